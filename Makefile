@@ -1,0 +1,38 @@
+# Everything a newcomer needs: `make demo` and `make test` set up .venv by themselves.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/ready
+DEMO_DIR := runs/demo
+
+.PHONY: install demo test check bench chaos golden clean
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Holdfast needs Python 3.11 or newer, not " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,examples]'
+	touch $(READY)
+
+demo: $(READY)
+	rm -rf $(DEMO_DIR)
+	$(BIN)/holdfast train examples/tiny_gpt.py --pipelines 2 --stages 2 --microbatches 8 --steps 60 --run-dir $(DEMO_DIR)
+	$(BIN)/holdfast trace $(DEMO_DIR)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/pytest
+
+bench: $(READY)
+	$(BIN)/python bench/period.py
+	$(BIN)/python bench/overhead.py
+
+chaos: $(READY)
+	$(BIN)/pytest -m chaos --timeout 900
+
+clean:
+	rm -rf .venv build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

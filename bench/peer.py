@@ -1,0 +1,105 @@
+"""The same job on PyTorch's own parts: ``torch.distributed.pipelining`` 1F1B and gloo all-reduce.
+
+Run by bench/overhead.py. Prints one JSON object: step times, losses, peak memory of each worker.
+"""
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from holdfast.job import Batches, Job, load_job
+
+PIPELINES = STAGES = 2
+
+
+def flat_gradients(module: nn.Module) -> Tensor:
+    """One buffer for all gradients, so that one all-reduce does."""
+    parameters = list(module.parameters())
+    flat = torch.zeros(sum(p.numel() for p in parameters))
+    views = flat.split([p.numel() for p in parameters])
+    for parameter, view in zip(parameters, views, strict=True):
+        parameter.grad = view.view_as(parameter)
+    return flat
+
+
+def load_step(batches: Batches, step: int, pipeline: int, count: int) -> tuple[Tensor, Tensor]:
+    numbers = range(pipeline * count, (pipeline + 1) * count)
+    loaded = [batches.load(step, number) for number in numbers]
+    return torch.cat([inputs[0] for inputs, _ in loaded]), torch.cat(
+        [target for _, target in loaded]
+    )
+
+
+def train(rank: int, port: int, microbatches: int, steps: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=PIPELINES * STAGES)
+    mesh = init_device_mesh("cpu", (PIPELINES, STAGES), mesh_dim_names=("data", "pipeline"))
+    pipeline, index = mesh.get_coordinate()
+    job: Job = load_job(Path(__file__).with_name("gpt4m.py"), seed=0)
+    layers = list(job.layers)
+    own = layers[: job.cut[0]] if index == 0 else layers[job.cut[0] :]
+    module = nn.Sequential(*own)
+    del layers, own
+    stage = PipelineStage(
+        module, index, STAGES, torch.device("cpu"), group=mesh.get_group("pipeline")
+    )
+    count = microbatches // PIPELINES
+    schedule = Schedule1F1B(stage, count, loss_fn=job.loss)
+    flat = flat_gradients(module)
+    optimizer = job.optimizer(module.parameters())
+    batches = Batches(job, 0, microbatches)
+    times_s, losses = [], []
+    for step in range(steps):
+        start_s = time.monotonic()
+        inputs, target = load_step(batches, step, pipeline, count)
+        step_losses: list[Tensor] = []
+        if index == 0:
+            schedule.step(inputs)
+        else:
+            schedule.step(target=target, losses=step_losses)
+        dist.all_reduce(flat, group=mesh.get_group("data"))
+        flat /= PIPELINES
+        optimizer.step()
+        flat.zero_()
+        times_s.append(time.monotonic() - start_s)
+        losses.append(sum(loss.item() for loss in step_losses) / count)
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    result = {"times_s": times_s, "losses": losses, "peak_bytes": peak_bytes, "stage": index}
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    port, microbatches, steps = map(int, sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(train, (port, microbatches, steps, folder), nprocs=PIPELINES * STAGES)
+        ranks = [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
+    last = [rank for rank in ranks if rank["stage"] == STAGES - 1]
+    print(
+        json.dumps(
+            {
+                "times_s": [
+                    max(times) for times in zip(*(r["times_s"] for r in ranks), strict=True)
+                ],
+                "losses": [sum(x) / len(x) for x in zip(*(r["losses"] for r in last), strict=True)],
+                "peak_bytes": [rank["peak_bytes"] for rank in ranks],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""``holdfast agent``: started by ``holdfast train``; starts and watches the workers."""
+
+import argparse
+import os
+import signal
+
+from holdfast.control.agent import Agent
+from holdfast.control.launcher import TOKEN_VARIABLE
+from holdfast.errors import ConfigError
+from holdfast.protocol.connection import connect
+from holdfast.protocol.spec import WorkerSpec
+
+_CONNECT_LIMIT_S = 10.0
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser("agent", help="(internal) starts and watches workers for train")
+    parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="the launcher")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    host, _, port = args.connect.rpartition(":")
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if not host or not port.isdigit() or not token:
+        raise ConfigError(
+            f"agent --connect {args.connect}: expected HOST:PORT and {TOKEN_VARIABLE} in the "
+            "environment; it is started by 'holdfast train', not by hand"
+        )
+    # Ctrl-C reaches the whole process group: the launcher decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from holdfast.runtime import warm, worker  # torch: a second that only this process pays
+
+    def run_worker(spec: WorkerSpec) -> int:
+        return worker.run_process(spec)
+
+    connection = connect(host, int(port), _CONNECT_LIMIT_S)
+    return Agent(connection, (host, int(port)), token, warm.prepare, run_worker).run()

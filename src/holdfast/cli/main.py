@@ -1,0 +1,45 @@
+"""The ``holdfast`` command: finds the sub-command, and turns errors into one line and a code."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from holdfast.cli import agent, plan, trace, train
+from holdfast.errors import ConfigError, HoldfastError
+
+_DESCRIPTION = """\
+PyTorch training over D pipelines x S stages whose result does not depend on who ran what.
+
+  holdfast train examples/tiny_gpt.py --pipelines 2 --stages 2 --steps 50 --run-dir runs/a
+  holdfast plan --pipelines 2 --stages 4 --microbatches 16
+  holdfast trace runs/a
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Bad arguments are bad input like any other: one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _Parser(
+        prog="holdfast",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (train, plan, trace, agent):
+        command.add_parser(subparsers)
+    try:
+        parsed = parser.parse_args(arguments)
+        return int(parsed.run(parsed))
+    except HoldfastError as why:
+        sys.stderr.write(f"holdfast: {' '.join(str(why).split())}\n")
+        return why.exit_code
+    except BrokenPipeError:  # e.g. piped into head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,138 @@
+"""``holdfast train``: settings from file, flags and --set; a run; a summary."""
+
+import argparse
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import RunConfig, config_from, known_keys, parse_assignment, set_value
+from holdfast.control.launcher import AgentProcess, Starter, launch
+from holdfast.errors import CheckpointError, ConfigError
+from holdfast.observability.summary import Summary
+from holdfast.observability.view import make_view
+from holdfast.recovery.manifest import Checkpoint, find
+
+_FLAGS = {  # flag -> setting
+    "pipelines": "parallel.pipelines",
+    "stages": "parallel.stages",
+    "microbatches": "parallel.microbatches",
+    "steps": "train.steps",
+    "seed": "train.seed",
+}
+_FLAG_HELP = {
+    "pipelines": "copies of the pipeline (data parallel)",
+    "stages": "parts the layers are cut into (pipeline parallel)",
+    "microbatches": "micro-batches in one step, over all pipelines",
+    "steps": "optimizer steps of the whole run",
+    "seed": "of parameters, random numbers and data order",
+}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "train",
+        help="train a job on local worker processes",
+        description="Train the job that a Python file describes (a function job() -> Job).",
+        epilog="settings for --set and TOML files: " + ", ".join(known_keys()),
+    )
+    parser.add_argument("job", metavar="JOB.py", help="the job file")
+    for flag, key in _FLAGS.items():
+        parser.add_argument(
+            f"--{flag}", type=int, metavar="N", help=f"{_FLAG_HELP[flag]} (= --set {key}=N)"
+        )
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="where results go (default: runs/JOB-TIME)"
+    )
+    parser.add_argument("--config", metavar="FILE", help="settings as TOML")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one setting; may be repeated",
+    )
+    parser.add_argument(
+        "--resume", metavar="DIR", help="go on from the newest checkpoint of a run directory"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = resolve(args)
+    job = Path(args.job)
+    if not job.is_file():
+        raise ConfigError(f"{job}: no such job file")
+    resume = _find_checkpoint(args.resume, config) if args.resume else None
+    run_dir = _run_dir(args, job)
+    view = make_view(sys.stdout)
+    try:
+        summary = launch(config, job, run_dir, resume=resume, starter=_starter(config), view=view)
+    finally:
+        view.close()
+    sys.stdout.write(_closing_lines(summary, run_dir))
+    return 0
+
+
+def resolve(args: argparse.Namespace) -> RunConfig:
+    """File, then flags, then --set: the later wins."""
+    values: dict[str, Any] = _read_toml(args.config) if args.config else {}
+    for flag, key in _FLAGS.items():
+        if getattr(args, flag) is not None:
+            set_value(values, key, getattr(args, flag))
+    for text in args.set:
+        set_value(values, *parse_assignment(text))
+    return config_from(values)
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as why:
+        raise ConfigError(f"--config {path}: {why}") from why
+
+
+def _find_checkpoint(place: str, config: RunConfig) -> Checkpoint:
+    checkpoint = find(place)
+    for name, found, wanted in (
+        ("train.seed", checkpoint.seed, config.train.seed),
+        ("parallel.microbatches", checkpoint.microbatches, config.parallel.microbatches),
+    ):
+        if found != wanted:
+            raise CheckpointError(
+                f"{name}={wanted}: the checkpoint {checkpoint.directory} was written with {found}; "
+                f"the result would differ. Resume with {name}={found}"
+            )
+    if checkpoint.step >= config.train.steps:
+        raise CheckpointError(
+            f"train.steps={config.train.steps}: the checkpoint {checkpoint.directory} is at step "
+            f"{checkpoint.step} already; nothing is left to do. Give more --steps"
+        )
+    return checkpoint
+
+
+def _run_dir(args: argparse.Namespace, job: Path) -> Path:
+    if args.run_dir:
+        return Path(args.run_dir)
+    if args.resume:
+        place = Path(args.resume)
+        return place.parent.parent if place.name.startswith("step-") else place
+    return Path("runs") / f"{job.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _starter(config: RunConfig) -> Starter:
+    if config.workers.kind == "processes":
+        return AgentProcess(config)
+    from holdfast.runtime.threads import WorkerThreads  # torch: only if asked for
+
+    return WorkerThreads()
+
+
+def _closing_lines(summary: Summary, run_dir: Path) -> str:
+    rate = f"{summary.tokens_per_s:.0f} tokens/s" if summary.tokens_per_s else "too short to time"
+    return (
+        f"{summary.steps} steps, last loss {summary.losses[-1]:.4f}, {rate}\n"
+        f"parameters sha256 {summary.parameters_sha256}\n"
+        f"results in {run_dir}; see the pipeline with: holdfast trace {run_dir}\n"
+    )

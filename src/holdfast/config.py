@@ -1,0 +1,299 @@
+"""Every setting of a run, typed and checked. Pure: the launcher and the workers share it.
+
+A setting is named ``section.field`` in TOML files, in ``--set`` and in error messages.
+"""
+
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from holdfast.errors import ConfigError
+
+_DURATION = re.compile(r"([A-Z]+)=(\d+(?:\.\d+)?)(us|ms|s)")
+_UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def _require(good: bool, key: str, value: object, expected: str) -> None:
+    if not good:
+        raise ConfigError(f"{key}={value}: {expected}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    pipelines: int = 1
+    """Copies of the whole pipeline (data parallel)."""
+
+    stages: int = 1
+    """Parts the layers are cut into (pipeline parallel)."""
+
+    microbatches: int = 4
+    """Micro-batches in one step, over all pipelines; must be divisible by the pipelines."""
+
+    cut: tuple[int, ...] = ()
+    """First layer of each stage after the first; empty: the job's cut, or equal measured cost."""
+
+    def __post_init__(self) -> None:
+        for name in ("pipelines", "stages", "microbatches"):
+            value = getattr(self, name)
+            _require(value >= 1, f"parallel.{name}", value, "must be at least 1")
+        _require(
+            self.microbatches % self.pipelines == 0,
+            "parallel.microbatches",
+            self.microbatches,
+            f"must be divisible by the {self.pipelines} pipelines, which share them equally",
+        )
+        if self.cut:
+            _require(
+                len(self.cut) == self.stages - 1,
+                "parallel.cut",
+                list(self.cut),
+                f"needs {self.stages - 1} layer numbers for {self.stages} stages",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    steps: int = 50
+    """Optimizer steps of the whole run, those before a resumed checkpoint included."""
+
+    seed: int = 0
+    """Of initial parameters, random numbers and the order of the data."""
+
+    def __post_init__(self) -> None:
+        _require(self.steps >= 1, "train.steps", self.steps, "must be at least 1")
+        _require(0 <= self.seed < 2**63, "train.seed", self.seed, "must be in 0 .. 2^63-1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    mode: Literal["staggered", "global"] = "staggered"
+    """staggered: a stage steps as soon as its own gradients are complete; global: all wait."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientsConfig:
+    mode: Literal["exact", "fast"] = "exact"
+    """exact: sums in 64-bit fixed point, same bits whoever ran what; fast: sums in fp32."""
+
+    nonfinite: Literal["skip", "stop"] = "skip"
+    """A step whose gradient holds NaN or Inf is left out, or ends the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleConfig:
+    name: Literal["zero-bubble", "1f1b", "gpipe"] = "zero-bubble"
+    memory: int = 0
+    """Most micro-batches in flight on a worker (zero-bubble only); 0: twice the stages."""
+
+    def __post_init__(self) -> None:
+        _require(self.memory >= 0, "schedule.memory", self.memory, "must be 0 (automatic) or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageConfig:
+    checkpoint_activations: bool = False
+    """Keep only layer inputs and compute each layer's forward again in its backward."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkersConfig:
+    kind: Literal["processes", "threads"] = "processes"
+    """threads: all workers in the launcher's process, for tests and for debugging a job."""
+
+    compute_threads: int = 1
+    """Threads of one worker's arithmetic. Part of the result's bits: the same on all workers."""
+
+    allow_mixed: bool = False
+    """Run although workers differ in threads, instruction set or library versions (not exact)."""
+
+    start_limit_s: float = 180.0
+    """Longest wait for all workers to start, load the job and build their stages."""
+
+    wait_limit_s: float = 300.0
+    """Longest wait of a worker for a tensor from another one."""
+
+    def __post_init__(self) -> None:
+        for name in ("compute_threads", "start_limit_s", "wait_limit_s"):
+            value = getattr(self, name)
+            _require(value > 0, f"workers.{name}", value, "must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlConfig:
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Where the launcher listens for its workers; 0: any free port."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port < 65536, "control.port", self.port, "must be in 0 .. 65535")
+        _require(
+            self.host in ("127.0.0.1", "localhost"),
+            "control.host",
+            self.host,
+            "only loopback (127.0.0.1) is supported: all workers run on this machine",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    every_steps: int = 100
+    """Steps between checkpoints written in the background; 0: none on the way."""
+
+    at_end: bool = True
+    """Write one after the last step, so that the run can be resumed with more steps."""
+
+    keep: int = 2
+    """How many of the newest checkpoints stay on disk."""
+
+    def __post_init__(self) -> None:
+        _require(self.every_steps >= 0, "checkpoint.every_steps", self.every_steps, "must be >= 0")
+        _require(self.keep >= 1, "checkpoint.keep", self.keep, "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceConfig:
+    emulate: str = ""
+    """``F=20ms,B=20ms,W=20ms``: operations take this long by sleeping, on a tiny stand-in model."""
+
+    def __post_init__(self) -> None:
+        self.durations_s()
+
+    def durations_s(self) -> dict[str, float]:
+        """Seconds of each kind of operation; empty when the device is real."""
+        if not self.emulate:
+            return {}
+        found: dict[str, float] = {}
+        for part in self.emulate.split(","):
+            match = _DURATION.fullmatch(part.strip())
+            _require(
+                match is not None and match[1] in ("F", "B", "W", "BW", "R"),
+                "device.emulate",
+                self.emulate,
+                f"cannot read {part.strip()!r}; write e.g. F=20ms,B=20ms,W=20ms (us, ms or s)",
+            )
+            assert match is not None
+            found[match[1]] = float(match[2]) * _UNIT_S[match[3]]
+        missing = {"F", "B", "W"} - found.keys()
+        _require(not missing, "device.emulate", self.emulate, f"lacks {', '.join(sorted(missing))}")
+        return {"BW": found["B"] + found["W"], "R": 0.0} | found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObserveConfig:
+    operations: bool = True
+    """Record the time of every operation in events.jsonl (needed by ``holdfast trace``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    stage: StageConfig = field(default_factory=StageConfig)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def known_keys() -> list[str]:
+    return [f"{s.name}.{f.name}" for s in fields(RunConfig) for f in fields(_section(s.name))]
+
+
+def config_from(values: Mapping[str, Any]) -> RunConfig:
+    """A checked RunConfig from nested plain values, e.g. parsed TOML."""
+    sections: dict[str, Any] = {}
+    for name, section_values in values.items():
+        if name not in {f.name for f in fields(RunConfig)}:
+            raise ConfigError(f"{name}: unknown section; known are {', '.join(_section_names())}")
+        if not isinstance(section_values, Mapping):
+            raise ConfigError(
+                f"{name}={section_values!r}: is a section; set {name}.<field> instead"
+            )
+        sections[name] = _build_section(name, section_values)
+    return RunConfig(**sections)
+
+
+def _section_names() -> list[str]:
+    return [f.name for f in fields(RunConfig)]
+
+
+def _section(name: str) -> type[Any]:
+    section = get_type_hints(RunConfig)[name]
+    assert is_dataclass(section)
+    assert isinstance(section, type)
+    return section
+
+
+def _build_section(name: str, values: Mapping[str, Any]) -> object:
+    section = _section(name)
+    hints = get_type_hints(section)
+    for key in values:
+        if key not in hints:
+            known = ", ".join(f"{name}.{field_name}" for field_name in hints)
+            raise ConfigError(f"{name}.{key}: unknown setting; known are {known}")
+    return section(**{key: typed(f"{name}.{key}", v, hints[key]) for key, v in values.items()})
+
+
+def typed(key: str, value: object, hint: Any) -> object:
+    """``value`` as ``hint`` wants it, or a ConfigError with key, value and what is expected."""
+    if get_origin(hint) is Literal:
+        _require(value in get_args(hint), key, value, f"must be {' or '.join(get_args(hint))}")
+        return value
+    if get_origin(hint) is tuple:
+        good = isinstance(value, list | tuple) and all(type(item) is int for item in value)
+        _require(good, key, value, "must be a list of whole numbers, e.g. [2, 4]")
+        assert isinstance(value, list | tuple)
+        return tuple(value)
+    if hint is float and type(value) is int:
+        return float(value)
+    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
+    _require(type(value) is hint, key, repr(value), f"must be {wanted}")
+    return value
+
+
+def set_value(values: dict[str, Any], key: str, value: object) -> None:
+    """Set ``section.field`` in nested plain values."""
+    section, dot, name = key.partition(".")
+    if not dot or not name:
+        raise ConfigError(f"{key}: a setting is named section.field, e.g. optimizer.mode")
+    inner = values.setdefault(section, {})
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{section}={inner!r}: is a section; set {section}.<field> instead")
+    inner[name] = value
+
+
+def parse_assignment(text: str) -> tuple[str, object]:
+    """``optimizer.mode=global`` -> ("optimizer.mode", "global"), the value typed by its key."""
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals:
+        raise ConfigError(f"--set {text}: expected section.field=value")
+    section, _, name = key.partition(".")
+    if section not in _section_names() or name not in get_type_hints(_section(section)):
+        raise ConfigError(f"{key}: unknown setting; known are {', '.join(known_keys())}")
+    return key, _from_text(key, raw.strip(), get_type_hints(_section(section))[name])
+
+
+def _from_text(key: str, raw: str, hint: Any) -> object:
+    readers: dict[Any, Any] = {
+        bool: lambda: {"true": True, "false": False}[raw.lower()],
+        int: lambda: int(raw),
+        float: lambda: float(raw),
+        tuple: lambda: [int(part) for part in raw.strip("[]()").split(",") if part.strip()],
+    }
+    origin = get_origin(hint) or hint
+    if isinstance(origin, types.UnionType) or origin not in readers:
+        return raw
+    try:
+        return readers[origin]()
+    except (ValueError, KeyError):
+        return typed(key, raw, hint)

@@ -1,0 +1,214 @@
+"""One run on this machine, from start to summary: port, workers, server, run directory."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.config import RunConfig
+from holdfast.control.coordinator import Coordinator, Effect, Emit, OpenRun, SealCheckpoint, Send
+from holdfast.control.server import Server, listen
+from holdfast.errors import ConfigError
+from holdfast.observability import events
+from holdfast.observability.summary import SUMMARY_FILE, Summary, summarize, write_summary
+from holdfast.protocol.messages import StartWorkers
+from holdfast.recovery.manifest import Checkpoint, seal, trim
+
+TOKEN_VARIABLE = "HOLDFAST_TOKEN"  # by environment: a command line shows in ps
+_AGENT_END_LIMIT_S = 5.0
+
+
+class View(Protocol):
+    def handle(self, event: events.Event) -> None: ...
+    def close(self) -> None: ...
+
+
+class Starter(Protocol):
+    """Brings up whatever runs the workers, as processes or as threads."""
+
+    def start(self, host: str, port: int, token: str, order: StartWorkers) -> None: ...
+
+    def stop(self) -> None:
+        """Leave nothing behind, whatever state the workers are in."""
+        ...
+
+
+class AgentProcess:
+    """The usual starter: an agent process that forks the workers."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, host: str, port: int, token: str, order: StartWorkers) -> None:
+        threads = str(self._config.workers.compute_threads)
+        environment = os.environ | {
+            TOKEN_VARIABLE: token,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            # Freed tensors stay with the process: page faults cost up to 10 % otherwise.
+            "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+            "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+            "MALLOC_TOP_PAD_": str(16 << 20),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "agent", "--connect", f"{host}:{port}"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(_AGENT_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its workers end with it (parent-death signal)
+            self._process.wait()
+
+
+@dataclass
+class _Recorder:
+    """Carries out what the coordinator wants done besides messages."""
+
+    config: RunConfig
+    run_dir: Path
+    view: View
+    kept: list[events.Event] = field(default_factory=list)
+    sink: events.JsonLines | None = None
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case Emit():
+                self._emit(effect.event)
+            case OpenRun():
+                self._open()
+            case SealCheckpoint():
+                self._seal(effect)
+            case Send():
+                raise AssertionError("messages are sent by the server")
+
+    def _emit(self, event: events.Event) -> None:
+        if self.sink is not None:
+            self.sink.emit(event)
+        if not isinstance(event, events.WorkerStep):  # the bulk of them: only on disk
+            self.kept.append(event)
+        self.view.handle(event)
+
+    def _open(self) -> None:
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            self.sink = events.JsonLines.open(self.run_dir / events.EVENTS_FILE)
+        except OSError as why:
+            raise unwritable(self.run_dir, why) from why
+        for event in self.kept:
+            self.sink.emit(event)
+
+    def _seal(self, effect: SealCheckpoint) -> None:
+        path = seal(
+            self.run_dir,
+            effect.step,
+            effect.parts,
+            seed=self.config.train.seed,
+            microbatches=self.config.parallel.microbatches,
+        )
+        trim(self.run_dir, self.config.checkpoint.keep)
+        saved = events.CheckpointSaved(
+            at_s=time.monotonic(), step=effect.step, path=str(path), took_s=effect.took_s
+        )
+        self._emit(saved)
+
+
+def launch(
+    config: RunConfig,
+    job: Path,
+    run_dir: Path,
+    *,
+    resume: Checkpoint | None,
+    starter: Starter,
+    view: View,
+) -> Summary:
+    """Train. Raises HoldfastError, after everything was stopped and the summary written."""
+    check_run_dir(run_dir, resume)
+    listener = listen(config)
+    coordinator = Coordinator(config, str(run_dir), resume)
+    recorder = _Recorder(config, run_dir, view)
+    order = StartWorkers(
+        workers=[str(worker) for worker in coordinator.workers],
+        job=str(job.resolve()),
+        config=config.to_dict(),
+    )
+    token = secrets.token_hex(16)
+    server = Server(listener, token, coordinator, recorder.perform, order)
+    _serve(server, listener, starter, token, order, config.workers.start_limit_s)
+    summary = summarize(recorder.kept, config=config.to_dict())
+    if recorder.sink is not None:
+        write_summary(run_dir / SUMMARY_FILE, summary)
+        if coordinator.details:
+            (run_dir / "error.txt").write_text(coordinator.details)
+        recorder.sink.close()
+    if coordinator.failure is not None:
+        raise coordinator.failure
+    return summary
+
+
+def _serve(
+    server: Server,
+    listener: socket.socket,
+    starter: Starter,
+    token: str,
+    order: StartWorkers,
+    start_limit_s: float,
+) -> None:
+    host, port = listener.getsockname()
+    with _interrupts_go_to(server.interrupt):
+        try:
+            starter.start(host, port, token, order)
+            server.run(start_limit_s)
+        finally:
+            server.close()
+            starter.stop()
+
+
+@contextmanager
+def _interrupts_go_to(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run in good order instead of tearing it down half-way."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(one, lambda *_: interrupt()) for one in signals]
+    try:
+        yield
+    finally:
+        for one, handler in zip(signals, before, strict=True):
+            signal.signal(one, handler)
+
+
+def check_run_dir(run_dir: Path, resume: Checkpoint | None) -> None:
+    """Find out now, not after minutes of training; leaves nothing behind."""
+    continues = resume is not None and resume.run_dir.resolve() == run_dir.resolve()
+    if not continues and (run_dir / events.EVENTS_FILE).exists():
+        raise ConfigError(
+            f"--run-dir {run_dir}: already holds a run; choose another directory, "
+            f"or go on with it by --resume {run_dir}"
+        )
+    existing = run_dir
+    while not existing.exists():
+        existing = existing.parent
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".holdfast-", dir=existing))
+    except OSError as why:
+        raise unwritable(run_dir, why) from why
+
+
+def unwritable(run_dir: Path, why: OSError) -> ConfigError:
+    return ConfigError(
+        f"--run-dir {run_dir}: cannot be written ({why.strerror}); choose a directory you own"
+    )

@@ -1,0 +1,50 @@
+"""Every exception this package raises on purpose.
+
+HoldfastError                                                             exit code 1
+|- ConfigError          what the user asked for cannot be run             exit code 2
+|  `- CheckpointError   ... because the checkpoint cannot be used         exit code 2
+|- ScheduleError        a schedule breaks a dependency or memory rule
+|- ProtocolError        a peer sent something we cannot accept
+|  `- EpochPast         ... or asked for something of an epoch that is over
+|- TransportClosed      our own transport was closed while we waited
+|- WaitTimeout          a wait reached its limit
+`- PeerLost             a worker ended or stopped answering
+"""
+
+
+class HoldfastError(Exception):
+    exit_code = 1
+
+
+class ConfigError(HoldfastError):
+    exit_code = 2
+
+
+class CheckpointError(ConfigError):
+    pass
+
+
+class ScheduleError(HoldfastError):
+    pass
+
+
+class ProtocolError(HoldfastError):
+    pass
+
+
+class EpochPast(ProtocolError):
+    pass
+
+
+class TransportClosed(HoldfastError):
+    pass
+
+
+class WaitTimeout(HoldfastError):
+    pass
+
+
+class PeerLost(HoldfastError):
+    def __init__(self, message: str, worker: str = "") -> None:
+        super().__init__(message)
+        self.worker = worker  # who is lost; empty: the launcher

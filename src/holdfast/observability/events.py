@@ -1,0 +1,208 @@
+"""What happened in a run, as typed events in one JSON-lines file; every view is a reader of it.
+
+``at_s`` and all other times are ``time.monotonic()`` of one machine. Emitting never raises.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeAlias, get_args, get_type_hints
+
+from holdfast.errors import ConfigError
+from holdfast.observability.jsonfile import encode
+
+EVENTS_FILE = "events.jsonl"  # inside the directory of a run
+_BEGINNING = '{"event": '
+
+OpTime: TypeAlias = tuple[str, float, float]
+"""Operation in text form (``2F5``: stage 2, forward, micro-batch 5), start, end in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted:
+    at_s: float
+    pipelines: int
+    stages: int
+    microbatches: int  # of a step, over all pipelines
+    steps: int  # the run ends after this many, those before a resume included
+    schedule: str
+    reason: str  # the planner's own words, shown as they are
+    cut: tuple[int, ...]  # first layer of each stage after the first
+    first_step: int = 0  # above 0: resumed from a checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady:
+    at_s: float
+    worker: str
+    pid: int
+    versions: Mapping[str, str]  # "python", "torch", ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFinished:
+    """Every stage has committed the step."""
+
+    at_s: float
+    step: int
+    loss: float
+    gradient_norm: float | None
+    tokens: int
+    took_s: float
+    clipped: bool = False
+    skipped: bool = False  # a gradient was not finite: parameters are as before the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStep:
+    """All operations of one worker in one step; one event, because there are many."""
+
+    at_s: float
+    worker: str
+    step: int
+    ops: tuple[OpTime, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTakenBack:
+    """A worker had applied the step already and went back to the parameters before it."""
+
+    at_s: float
+    worker: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    at_s: float
+    step: int
+    path: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFailed:
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFinished:
+    at_s: float
+    parameters_sha256: str | None
+    peak_memory_bytes: Mapping[str, int]  # of each worker
+
+
+Event: TypeAlias = (
+    RunStarted
+    | WorkerReady
+    | StepFinished
+    | WorkerStep
+    | StepTakenBack
+    | CheckpointSaved
+    | RunFailed
+    | RunFinished
+)
+_CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
+_FIELDS = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASSES.values()}
+
+
+class Sink(Protocol):
+    def emit(self, event: Event) -> None:
+        """Must not block and must not raise: a full disk never stops training."""
+        ...
+
+
+class JsonLines:
+    """Writes each event as one line, at once and whole, so that a crash loses nothing before it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file  # unbuffered: what failed to be written is not tried again
+        self._lock = threading.Lock()
+        self.num_dropped = 0  # reported at the end of the run
+
+    @classmethod
+    def open(cls, path: Path) -> "JsonLines":
+        return cls(path.open("ab", buffering=0))
+
+    def emit(self, event: Event) -> None:
+        with self._lock:
+            try:
+                line = encode_event(event).encode() + b"\n"
+                whole = self._file.write(line) == len(line)
+            # The disk is full, the file is closed, or a value has no form in JSON.
+            except (OSError, ValueError, TypeError):
+                whole = False
+            self.num_dropped += not whole
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def encode_event(event: Event) -> str:
+    values = {name: getattr(event, name) for name in _FIELDS[type(event)]}
+    return encode({"event": type(event).__name__, **values})
+
+
+def decode_event(line: str) -> Event:
+    """Raises ValueError for anything but a line that :func:`encode_event` wrote."""
+    try:
+        values = json.loads(line)
+        hints = _HINTS[values.pop("event")]
+        read = {name: _READ.get(hints[name], _as_is)(value) for name, value in values.items()}
+        return hints[_CLASS](**read)  # type: ignore[no-any-return]
+    except (KeyError, TypeError, AttributeError) as why:
+        raise ValueError(f"not an event: {why!r}") from why
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events of a file, of a finished run or of one that is still writing.
+
+    A torn line (the writer was killed, or the disk was full) is left out.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as why:
+        raise ConfigError(f"cannot read events from {path}: {why}") from why
+    events = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            events.append(decode_event(line))
+        except json.JSONDecodeError as why:
+            if not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
+                raise ConfigError(_foreign(path, number, why)) from why
+        except ValueError as why:
+            raise ConfigError(_foreign(path, number, why)) from why
+    return events
+
+
+def _foreign(path: Path, number: int, why: ValueError) -> str:
+    return f"{path}:{number}: not written by this version of Holdfast: {why}"
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _maybe_float(value: float | str | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _op_times(ops: Iterable[tuple[str, float, float]]) -> tuple[OpTime, ...]:
+    return tuple((text, float(start_s), float(end_s)) for text, start_s, end_s in ops)
+
+
+_CLASS = "class"  # a Python keyword, so never the name of a field
+_HINTS: dict[str, dict[str, Any]] = {
+    name: {**get_type_hints(cls), _CLASS: cls} for name, cls in _CLASSES.items()
+}
+# What JSON changes on the way: tuples become lists, and NaN and infinity are written as text.
+_READ: dict[Any, Callable[[Any], Any]] = {
+    float: float,
+    float | None: _maybe_float,
+    tuple[int, ...]: tuple,
+    tuple[OpTime, ...]: _op_times,
+}

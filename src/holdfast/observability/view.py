@@ -1,0 +1,252 @@
+"""A run as its user watches it: a live panel on a terminal, plain lines anywhere else.
+
+Views only read events. A view that cannot write falls silent; it never stops the training.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol, TextIO, cast
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.observability.events import (
+    CheckpointSaved,
+    Event,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    StepTakenBack,
+)
+from holdfast.observability.progress import Progress, WorkerState
+
+_REDRAW_S = 0.25
+_LINE_S = 1.0
+_MAX_ROWS = 16  # pipelines shown; a larger grid would not fit a terminal
+_STYLES = {
+    "starting": "dim",
+    "ready": "cyan",
+    "running": "green",
+    "went back": "yellow",
+    "done": "dim",
+}
+
+Clock = Callable[[], float]
+
+
+class View(Protocol):
+    def handle(self, event: Event) -> None: ...
+
+    def close(self) -> None:
+        """Show the last state and give the terminal back. May be called twice."""
+        ...
+
+
+class Forgiving:
+    """A text stream that may break: what cannot be written is lost, and nothing raises.
+
+    (Rich's console would end the process when the reader of its output goes away.)
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except UnicodeEncodeError:
+            return self.write(text.encode("ascii", "replace").decode())
+        except (OSError, ValueError):  # the reader is gone, or the stream is closed
+            return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def make_view(stream: TextIO) -> View:
+    """The live panel if ``stream`` is a terminal that can redraw, plain lines if not."""
+    console = Console(file=cast(TextIO, Forgiving(stream)))
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveView(console)
+    return PlainView(stream)
+
+
+class PlainView:
+    """A line at the start, at most one a second, and one at the end: for logs and pipes."""
+
+    def __init__(self, stream: TextIO, *, now: Clock = time.monotonic) -> None:
+        self._stream = Forgiving(stream)
+        self._now = now
+        self._progress = Progress()
+        self._next_line_s = now()
+        self._untold = False  # the last step has had no line yet
+
+    def handle(self, event: Event) -> None:
+        self._progress.handle(event)
+        match event:
+            case RunStarted():
+                self._say(f"{_layout(event)}; {event.reason}")
+            case StepFinished():
+                self._untold = True
+                if event.skipped or self._now() >= self._next_line_s:
+                    self._tell_step()
+            case StepTakenBack():
+                self._say(f"worker {event.worker} took back step {event.step}: {event.reason}")
+            case CheckpointSaved():
+                self._say(f"checkpoint of step {event.step} saved to {event.path}")
+            case RunFailed() | RunFinished():
+                self.close()
+                self._say(_ending(self._progress))
+
+    def close(self) -> None:
+        if self._untold:
+            self._tell_step()
+
+    def _tell_step(self) -> None:
+        self._untold = False
+        self._next_line_s = self._now() + _LINE_S
+        self._say(_step_line(self._progress))
+
+    def _say(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+class LiveView:
+    """One panel that redraws itself, at most four times a second."""
+
+    def __init__(self, console: Console, *, now: Clock = time.monotonic) -> None:
+        self._now = now
+        self._progress = Progress()
+        self._glyphs = " .:-=+*#" if console.options.ascii_only else "▁▂▃▄▅▆▇█"
+        # No redraw by a thread of its own: it would take time from the training at any moment.
+        self._live = Live(console=console, auto_refresh=False)
+        self._next_draw_s = now()
+        self._open = True
+
+    def handle(self, event: Event) -> None:
+        self._progress.handle(event)
+        if self._open and self._now() >= self._next_draw_s:
+            self._next_draw_s = self._now() + _REDRAW_S
+            self._draw()
+
+    def close(self) -> None:
+        if self._open:
+            self._draw()
+            self._live.stop()
+        self._open = False
+
+    def _draw(self) -> None:
+        self._live.start()
+        self._live.update(draw(self._progress, self._glyphs), refresh=True)
+
+
+def draw(progress: Progress, glyphs: str) -> RenderableType:
+    """The panel: how far, how well, how fast, and what each worker does."""
+    lines: list[RenderableType] = [_bar(progress), _figures(progress, glyphs)]
+    if progress.workers:
+        lines += [Text(), _grid(progress)]
+    if progress.failure is not None or progress.finished:
+        lines += [Text(), Text(_ending(progress), style="red" if progress.failure else "green")]
+    title = _layout(progress.run) if progress.run else "starting"
+    style = "red" if progress.failure is not None else "blue"
+    return Panel(Group(*lines), title=escape(title), title_align="left", border_style=style)
+
+
+def _bar(progress: Progress) -> Table:
+    total = progress.run.steps if progress.run else 0
+    row = Table.grid(padding=(0, 1), expand=True)
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    row.add_column(no_wrap=True)
+    eta = "" if progress.finished else f"ETA {_clock(progress.eta_s)}"
+    bar = ProgressBar(total=max(total, 1), completed=progress.num_done)
+    row.add_row(f"step {progress.num_done}/{total}", bar, eta)
+    return row
+
+
+def _figures(progress: Progress, glyphs: str) -> Text:
+    if progress.last is None:
+        return Text("no step finished yet", style="dim")
+    text = Text(f"loss {progress.last.loss:.4f} ", style="bold")
+    text.append(progress.curve.draw(glyphs), style="cyan")
+    text.append(f"  {_speed(progress)}{_mishaps(progress)}", style="not bold")
+    return text
+
+
+def _grid(progress: Progress) -> Table:
+    """Pipelines down, stages across."""
+    pipelines = sorted({worker.pipeline for worker in progress.workers})
+    stages = sorted({worker.stage for worker in progress.workers})
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("", *(Text(f"stage {stage}", style="dim") for stage in stages))
+    states = {tuple(worker): state for worker, state in progress.workers.items()}
+    for pipeline in pipelines[:_MAX_ROWS]:
+        cells = (_cell(states.get((pipeline, stage))) for stage in stages)
+        grid.add_row(Text(f"pipeline {pipeline}", style="dim"), *cells)
+    if len(pipelines) > _MAX_ROWS:
+        grid.add_row(Text(f"and {len(pipelines) - _MAX_ROWS} more", style="dim"))
+    return grid
+
+
+def _cell(state: WorkerState | None) -> Text:
+    if state is None:
+        return Text("-", style="dim")
+    step = "" if state.step is None else f" {state.step + 1}"
+    return Text(state.word + step, style=_STYLES[state.word])
+
+
+def _layout(run: RunStarted) -> str:
+    return (
+        f"{_count(run.pipelines, 'pipeline')} x {_count(run.stages, 'stage')}, "
+        f"{_count(run.microbatches, 'micro-batch', 'es')} a step, "
+        f"{_count(run.steps, 'step')}, {run.schedule}"
+    )
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def _step_line(progress: Progress) -> str:
+    last, run = progress.last, progress.run
+    assert last is not None  # a step has finished
+    total = f"/{run.steps}" if run else ""
+    skipped = "  not finite: skipped" if last.skipped else ""
+    eta = f"  ETA {_clock(progress.eta_s)}"
+    return f"step {last.step + 1}{total}  loss {last.loss:.4f}  {_speed(progress)}{eta}{skipped}"
+
+
+def _speed(progress: Progress) -> str:
+    return f"{progress.tokens_per_s:,.0f} tokens/s  {progress.step_s or 0:.3f} s/step"
+
+
+def _mishaps(progress: Progress) -> str:
+    skipped = f"  {progress.num_skipped} skipped" if progress.num_skipped else ""
+    taken_back = f"  {progress.num_taken_back} taken back" if progress.num_taken_back else ""
+    return skipped + taken_back
+
+
+def _ending(progress: Progress) -> str:
+    if progress.failure is not None:
+        return f"failed after {_count(progress.num_done, 'step')}: {progress.failure}"
+    loss = f", loss {progress.last.loss:.4f}" if progress.last else ""
+    return f"finished {_count(progress.num_done, 'step')}{loss}{_mishaps(progress)}"
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "-:--:--"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -1,0 +1,58 @@
+"""One end of a control connection: whole messages over a TCP socket. Used by all processes."""
+
+import socket
+
+from holdfast.errors import HoldfastError, PeerLost
+from holdfast.protocol.codec import Splitter, encode
+from holdfast.protocol.messages import Message
+
+_SEND_LIMIT_S = 10.0
+
+
+class Connection:
+    """Blocking sends with a limit; :meth:`read` returns what has come, [] is never an end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(_SEND_LIMIT_S)
+        self._sock = sock
+        self._splitter = Splitter()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, message: Message) -> None:
+        try:
+            self._sock.sendall(encode(message))
+        except OSError as why:
+            raise PeerLost(f"the control connection broke while sending: {why}") from why
+
+    def read(self) -> list[Message]:
+        """Messages now readable; call it when a selector says so, or to block for some."""
+        try:
+            data = self._sock.recv(1 << 16)
+        except TimeoutError:
+            return []
+        except OSError as why:
+            raise PeerLost(f"the control connection broke: {why}") from why
+        if not data:
+            raise PeerLost("the control connection was closed by the other side")
+        return self._splitter.feed(data)
+
+    def shutdown(self) -> None:
+        """End a blocked :meth:`read` of another thread."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # already gone
+
+    def close(self) -> None:
+        self.shutdown()
+        self._sock.close()
+
+
+def connect(host: str, port: int, limit_s: float) -> Connection:
+    try:
+        return Connection(socket.create_connection((host, port), timeout=limit_s))
+    except OSError as why:
+        raise HoldfastError(f"cannot reach the launcher at {host}:{port}: {why}") from why

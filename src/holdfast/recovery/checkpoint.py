@@ -1,0 +1,55 @@
+"""Tensors of a checkpoint, on disk and back, through ``torch.distributed.checkpoint``.
+
+Keys are by layer ("3.attention.weight", "3.attention.weight/exp_avg"), never by stage, so any
+other cut can load them. Knows nothing of training: a flat dict of tensors in, a flat dict out.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from holdfast.errors import CheckpointError
+from holdfast.recovery.manifest import Checkpoint, file_digest, verify
+
+
+def write_part(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Write the tensors of some layers; returns the SHA-256 of each file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
+    return {path.name: file_digest(path) for path in sorted(folder.iterdir())}
+
+
+def read_layers(checkpoint: Checkpoint, layers: Iterable[int]) -> dict[str, Tensor]:
+    """All tensors of ``layers``, from whichever parts hold them, each part verified first."""
+    wanted: dict[str, set[int]] = {}
+    for layer in layers:
+        wanted.setdefault(checkpoint.part_of(layer).directory, set()).add(layer)
+    tensors: dict[str, Tensor] = {}
+    for part in checkpoint.parts:
+        if part.directory in wanted:
+            tensors |= _read_part(verify(checkpoint, part), wanted[part.directory])
+    return tensors
+
+
+def _read_part(folder: Path, layers: set[int]) -> dict[str, Tensor]:
+    reader = HuggingFaceStorageReader(str(folder))
+    tensors = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata) and int(key.partition(".")[0]) in layers
+    }
+    try:
+        load(dict(tensors), storage_reader=reader, no_dist=True)
+    except CheckpointException as why:
+        raise CheckpointError(f"checkpoint part {folder} cannot be read: {why}") from why
+    return tensors

@@ -1,0 +1,162 @@
+"""What makes a directory a checkpoint: its manifest. No torch, no tensors.
+
+A checkpoint is ``RUN_DIR/checkpoints/step-00000020/``: one folder of safetensors a stage and a
+``manifest.json`` with layers, files and their SHA-256. It appears by one rename, or not at all.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import CheckpointError
+
+FORMAT = 1
+_FOLDER = "checkpoints"
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The layers of one stage, as one worker wrote them."""
+
+    directory: str  # below the checkpoint
+    layers: tuple[int, ...]
+    files: Mapping[str, str]  # name -> sha256
+    state: Mapping[str, Any]  # what is not a tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A sealed checkpoint: parameters, optimizer and all else after ``step`` steps."""
+
+    directory: str
+    step: int
+    seed: int
+    microbatches: int
+    parts: tuple[Part, ...]
+
+    def part_of(self, layer: int) -> Part:
+        for part in self.parts:
+            if layer in part.layers:
+                return part
+        raise CheckpointError(
+            f"checkpoint {self.directory} has no layer {layer}: it holds {self.num_layers} layers, "
+            "the job has more; resume with the job that wrote it"
+        )
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.directory).parent.parent
+
+    @property
+    def num_layers(self) -> int:
+        return sum(len(part.layers) for part in self.parts)
+
+
+def partial_directory(run_dir: str | Path, step: int) -> Path:
+    return Path(run_dir) / _FOLDER / f"step-{step:08d}.partial"
+
+
+def seal(
+    run_dir: str | Path, step: int, parts: Sequence[Part], *, seed: int, microbatches: int
+) -> Path:
+    """Turn the parts on disk into a checkpoint, by one rename."""
+    partial = partial_directory(run_dir, step)
+    values = {
+        "format": FORMAT,
+        "step": step,
+        "seed": seed,
+        "microbatches": microbatches,
+        "parts": [asdict(part) for part in parts],
+    }
+    text = json.dumps({**values, "sha256": _digest(values)}, indent=1)
+    with open(partial / _MANIFEST, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    final = partial.with_suffix("")
+    if final.exists():  # a run resumed from an earlier step comes by here again
+        shutil.rmtree(final)
+    partial.rename(final)
+    return final
+
+
+def trim(run_dir: str | Path, keep: int) -> None:
+    """Leave the newest ``keep`` checkpoints."""
+    for old in _sealed(Path(run_dir))[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def find(place: str | Path) -> Checkpoint:
+    """The checkpoint at ``place``: a checkpoint's directory, or a run's (then its newest)."""
+    path = Path(place)
+    if not path.is_dir():
+        raise CheckpointError(f"--resume {place}: no such directory; give a run directory")
+    if (path / _MANIFEST).exists():
+        return load_manifest(path)
+    sealed = _sealed(path)
+    if not sealed:
+        raise CheckpointError(
+            f"--resume {place}: no checkpoint below it; expected {_FOLDER}/step-*/{_MANIFEST} there"
+        )
+    return load_manifest(sealed[-1])
+
+
+def load_manifest(path: Path) -> Checkpoint:
+    try:
+        values = json.loads((path / _MANIFEST).read_text())
+        stated = values.pop("sha256")
+        if stated != _digest(values):
+            raise CheckpointError(_refusal(path, "its manifest was changed or cut off"))
+        if values["format"] != FORMAT:
+            raise CheckpointError(_refusal(path, f"format {values['format']}, expected {FORMAT}"))
+        parts = tuple(
+            Part(p["directory"], tuple(p["layers"]), p["files"], p["state"])
+            for p in values["parts"]
+        )
+        return Checkpoint(str(path), values["step"], values["seed"], values["microbatches"], parts)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+        raise CheckpointError(_refusal(path, f"its manifest cannot be read ({why})")) from why
+
+
+def verify(checkpoint: Checkpoint, part: Part) -> Path:
+    """Check every file of a part against its SHA-256; returns the part's directory."""
+    folder = Path(checkpoint.directory) / part.directory
+    for name, expected in part.files.items():
+        try:
+            found = file_digest(folder / name)
+        except OSError as why:
+            reason = f"{part.directory}/{name} cannot be read ({why.strerror})"
+            raise CheckpointError(_refusal(Path(checkpoint.directory), reason)) from why
+        if found != expected:
+            reason = f"{part.directory}/{name} was changed since it was written (SHA-256 differs)"
+            raise CheckpointError(_refusal(Path(checkpoint.directory), reason))
+    return folder
+
+
+def file_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _refusal(path: Path, reason: str) -> str:
+    older = [p for p in _sealed(path.parent.parent) if p < path]
+    cure = f"resume an older one: --resume {older[-1]}" if older else "start the run anew"
+    return f"checkpoint {path}: {reason}; {cure}"
+
+
+def _sealed(run_dir: Path) -> list[Path]:
+    return sorted(
+        path.parent
+        for path in (run_dir / _FOLDER).glob(f"step-*/{_MANIFEST}")
+        if path.parent.suffix != ".partial"
+    )
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

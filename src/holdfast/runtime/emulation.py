@@ -1,0 +1,23 @@
+"""A device that is not there: operations take a set time by sleeping, on a tiny real model.
+
+Processes, transport, schedule and sums are real; only the arithmetic is small. Figures made
+with it are emulated and must say so.
+"""
+
+import time
+from collections.abc import Mapping
+
+from holdfast.schedule.operation import Kind
+
+
+class EmulatedDevice:
+    """With no durations it does nothing: the device is real."""
+
+    def __init__(self, durations_s: Mapping[str, float]) -> None:
+        self._durations_s = {Kind(kind): seconds for kind, seconds in durations_s.items()}
+
+    def finish(self, kind: Kind, start_s: float) -> None:
+        """Sleep until the operation that began at ``start_s`` has taken its time."""
+        left_s = start_s + self._durations_s.get(kind, 0.0) - time.monotonic()
+        if left_s > 0:
+            time.sleep(left_s)

@@ -1,0 +1,131 @@
+"""Running layers one after the other so that no stage border shows in the result.
+
+Each layer draws its own random numbers, works on copies of the buffers it writes to, and gets and
+gives a flat tuple of tensors, whether or not its neighbours are in the same stage.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.buffers import LayerBuffers
+from holdfast.runtime.seeding import seed_layer
+from holdfast.runtime.split import DeferWeights
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One forward: what a layer has to know when it runs, and when it runs again in backward."""
+
+    step: int
+    microbatch: int
+    mode: DeferWeights | None
+    buffer_changes: dict[str, Tensor]
+
+
+class LayerStack:
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        *,
+        first_layer: int,
+        seed: int,
+        unpack: bool,
+        checkpoint_activations: bool,
+    ) -> None:
+        self._layers = tuple(layers)
+        self._first_layer = first_layer
+        self._seed = seed
+        self._unpack = unpack
+        self._checkpoint_activations = checkpoint_activations
+        self._buffers = tuple(LayerBuffers(layer) for layer in layers)
+        self._writes_to_inputs: bool | None = None  # learnt in the first forward
+
+    def forward(self, run: Run, inputs: Tensors) -> Tensors:
+        copied = self._writes_to_inputs is not False
+        given = values = tuple(_presented(tensor, copied) for tensor in inputs)
+        for index in range(len(self._layers)):
+            if self._checkpoint_activations:
+                values = self._run_checkpointed(run, index, values)
+            else:
+                values = self._run_layer(run, index, *values)
+        if self._writes_to_inputs is None:
+            self._writes_to_inputs = any(tensor._version for tensor in given)
+        return values
+
+    def seed_for_loss(self, run: Run) -> None:
+        """A loss draws its random numbers as one more layer would."""
+        after_last = self._first_layer + len(self._layers)
+        seed_layer(self._seed, run.step, run.microbatch, after_last)
+
+    def apply_buffer_changes(self, mean_changes: Mapping[str, Tensor]) -> None:
+        for number, buffers in enumerate(self._buffers, self._first_layer):
+            prefix = f"{number}."
+            own = {key: v for key, v in mean_changes.items() if key.startswith(prefix)}
+            buffers.apply({key.removeprefix(prefix): change for key, change in own.items()})
+
+    def _run_layer(self, run: Run, index: int, *values: Tensor) -> Tensors:
+        number = self._first_layer + index
+        layer = self._layers[index]
+        seed_layer(self._seed, run.step, run.microbatch, number)
+        if run.mode is not None:
+            run.mode.enter_layer()
+        with self._buffers[index].private() as changes:
+            result = layer(*values) if self._unpack else layer(joined(values))
+        run.buffer_changes.update((f"{number}.{path}", c) for path, c in changes.items())
+        return self._flat(number, result)
+
+    def _run_checkpointed(self, run: Run, index: int, values: Tensors) -> Tensors:
+        versions = [tensor._version for tensor in values]
+        # The layer seeds itself, so torch need not keep the state of the generators.
+        result: Tensors = checkpoint(
+            self._run_layer,
+            *(run, index, *values),
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        if versions != [tensor._version for tensor in values]:
+            raise ConfigError(
+                f"layer {self._first_layer + index} writes to its input in place, so it cannot run "
+                "again in backward; make it return a new tensor or turn checkpointing off"
+            )
+        return result
+
+    def _flat(self, number: int, result: Any) -> Tensors:
+        values = (result,) if isinstance(result, Tensor) else result
+        if not isinstance(values, list | tuple) or not all(isinstance(v, Tensor) for v in values):
+            raise ConfigError(
+                f"layer {number} returned {_describe(result)}; "
+                "between layers only a tensor or a flat tuple of tensors can be passed"
+            )
+        if values is result and len(values) < 2 and not self._unpack:
+            raise ConfigError(
+                f"layer {number} returned a tuple of {len(values)}; return the tensor itself"
+            )
+        return tuple(values)
+
+
+def joined(values: Tensors) -> Any:
+    """What a function of one argument is given."""
+    return values[0] if len(values) == 1 else values
+
+
+def _presented(tensor: Tensor, copied: bool) -> Tensor:
+    """What the first layer sees of a stage's input.
+
+    A layer may write to its input in place, but not to a leaf of the graph, nor to a tensor
+    that the sender still keeps. A view, because autocast treats a leaf unlike other activations.
+    """
+    return tensor.clone() if copied else tensor.view_as(tensor)
+
+
+def _describe(result: Any) -> str:
+    if isinstance(result, list | tuple):
+        return f"a {type(result).__name__} of {', '.join(type(r).__name__ for r in result)}"
+    return type(result).__name__

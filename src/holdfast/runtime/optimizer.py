@@ -1,0 +1,158 @@
+"""A stage's optimizer: applies a reduced gradient, can go back one step, saves and loads its state.
+
+Works with any ``torch.optim`` class that updates each parameter from its own gradient.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from holdfast.errors import CheckpointError, ConfigError
+
+_SCALAR_DTYPES: dict[type, torch.dtype] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Parameters and optimizer state as they were before a step."""
+
+    parameters: tuple[Tensor, ...]
+    states: tuple[dict[str, Any], ...]
+
+
+class StageOptimizer:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        keys: Sequence[str],
+        make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        make_schedule: Callable[[Optimizer], LRScheduler] | None,
+    ) -> None:
+        self._parameters = tuple(parameters)
+        self._keys = tuple(keys)
+        self._optimizer = make_optimizer(list(parameters)) if parameters else None
+        self._schedule: LRScheduler | None = None
+        self._schedule_step = 0
+        if self._optimizer is not None:
+            self._check(self._optimizer)
+            if make_schedule is not None:
+                self._schedule = _checked_schedule(make_schedule(self._optimizer))
+
+    def _check(self, optimizer: object) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(
+                f"Job.optimizer returned a {type(optimizer).__name__}: expected a torch.optim "
+                "optimizer"
+            )
+        if isinstance(optimizer, LBFGS):
+            raise ConfigError(
+                "Job.optimizer is LBFGS: it needs the loss of the whole model again inside a step; "
+                "use one that updates each parameter from its own gradient, e.g. AdamW"
+            )
+        given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if given != {id(p) for p in self._parameters}:
+            raise ConfigError("Job.optimizer must take exactly the parameters it is given")
+
+    def step(self, step: int, gradients: Sequence[Tensor | None]) -> None:
+        """Apply the gradient of training step ``step``; a None leaves its parameter alone."""
+        if self._optimizer is None:
+            return
+        self._follow_schedule(step)
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
+        self._optimizer.step()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _follow_schedule(self, step: int) -> None:
+        """The learning rate is a function of the step's number, also after a resume or a skip."""
+        while self._schedule is not None and self._schedule_step < step:
+            self._schedule.step()
+            self._schedule_step += 1
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            parameters=tuple(p.detach().clone() for p in self._parameters),
+            states=tuple(_cloned(self._state(p)) for p in self._parameters),
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        with torch.no_grad():
+            for parameter, old in zip(self._parameters, snapshot.parameters, strict=True):
+                parameter.copy_(old)
+        for parameter, state in zip(self._parameters, snapshot.states, strict=True):
+            self._set_state(parameter, _cloned(state))
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Copies of all state, numbers as tensors, under "<parameter key>/<name>"."""
+        return {
+            f"{key}/{name}": _as_tensor(value)
+            for key, parameter in zip(self._keys, self._parameters, strict=True)
+            for name, value in self._state(parameter).items()
+            if value is not None
+        }
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        by_key: dict[str, dict[str, Any]] = {}
+        for full, value in tensors.items():
+            key, _, name = full.rpartition("/")
+            by_key.setdefault(key, {})[name] = value
+        for key, parameter in zip(self._keys, self._parameters, strict=True):
+            state = by_key.get(key, {})
+            for name, value in state.items():
+                if value.dim() and value.shape != parameter.shape:
+                    raise CheckpointError(
+                        f"checkpoint has {key}/{name} of shape {tuple(value.shape)}, the job's "
+                        f"parameter has {tuple(parameter.shape)}; resume with the same job"
+                    )
+            self._set_state(parameter, {n: _from_tensor(v) for n, v in state.items()})
+
+    def _state(self, parameter: nn.Parameter) -> dict[str, Any]:
+        if self._optimizer is None or parameter not in self._optimizer.state:
+            return {}
+        return dict(self._optimizer.state[parameter])
+
+    def _set_state(self, parameter: nn.Parameter, state: dict[str, Any]) -> None:
+        assert self._optimizer is not None
+        if state:
+            self._optimizer.state[parameter] = state
+        else:
+            self._optimizer.state.pop(parameter, None)
+
+
+def _checked_schedule(schedule: object) -> LRScheduler:
+    if isinstance(schedule, ReduceLROnPlateau) or not isinstance(schedule, LRScheduler):
+        raise ConfigError(
+            f"Job.lr_schedule returned a {type(schedule).__name__}: expected a torch LRScheduler "
+            "that depends on the step alone, e.g. LambdaLR"
+        )
+    return schedule
+
+
+def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: v.detach().clone() if isinstance(v, Tensor) else v for n, v in state.items()}
+
+
+def _as_tensor(value: object) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) not in _SCALAR_DTYPES:
+        raise ConfigError(
+            f"the optimizer keeps a {type(value).__name__}, which a checkpoint cannot hold; "
+            "use one whose state is tensors and numbers"
+        )
+    return torch.tensor(value, dtype=_SCALAR_DTYPES[type(value)])
+
+
+def _from_tensor(value: Tensor) -> object:
+    """Numbers come back as numbers; torch's own 0-dim state is float32 and stays a tensor."""
+    return value.item() if value.dim() == 0 and value.dtype in _SCALAR_DTYPES.values() else value

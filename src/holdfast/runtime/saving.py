@@ -1,0 +1,49 @@
+"""A stage's share of a checkpoint: copied at a step's end, written while training goes on."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from holdfast.recovery.checkpoint import write_part
+from holdfast.recovery.manifest import partial_directory
+
+
+class BackgroundWriter:
+    """Writes one part at a time; a new one waits for the one before, so disks can set the pace."""
+
+    def __init__(self, run_dir: Path, stage: int) -> None:
+        self._run_dir = run_dir
+        self._name = f"stage-{stage}"
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def write(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        done: Callable[[str, dict[str, str], float], None],
+    ) -> None:
+        """``done(directory, digests, took_s)`` is called from the writing thread."""
+        self.wait()
+
+        def run() -> None:
+            start_s = time.monotonic()
+            try:
+                digests = write_part(partial_directory(self._run_dir, step) / self._name, tensors)
+                done(self._name, digests, time.monotonic() - start_s)
+            except Exception as why:  # handed to the training thread, which stops the run
+                self._error = why
+
+        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the last part is on disk; raises what went wrong while writing it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,73 @@
+"""Parameters and buffers of layers as named tensors: "3.attention.weight" is of layer 3."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import CheckpointError
+
+Layers = Mapping[int, nn.Module]  # by number in the whole model
+
+
+def state_tensors(layers: Layers) -> dict[str, Tensor]:
+    """Copies, so that training can go on while they are written."""
+    return {
+        f"{number}.{name}": tensor.detach().clone()
+        for number, layer in layers.items()
+        for name, tensor in layer.state_dict().items()
+        if isinstance(tensor, Tensor)
+    }
+
+
+def load_state_tensors(layers: Layers, tensors: Mapping[str, Tensor]) -> None:
+    """Every tensor of the layers must be there, with its shape, and nothing else."""
+    remaining = dict(tensors)
+    with torch.no_grad():
+        for number, layer in layers.items():
+            for name, own in layer.state_dict().items():
+                if isinstance(own, Tensor):
+                    own.copy_(_fitting(f"{number}.{name}", own, remaining))
+    if remaining:
+        raise CheckpointError(
+            f"checkpoint has {', '.join(sorted(remaining)[:3])}, which the job does not; "
+            "resume with the job that wrote it"
+        )
+
+
+def _fitting(key: str, own: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+    found = tensors.pop(key, None)
+    if found is None:
+        raise CheckpointError(f"checkpoint lacks {key}; resume with the job that wrote it")
+    if found.shape != own.shape or found.dtype != own.dtype:
+        raise CheckpointError(
+            f"checkpoint has {key} as {found.dtype} {tuple(found.shape)}, the job as {own.dtype} "
+            f"{tuple(own.shape)}; resume with the job that wrote it"
+        )
+    return found
+
+
+def buffer_values(layers: Layers, keys: Iterable[str]) -> dict[str, Tensor]:
+    """Copies of some buffers."""
+    return {key: _buffer(layers, key).detach().clone() for key in keys}
+
+
+def set_buffer_values(layers: Layers, values: Mapping[str, Tensor]) -> None:
+    for key, value in values.items():
+        _buffer(layers, key).copy_(value)
+
+
+def _buffer(layers: Layers, key: str) -> Tensor:
+    number, _, path = key.partition(".")
+    return layers[int(number)].get_buffer(path)
+
+
+def layer_digest(layer: nn.Module) -> str:
+    """SHA-256 of a layer's parameters: names, types, shapes, all bits."""
+    digest = hashlib.sha256()
+    for name, parameter in layer.named_parameters():
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
+        raw = parameter.detach().contiguous().view(-1).view(torch.uint8)
+        digest.update(raw.numpy().data)
+    return digest.hexdigest()

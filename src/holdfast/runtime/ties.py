@@ -1,0 +1,65 @@
+"""Parameters that several layers share: each layer gets its own twin.
+
+Twins start equal and receive the same summed gradient, so they stay equal. The result is
+the same whether the layers end up in one stage or in several. Knows nothing of stages.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """One shared parameter: where its twins live, in layer order."""
+
+    members: tuple[tuple[int, str], ...]
+    """(layer, name of the parameter inside that layer)."""
+
+
+def untie(layers: Sequence[nn.Module]) -> tuple[list[nn.Module], tuple[Tie, ...]]:
+    """Layers that share no trainable parameter and no buffer, and which parameters were shared.
+
+    A layer that has to change is replaced by a copy, which still uses the
+    original's unshared tensors; the given layers stay as they are.
+    """
+    homes = _homes(layers)
+    untied: list[nn.Module] = []
+    seen: set[int] = set()
+    for layer in layers:
+        own = _changing_tensors(layer)
+        shared = [tensor for tensor in own.values() if id(tensor) in seen]
+        untied.append(_with_twins(layer, shared) if shared else layer)
+        seen.update(map(id, own.values()))
+    ties = tuple(Tie(tuple(members)) for members in homes.values() if len(members) > 1)
+    return untied, ties
+
+
+def _homes(layers: Sequence[nn.Module]) -> dict[int, list[tuple[int, str]]]:
+    homes: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for index, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            if parameter.requires_grad:
+                homes[id(parameter)].append((index, name))
+    return homes
+
+
+def _changing_tensors(layer: nn.Module) -> dict[str, Tensor]:
+    """What training may write to. A frozen parameter can be shared for ever."""
+    trainable = {n: p for n, p in layer.named_parameters() if p.requires_grad}
+    return {**trainable, **dict(layer.named_buffers())}
+
+
+def _with_twins(layer: nn.Module, shared: Sequence[Tensor]) -> nn.Module:
+    # deepcopy leaves alone what its memo already holds: only shared tensors cost memory.
+    memo: dict[int, object] = {id(t): t for t in (*layer.parameters(), *layer.buffers())}
+    memo.update((id(tensor), _twin(tensor)) for tensor in shared)
+    return deepcopy(layer, memo)
+
+
+def _twin(tensor: Tensor) -> Tensor:
+    copy = tensor.detach().clone()
+    return nn.Parameter(copy) if isinstance(tensor, nn.Parameter) else copy

@@ -1,0 +1,94 @@
+"""Is a step's gradient sound, and how long is it? Norms of all stages, compared everywhere.
+
+Each stage sends its sums of squares to the others as soon as its gradient is reduced. Everyone
+adds the same numbers in layer order, so everyone comes to the same verdict without a vote.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.cluster import WorkerId
+from holdfast.schedule.schedule import Schedule
+from holdfast.transport.base import Channel, Tag, Transport
+
+_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    norm: float
+    scale: float | None  # the gradient is to be multiplied by this; None: as it is
+    skip: bool  # it holds NaN or Inf: leave the step out
+
+    @property
+    def good(self) -> bool:
+        """Whether a step applied on trust was the right one."""
+        return self.scale is None and not self.skip
+
+
+def judge(pieces: Sequence[Tensor], clip_norm: float | None) -> Verdict:
+    """``pieces`` of all stages in order, each ``[nonfinite, square of slot 0, ...]`` in fp64."""
+    total = 0.0
+    for piece in pieces:
+        for square in piece[1:].tolist():
+            total += square
+    norm = math.sqrt(total) if total >= 0 else math.nan
+    skip = any(bool(piece[0]) for piece in pieces) or not math.isfinite(norm)
+    if skip or clip_norm is None or norm <= clip_norm:
+        return Verdict(norm, None, skip)
+    return Verdict(norm, clip_norm / (norm + _EPSILON), skip)
+
+
+class VerdictExchange:
+    """Who tells whom: holder j of a stage hears from holder j modulo n of each other stage."""
+
+    def __init__(
+        self, me: WorkerId, schedule: Schedule, transport: Transport, clip_norm: float | None
+    ) -> None:
+        self._transport = transport
+        self._clip_norm = clip_norm
+        stages = range(schedule.shape.stages)
+        place = schedule.holders(me.stage).index(me)
+        num_twins = len(schedule.holders(me.stage))
+        self._me = me
+        self._sources = {
+            stage: schedule.holders(stage)[place % len(schedule.holders(stage))]
+            for stage in stages
+            if stage != me.stage
+        }
+        self._listeners = [
+            other
+            for stage in stages
+            if stage != me.stage
+            for j, other in enumerate(schedule.holders(stage))
+            if j % num_twins == place
+        ]
+        self._stages = stages
+
+    def tell(self, step: int, attempt: int, nonfinite: bool, squares: Sequence[float]) -> Tensor:
+        piece = torch.tensor([float(nonfinite), *squares], dtype=torch.float64)
+        for other in self._listeners:
+            self._transport.send(other, _tag(step, attempt), piece)
+        return piece
+
+    def wanted(self, step: int, attempt: int) -> list[tuple[WorkerId, Tag]]:
+        return [(source, _tag(step, attempt)) for source in self._sources.values()]
+
+    def hear(self, step: int, attempt: int, own: Tensor, timeout_s: float) -> Verdict:
+        """Waits for all stages' pieces."""
+        tag = _tag(step, attempt)
+        pieces = [
+            own
+            if stage == self._me.stage
+            else self._transport.receive(self._sources[stage], tag, timeout_s)
+            for stage in self._stages
+        ]
+        return judge(pieces, self._clip_norm)
+
+
+def _tag(step: int, attempt: int) -> Tag:
+    return Tag(Channel.VERDICT, step, attempt)

@@ -1,0 +1,229 @@
+"""Durations in, start and end times, bubbles and the steady period out; and what no order can beat.
+
+Workers follow their lanes step after step; on a worker, R keeps two steps apart. Knows nothing
+of how the lanes were made.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import ScheduleError
+from holdfast.schedule.costs import Costs
+from holdfast.schedule.operation import Fact, Op, Shape, makes, needs
+from holdfast.schedule.schedule import Schedule
+from holdfast.schedule.validity import walk
+
+# Sums of the same durations in another order differ by rounding only.
+_ROUNDING = 1e-9
+
+
+class Span(NamedTuple):
+    step: int
+    worker: WorkerId
+    op: Op
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """``spans`` begin with all workers idle; ``period_s`` is the time of a step in the long run."""
+
+    spans: tuple[Span, ...]
+    period_s: float
+    makespan_s: float  # of the first step, from first start to last end
+    busy_s: Mapping[WorkerId, float]  # work of one step
+
+    @property
+    def bubble_s(self) -> dict[WorkerId, float]:
+        """Idle time of each worker in one steady period."""
+        return {worker: self.period_s - busy_s for worker, busy_s in self.busy_s.items()}
+
+    @property
+    def bubble_share(self) -> float:
+        """Idle share of all workers' time in the steady state."""
+        return 1 - sum(self.busy_s.values()) / (self.period_s * len(self.busy_s))
+
+
+class _Task(NamedTuple):
+    """An operation, whom it keeps busy, and the earlier tasks of other workers it waits for."""
+
+    worker: WorkerId
+    op: Op
+    duration_s: float
+    waits_for: tuple[int, ...]
+
+
+def timeline(
+    schedule: Schedule, costs: Costs, *, steps: int = 2, staggered: bool = True
+) -> Timeline:
+    """Run ``steps`` steps of every lane as early as the facts allow."""
+    tasks = _tasks(schedule, costs, staggered)
+    free_s = dict.fromkeys(schedule.lanes, 0.0)
+    spans: list[Span] = []
+    busy_s = dict.fromkeys(schedule.lanes, 0.0)
+    for task in tasks:
+        busy_s[task.worker] += task.duration_s
+    for step in range(steps):
+        ends_s = _run_step(tasks, free_s, costs.link_s)
+        spans += (
+            Span(step, task.worker, task.op, end_s - task.duration_s, end_s)
+            for task, end_s in zip(tasks, ends_s, strict=True)
+        )
+    return Timeline(
+        spans=tuple(spans),
+        period_s=_period(tasks, schedule, costs),
+        makespan_s=max(span.end_s for span in spans if span.step == 0),
+        busy_s=busy_s,
+    )
+
+
+def steady_period_s(schedule: Schedule, costs: Costs, *, staggered: bool = True) -> float:
+    """Seconds a step in the long run, exact: the largest mean cycle of the lanes' dependencies."""
+    return _period(_tasks(schedule, costs, staggered), schedule, costs)
+
+
+def _tasks(schedule: Schedule, costs: Costs, staggered: bool) -> list[_Task]:
+    """All operations of a step in an order in which each comes after what it waits for."""
+    costs.require_stages(schedule.shape.stages)
+    walked = walk(schedule, staggered=staggered)
+    if walked.missing:
+        worker, (op, fact) = next(iter(walked.missing.items()))
+        raise ScheduleError(f"worker {worker} never gets to run {op}: nobody makes the {fact}")
+    made_by: dict[Fact, int] = {}
+    tasks: list[_Task] = []
+    for worker, op in walked.order:
+        makers = (made_by[fact] for fact in needs(op, schedule.shape, staggered=staggered))
+        # Of one other worker only the latest task counts; its own are in lane order anyway.
+        latest = {tasks[maker].worker: maker for maker in sorted(makers)}
+        latest.pop(worker, None)
+        tasks.append(_Task(worker, op, costs.duration_s(op), tuple(latest.values())))
+        made_by.update(dict.fromkeys(makes(op), len(tasks) - 1))
+    return tasks
+
+
+def _run_step(tasks: Sequence[_Task], free_s: dict[WorkerId, float], link_s: float) -> list[float]:
+    """End of every task; moves ``free_s`` to the end of the step."""
+    ends_s: list[float] = []
+    for task in tasks:
+        start_s = free_s[task.worker]
+        for maker in task.waits_for:
+            start_s = max(start_s, ends_s[maker] + link_s)
+        free_s[task.worker] = start_s + task.duration_s
+        ends_s.append(free_s[task.worker])
+    return ends_s
+
+
+def _period(tasks: Sequence[_Task], schedule: Schedule, costs: Costs) -> float:
+    """A step maps the workers' free times to the next ones by sums and maxima; its growth a step.
+
+    Usually soon periodic: then the growth is read off. If not, Karp's formula over as
+    many steps as there are workers gives the same number.
+    """
+    free_s = dict.fromkeys(schedule.lanes, 0.0)
+    history = [tuple(free_s.values())]
+    for _ in schedule.lanes:
+        _run_step(tasks, free_s, costs.link_s)
+        history.append(tuple(free_s.values()))
+        for lag in range(1, min(4, len(history))):
+            growth = [now - was for now, was in zip(history[-1], history[-1 - lag], strict=True)]
+            if max(growth) - min(growth) <= _ROUNDING * max(history[-1]):
+                return max(growth) / lag
+    return _largest_mean_cycle(history)
+
+
+def _largest_mean_cycle(history: Sequence[Sequence[float]]) -> float:
+    last = len(history) - 1
+    return max(
+        min((history[last][i] - history[k][i]) / (last - k) for k in range(last))
+        for i in range(len(history[0]))
+    )
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No schedule on home routes has a shorter steady period; ``reason`` says why not."""
+
+    period_s: float
+    reason: str
+
+
+def work_bound_s(shape: Shape, costs: Costs) -> float:
+    """The busiest stage's work in one step: its share of micro-batches, then reduce and step."""
+    costs.require_stages(shape.stages)
+    return max(_stage_work_s(shape, costs, stage) for stage in range(shape.stages))
+
+
+def _stage_work_s(shape: Shape, costs: Costs, stage: int) -> float:
+    each_s = costs.forward_s[stage] + costs.backward_s(stage)
+    # A reduction waits for the others' sums: over two steps one message each way.
+    message_s = costs.link_s if shape.pipelines > 1 else 0.0
+    return shape.microbatches_per_pipeline * each_s + costs.step_s[stage] + message_s
+
+
+def path_bound_s(shape: Shape, costs: Costs) -> float:
+    """All F and B of one stage, between the first way there and the last way back to stage 0."""
+    costs.require_stages(shape.stages)
+    # At stage 0 the last micro-batch's weight gradient and the step are still to come.
+    after_gradient_s = costs.backward_s(0) - costs.soonest_gradient_s(0) + costs.step_s[0]
+    there_and_back_s = longest_s = 0.0
+    for stage in range(shape.stages):
+        both_s = costs.forward_s[stage] + costs.soonest_gradient_s(stage)
+        body_s = shape.microbatches_per_pipeline * both_s
+        longest_s = max(longest_s, there_and_back_s + body_s + after_gradient_s)
+        there_and_back_s += both_s + 2 * costs.link_s
+    return longest_s
+
+
+def ramp_bound_s(shape: Shape, costs: Costs, memory: int | None = None) -> float:
+    """Until its first gradient is back a stage can only do the forwards that memory admits."""
+    costs.require_stages(shape.stages)
+    admitted = shape.microbatches_per_pipeline
+    if memory is not None:
+        admitted = min(admitted, memory)
+    longest_s = round_trip_s = 0.0
+    for stage in reversed(range(shape.stages)):
+        forward_s = costs.forward_s[stage]
+        idle_s = max(0.0, forward_s + round_trip_s - admitted * forward_s)
+        longest_s = max(longest_s, _stage_work_s(shape, costs, stage) + idle_s)
+        round_trip_s += forward_s + costs.soonest_gradient_s(stage) + 2 * costs.link_s
+    return longest_s
+
+
+def barrier_bound_s(shape: Shape, costs: Costs) -> float:
+    """With a global optimizer stage 0 cannot go on before the last stage has all its gradients."""
+    costs.require_stages(shape.stages)
+    way_there_s = longest_s = 0.0
+    for stage in range(shape.stages):
+        each_s = costs.forward_s[stage] + costs.backward_s(stage)
+        work_s = shape.microbatches_per_pipeline * each_s
+        longest_s = max(longest_s, way_there_s + work_s + costs.step_s[0])
+        way_there_s += costs.forward_s[stage] + costs.link_s
+    return longest_s
+
+
+def bound(
+    shape: Shape, costs: Costs, memory: int | None = None, *, staggered: bool = True
+) -> Bound:
+    """The largest of the bounds. On a tie the simpler reason is given."""
+    bounds = [
+        Bound(work_bound_s(shape, costs), "the work of the busiest stage"),
+        Bound(path_bound_s(shape, costs), "the way of a micro-batch through all stages and back"),
+        Bound(
+            ramp_bound_s(shape, costs),
+            "too few micro-batches to fill the wait for a first gradient",
+        ),
+        Bound(
+            ramp_bound_s(shape, costs, memory),
+            f"memory: {memory} micro-batches in flight cannot fill the wait for a first gradient",
+        ),
+    ]
+    if not staggered:
+        bounds.append(Bound(barrier_bound_s(shape, costs), "the global optimizer's barrier"))
+    best = bounds[0]
+    for other in bounds[1:]:
+        if other.period_s > best.period_s * (1 + _ROUNDING):
+            best = other
+    return best

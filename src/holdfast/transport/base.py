@@ -1,0 +1,151 @@
+"""Moving tensors between workers: the promises, not the sockets.
+
+A message is a tensor under a :class:`Tag`. Receivers ask for a tag, so the order in which
+messages arrive never matters; messages of one tag keep their order. Knows nothing of pipelines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import ConfigError
+
+
+class Channel(IntEnum):
+    """What a tensor is for."""
+
+    ACTIVATION = 1  # output of a stage, to the next one
+    GRADIENT = 2  # gradient for a stage's input, to the stage before
+    PARTIAL = 3  # one member's share of a reduction, to the owner of the shard
+    REDUCED = 4  # a reduced shard, from its owner to every member
+    NOTES = 5  # small facts that travel with a reduction
+    VERDICT = 6  # norms of a stage's gradient, to every other stage
+    BUFFERS = 7  # changes of a stage's buffers, to its other holders
+
+
+class Tag(NamedTuple):
+    """Names one message. ``part`` tells apart several tensors of one (channel, step, microbatch).
+
+    ``attempt`` rises when a step is taken back and redone, so that tensors of
+    the abandoned attempt are never mistaken for those of the new one.
+    """
+
+    channel: Channel
+    step: int
+    attempt: int = 0
+    microbatch: int = 0
+    part: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.channel.name} of step {self.step} attempt {self.attempt} "
+            f"micro-batch {self.microbatch} part {self.part}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How much may wait, and for how long. Byte limits can be exceeded by one message."""
+
+    inbox_bytes: int = 256 << 20
+    """Unread bytes of one source above which no more is taken from it, unless it is waited for
+    or its receiver is itself held up in a send (else full workers would wait for each other)."""
+
+    outbox_bytes: int = 256 << 20
+    """Bytes waiting to leave for one peer above which ``send`` waits for room."""
+
+    send_limit_s: float = 60.0
+    """Longest wait of ``send`` for room."""
+
+    connect_limit_s: float = 5.0
+    """Longest wait for a connection and for its first bytes."""
+
+    silence_limit_s: float = 120.0
+    """A peer's machine that acknowledges nothing for this long is lost."""
+
+    payload_bytes: int = 4 << 30
+    """Largest tensor accepted."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"transport.{name}={getattr(self, name)}: must be above 0")
+        if self.silence_limit_s < self.send_limit_s:
+            raise ConfigError(
+                f"transport.silence_limit_s={self.silence_limit_s} must be at least "
+                f"send_limit_s={self.send_limit_s}: to the kernel, a full receiver is a silent one"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statistics:
+    """What a transport has done so far, and holds now."""
+
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    received_messages: int = 0  # accepted ones
+    received_bytes: int = 0
+    unread_bytes: int = 0  # held now, parked ones included
+    refused_past_epoch: int = 0  # messages
+    refused_forgotten: int = 0  # messages
+    refused_connections: int = 0  # closed for what they sent
+
+
+class Transport(Protocol):
+    """Every blocking call ends by its limit, and at once when the transport is closed."""
+
+    def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
+        """Hand over ``tensor``; neither side may change its contents afterwards.
+
+        Returns at once unless more than the outbox limit is waiting to leave for ``to``
+        (back-pressure); then it waits for room, at most the send limit. Returning says
+        nothing of arrival. Raises WaitTimeout, TransportClosed, EpochPast if ``advance`` came
+        meanwhile, or PeerLost if ``to`` is known to be gone or its address is not known.
+        """
+        ...
+
+    def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
+        """The next message of ``tag`` from ``source``: contiguous, without autograd history.
+
+        Raises WaitTimeout, TransportClosed, EpochPast if ``advance`` came meanwhile, or PeerLost
+        if ``source`` is gone and this message is not among what it left.
+        """
+        ...
+
+    def wait_any(self, wanted: Sequence[tuple[WorkerId, Tag]], timeout_s: float) -> int:
+        """Index of the first of ``wanted`` that can be received without waiting.
+
+        Same errors; PeerLost as soon as one of the sources is gone and none of ``wanted`` is here.
+        """
+        ...
+
+    def has(self, source: WorkerId, tag: Tag) -> bool:
+        """Whether a message of ``tag`` from ``source`` can be received without waiting."""
+        ...
+
+    def forget(self, step: int, attempt: int) -> None:
+        """Drop messages, here or still to come, of ``step`` with this attempt or an earlier one."""
+        ...
+
+    def advance(self, epoch: int) -> None:
+        """Enter a later epoch: every wait begun in an earlier one ends with EpochPast.
+
+        Messages of earlier epochs, here, still to leave or still to come, are refused; those
+        of this epoch that came early become readable. Going back raises EpochPast.
+        """
+        ...
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all that was sent has left, or its peer is lost. Call before a clean exit."""
+        ...
+
+    def close(self) -> None:
+        """End every wait, now and later, with TransportClosed. Any thread may call it, also again."""
+        ...
+
+    @property
+    def statistics(self) -> Statistics: ...

@@ -1,0 +1,138 @@
+"""The in-memory twin: workers are threads of one process, a closed transport is a dead worker.
+
+Same promises as over TCP. Tensors are handed over by reference: no copy is made
+of what neither side may change.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import EpochPast, PeerLost, ProtocolError, TransportClosed
+from holdfast.transport.base import Limits, Statistics, Tag
+from holdfast.transport.frame import encode_frame, wire_form
+from holdfast.transport.mailbox import Mailbox
+
+
+class LocalHub:
+    """Where the workers of one process find each other's mailboxes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._mailboxes: dict[WorkerId, Mailbox] = {}
+
+    def join(self, mailbox: Mailbox) -> None:
+        """Take the place of an earlier worker of the same name, if there was one."""
+        with self._lock:
+            self._mailboxes[mailbox.me] = mailbox
+        for other in self.mailboxes():
+            other.expect(mailbox.me)
+
+    def leave(self, mailbox: Mailbox) -> None:
+        with self._lock:
+            if self._mailboxes.get(mailbox.me) is mailbox:
+                del self._mailboxes[mailbox.me]
+        for other in self.mailboxes():
+            other.lose(mailbox.me, mailbox, "closed its transport")
+
+    def find(self, worker: WorkerId) -> Mailbox | None:
+        return self._mailboxes.get(worker)
+
+    def mailboxes(self) -> list[Mailbox]:
+        with self._lock:
+            return list(self._mailboxes.values())
+
+
+class LocalTransport:
+    def __init__(
+        self, me: WorkerId, hub: LocalHub, *, epoch: int = 0, limits: Limits | None = None
+    ) -> None:
+        self.me = me
+        self._hub = hub
+        self._limits = limits or Limits()
+        self._mailbox = Mailbox(me, epoch=epoch, inbox_bytes=self._limits.inbox_bytes)
+        self._greeted: set[Mailbox] = set()
+        self._sent_lock = threading.Lock()
+        self._sent_messages = self._sent_bytes = 0
+        hub.join(self._mailbox)
+
+    def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
+        epoch = self._mailbox.epoch
+        tensor = wire_form(tensor)
+        encode_frame(epoch, tag, tensor, self._limits.payload_bytes)  # the twin refuses the same
+        self._check_open()
+        inbox = self._hub.find(to)
+        if inbox is None:
+            raise PeerLost(f"worker {self.me} cannot send {tag}: worker {to} is not there", str(to))
+        if inbox.is_full(self.me):
+            self._wait_for_room(inbox, epoch)
+        self._deliver(inbox, epoch, tag, tensor)
+        with self._sent_lock:
+            self._sent_messages += 1
+            self._sent_bytes += tensor.nbytes
+
+    def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
+        return self._mailbox.receive(source, tag, timeout_s)
+
+    def wait_any(self, wanted: Sequence[tuple[WorkerId, Tag]], timeout_s: float) -> int:
+        return self._mailbox.wait_any(wanted, timeout_s)
+
+    def has(self, source: WorkerId, tag: Tag) -> bool:
+        return self._mailbox.has(source, tag)
+
+    def forget(self, step: int, attempt: int) -> None:
+        self._mailbox.forget(step, attempt)
+
+    def advance(self, epoch: int) -> None:
+        self._mailbox.advance(epoch)
+        self._wake_own_sends()
+
+    def flush(self, timeout_s: float) -> None:
+        """Nothing is ever left to leave: ``send`` delivers before it returns."""
+        self._check_open()
+
+    def close(self) -> None:
+        self._mailbox.close()
+        self._hub.leave(self._mailbox)
+        self._wake_own_sends()
+
+    @property
+    def statistics(self) -> Statistics:
+        received = self._mailbox.statistics()
+        with self._sent_lock:
+            return replace(received, sent_messages=self._sent_messages, sent_bytes=self._sent_bytes)
+
+    def _wait_for_room(self, inbox: Mailbox, epoch: int) -> None:
+        def check() -> None:
+            self._check_open()
+            if self._mailbox.epoch != epoch:
+                raise EpochPast(f"worker {self.me} waited for room in epoch {epoch}, which ended")
+
+        with self._mailbox.held_up():
+            inbox.wait_for_room(self.me, self._limits.send_limit_s, check)
+
+    def _deliver(self, inbox: Mailbox, epoch: int, tag: Tag, tensor: Tensor) -> None:
+        try:
+            if inbox not in self._greeted:
+                inbox.welcome(self.me, epoch, self._mailbox)
+                self._greeted.add(inbox)
+            inbox.put(self.me, self._mailbox, epoch, tag, tensor)
+        except ProtocolError as error:
+            raise PeerLost(
+                f"worker {inbox.me} refused worker {self.me}: {error}", str(inbox.me)
+            ) from error
+        if inbox.closed:
+            raise PeerLost(
+                f"worker {inbox.me} closed its transport before {tag} could be sent", str(inbox.me)
+            )
+
+    def _check_open(self) -> None:
+        if self._mailbox.closed:
+            raise TransportClosed(f"the transport of worker {self.me} is closed")
+
+    def _wake_own_sends(self) -> None:
+        for inbox in self._hub.mailboxes():
+            inbox.wake()

@@ -1,0 +1,269 @@
+"""The receiving side of every transport: what has arrived, who waits for it, who may still deliver.
+
+Deliverers call ``welcome``, ``put``, ``wait_for_room`` and ``lose``; the worker calls the rest.
+Knows nothing of sockets.
+"""
+
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+
+from torch import Tensor
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import EpochPast, PeerLost, ProtocolError, TransportClosed, WaitTimeout
+from holdfast.transport.base import Statistics, Tag
+
+# A step is forgotten when it is redone; anything older than this many of them is long gone.
+_FORGOTTEN_STEPS_KEPT = 1024
+
+_Key = tuple[WorkerId, Tag]
+
+
+class Mailbox:
+    def __init__(self, me: WorkerId, *, epoch: int, inbox_bytes: int) -> None:
+        self.me = me
+        self.epoch = epoch  # written under the lock; others may read it at any time
+        self.closed = False  # likewise
+        self._inbox_bytes = inbox_bytes
+        self._changed = threading.Condition(threading.Lock())
+        self._messages: dict[_Key, deque[Tensor]] = {}
+        self._parked: defaultdict[int, list[tuple[_Key, Tensor]]] = defaultdict(list)
+        self._forgotten: dict[int, int] = {}  # step -> last attempt to refuse
+        self._unread_bytes: Counter[WorkerId] = Counter()
+        self._num_waiting_for: Counter[WorkerId] = Counter()
+        self._num_paused = 0
+        self._num_held_up = 0
+        # The connection a source may deliver on, and the epoch of its hello.
+        self._connections: dict[WorkerId, tuple[object, int]] = {}
+        self._lost: dict[WorkerId, str] = {}
+        self._received_messages = self._received_bytes = 0
+        self._refused_past_epoch = self._refused_forgotten = 0
+
+    # --- for the worker ---
+
+    def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
+        key = (source, tag)
+        with self._changed:
+            self._wait((key,), timeout_s)
+            queue = self._messages[key]
+            tensor = queue.popleft()
+            if not queue:
+                del self._messages[key]
+            self._unread_bytes[source] -= tensor.nbytes
+            if self._num_paused:
+                self._changed.notify_all()
+            return tensor
+
+    def wait_any(self, wanted: Sequence[_Key], timeout_s: float) -> int:
+        if not wanted:
+            raise ValueError("wait_any of nothing would never end")
+        with self._changed:
+            return self._wait(wanted, timeout_s)
+
+    def has(self, source: WorkerId, tag: Tag) -> bool:
+        return (source, tag) in self._messages  # one look at a dict needs no lock
+
+    def forget(self, step: int, attempt: int) -> None:
+        with self._changed:
+            last_attempt = max(attempt, self._forgotten.pop(step, 0))
+            self._forgotten[step] = last_attempt
+            if len(self._forgotten) > _FORGOTTEN_STEPS_KEPT:
+                del self._forgotten[next(iter(self._forgotten))]
+            kept = [entry for entry in self._unread() if not self._is_forgotten(entry[1][1])]
+            self._refused_forgotten += self._keep_only(kept)
+
+    def advance(self, epoch: int) -> None:
+        with self._changed:
+            if epoch < self.epoch:
+                raise EpochPast(f"worker {self.me} is at epoch {self.epoch}, cannot go to {epoch}")
+            kept = [entry for entry in self._unread() if entry[0] >= epoch]
+            self.epoch = epoch
+            self._refused_past_epoch += self._keep_only(kept)
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            self._keep_only([])
+
+    def statistics(self) -> Statistics:
+        with self._changed:
+            return Statistics(
+                received_messages=self._received_messages,
+                received_bytes=self._received_bytes,
+                unread_bytes=self._unread_bytes.total(),
+                refused_past_epoch=self._refused_past_epoch,
+                refused_forgotten=self._refused_forgotten,
+            )
+
+    # --- for deliverers ---
+
+    def welcome(self, source: WorkerId, epoch: int, connection: object) -> None:
+        """From now on ``source`` delivers on ``connection`` only: it is back, if it was lost."""
+        with self._changed:
+            _, known_epoch = self._connections.get(source, (None, 0))
+            if epoch < known_epoch:
+                raise EpochPast(
+                    f"worker {source} called with epoch {epoch}, but a later one of that name "
+                    f"called with epoch {known_epoch}"
+                )
+            self._connections[source] = (connection, epoch)
+            self._lost.pop(source, None)
+
+    def put(
+        self, source: WorkerId, connection: object, epoch: int, tag: Tag, tensor: Tensor
+    ) -> bool:
+        """Deliver. True if the source should now ``wait_for_room`` before it delivers more."""
+        with self._changed:
+            if self._connections.get(source, (None, 0))[0] is not connection:
+                raise ProtocolError(f"another connection now speaks for worker {source}")
+            if epoch < self.epoch:
+                self._refused_past_epoch += 1
+            elif self._is_forgotten(tag):
+                self._refused_forgotten += 1
+            elif not self.closed:
+                self._received_messages += 1
+                self._received_bytes += tensor.nbytes
+                self._store(epoch, (source, tag), tensor)
+                self._changed.notify_all()
+            return self.is_full(source)
+
+    def is_full(self, source: WorkerId) -> bool:
+        """Should ``source`` wait before it delivers more?
+
+        Never while it is waited for, so that a full inbox cannot keep back the very message
+        that would empty it; nor while our own worker is held up in a send and so cannot
+        read, or a circle of full workers would wait for each other.
+        """
+        return (
+            self._unread_bytes[source] > self._inbox_bytes
+            and not self._num_waiting_for[source]
+            and not self._num_held_up
+            and not self.closed
+        )
+
+    @contextmanager
+    def held_up(self) -> Iterator[None]:
+        """Our own worker waits in a send."""
+        with self._changed:
+            self._num_held_up += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_held_up -= 1
+
+    def wait_for_room(
+        self, source: WorkerId, timeout_s: float, check: Callable[[], None] | None = None
+    ) -> None:
+        """Return when ``source`` may deliver more; ``check`` may raise to end the wait."""
+        deadline_s = monotonic() + timeout_s
+        with self._changed:
+            self._num_paused += 1
+            try:
+                while self.is_full(source):
+                    if check is not None:
+                        check()
+                    left_s = deadline_s - monotonic()
+                    if left_s <= 0:
+                        raise WaitTimeout(
+                            f"worker {source} waited {timeout_s} s for room at worker {self.me}, "
+                            f"which has {self._unread_bytes[source]} unread bytes of it"
+                        )
+                    self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+            finally:
+                self._num_paused -= 1
+
+    def lose(self, source: WorkerId, connection: object, reason: str) -> None:
+        """``source`` will deliver no more, unless another connection has taken over."""
+        with self._changed:
+            if self._connections.get(source, (connection, 0))[0] is connection:
+                self._lost[source] = reason
+                self._changed.notify_all()
+
+    def expect(self, source: WorkerId) -> None:
+        """``source`` is said to be alive: wait for it even if an earlier connection was lost."""
+        with self._changed:
+            self._lost.pop(source, None)
+
+    def wake(self) -> None:
+        """Let everyone who waits check again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    # --- with the lock held ---
+
+    def _wait(self, wanted: Sequence[_Key], timeout_s: float) -> int:
+        epoch = self.epoch
+        found = self._look(wanted, epoch)
+        if found is not None:
+            return found
+        deadline_s = monotonic() + timeout_s
+        sources = {source for source, _ in wanted}
+        self._num_waiting_for.update(sources)
+        if self._num_paused:  # whoever is waited for may go on
+            self._changed.notify_all()
+        try:
+            while found is None:
+                left_s = deadline_s - monotonic()
+                if left_s <= 0:
+                    raise WaitTimeout(f"{self._story(wanted)} for {timeout_s} s: it did not come")
+                self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+                found = self._look(wanted, epoch)
+        finally:
+            self._num_waiting_for.subtract(sources)
+        return found
+
+    def _look(self, wanted: Sequence[_Key], epoch: int) -> int | None:
+        if self.closed:
+            raise TransportClosed(f"{self._story(wanted)}, but its transport is closed")
+        if self.epoch != epoch:
+            raise EpochPast(
+                f"{self._story(wanted)} in epoch {epoch}, which ended: it is {self.epoch} now"
+            )
+        for index, key in enumerate(wanted):
+            if key in self._messages:
+                return index
+        for source, tag in wanted if self._lost else ():
+            if source in self._lost:
+                raise PeerLost(
+                    f"worker {self.me} cannot get {tag}: worker {source} {self._lost[source]}",
+                    str(source),
+                )
+        return None
+
+    def _story(self, wanted: Sequence[_Key]) -> str:
+        names = " or ".join(f"{tag} from worker {source}" for source, tag in wanted)
+        return f"worker {self.me} waited for {names}"
+
+    def _is_forgotten(self, tag: Tag) -> bool:
+        return bool(self._forgotten) and tag.attempt <= self._forgotten.get(tag.step, -1)
+
+    def _unread(self) -> list[tuple[int, _Key, Tensor]]:
+        here = [
+            (self.epoch, key, tensor) for key, queue in self._messages.items() for tensor in queue
+        ]
+        return here + [
+            (epoch, key, tensor) for epoch, rest in self._parked.items() for key, tensor in rest
+        ]
+
+    def _keep_only(self, entries: list[tuple[int, _Key, Tensor]]) -> int:
+        """Returns how many messages were dropped."""
+        num_before = sum(map(len, self._messages.values())) + sum(map(len, self._parked.values()))
+        self._messages.clear()
+        self._parked.clear()
+        self._unread_bytes.clear()
+        for epoch, key, tensor in entries:
+            self._store(epoch, key, tensor)
+        self._changed.notify_all()
+        return num_before - len(entries)
+
+    def _store(self, epoch: int, key: _Key, tensor: Tensor) -> None:
+        self._unread_bytes[key[0]] += tensor.nbytes
+        if epoch > self.epoch:
+            self._parked[epoch].append((key, tensor))
+        else:
+            self._messages.setdefault(key, deque()).append(tensor)

@@ -1,0 +1,230 @@
+"""Tensors over TCP, for CPU tensors: connections to and from every peer, and one mailbox.
+
+Connections carry tensors one way and are made by the sender at its first send. Every wait, in
+the kernel or not, ends at ``close``. The job token is the only guard: it is sent as it is.
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+
+from torch import Tensor
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import ConfigError, PeerLost, TransportClosed
+from holdfast.transport.base import Limits, Statistics, Tag
+from holdfast.transport.frame import (
+    TOKEN_BYTES,
+    encode_frame,
+    encode_hello,
+    payload_view,
+    wire_form,
+)
+from holdfast.transport.incoming import Incoming
+from holdfast.transport.mailbox import Mailbox
+from holdfast.transport.outgoing import Outgoing
+from holdfast.transport.sockets import BUFFER_BYTES, Address, shut
+
+_JOIN_LIMIT_S = 5.0
+_ACCEPT_PAUSE_S = 0.05  # when the process is out of file descriptors
+
+
+class TcpTransport:
+    def __init__(
+        self,
+        me: WorkerId,
+        token: bytes,
+        listen_host: str = "127.0.0.1",
+        *,
+        listen_port: int = 0,
+        epoch: int = 0,
+        limits: Limits | None = None,
+    ) -> None:
+        if len(token) != TOKEN_BYTES:
+            raise ConfigError(f"job token has {len(token)} bytes: must be {TOKEN_BYTES}")
+        self.me = me
+        self._token = token
+        self._listen_address = (listen_host, listen_port)
+        self._limits = limits or Limits()
+        self._mailbox = Mailbox(me, epoch=epoch, inbox_bytes=self._limits.inbox_bytes)
+        self._lock = threading.Lock()  # for all below
+        self._addresses: dict[WorkerId, Address] = {}
+        self._outgoing: dict[WorkerId, Outgoing] = {}
+        self._replaced: list[Outgoing] = []
+        self._incoming: set[Incoming] = set()
+        self._listener: socket.socket | None = None
+        self._accepter = threading.Thread(
+            target=self._accept, name=f"holdfast-{me}-accept", daemon=True
+        )
+        self._closing = threading.Event()
+        self._refused_connections = 0
+
+    def listen(self) -> Address:
+        """Start to take connections. Returns the host and port to give to the others."""
+        with self._lock:
+            self._check_open()
+            self._listener = _listener(self._listen_address)
+            self._accepter.start()
+            host, port = self._listener.getsockname()[:2]
+            return host, port
+
+    def connect(self, addresses: Mapping[WorkerId, Address]) -> None:
+        """Say where peers are; connections are made at the first send to each.
+
+        A peer named here is taken to be alive: one that was lost may be sent to and waited
+        for again. Peers not named stay as they were.
+        """
+        with self._lock:
+            self._check_open()
+            for peer, address in addresses.items():
+                self._addresses[peer] = address
+                link = self._outgoing.get(peer)
+                if link is not None and (link.is_broken or link.address != address):
+                    link.close()
+                    self._replaced.append(self._outgoing.pop(peer))
+        for peer in addresses:
+            self._mailbox.expect(peer)
+
+    def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
+        epoch = self._mailbox.epoch
+        tensor = wire_form(tensor)
+        header = encode_frame(epoch, tag, tensor, self._limits.payload_bytes)
+        link = self._outgoing.get(to) or self._open(to)
+        link.send(epoch, header, payload_view(tensor))
+
+    def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
+        return self._mailbox.receive(source, tag, timeout_s)
+
+    def wait_any(self, wanted: Sequence[tuple[WorkerId, Tag]], timeout_s: float) -> int:
+        return self._mailbox.wait_any(wanted, timeout_s)
+
+    def has(self, source: WorkerId, tag: Tag) -> bool:
+        return self._mailbox.has(source, tag)
+
+    def forget(self, step: int, attempt: int) -> None:
+        self._mailbox.forget(step, attempt)
+
+    def advance(self, epoch: int) -> None:
+        self._mailbox.advance(epoch)
+        with self._lock:
+            links = list(self._outgoing.values())
+        for link in links:
+            link.drop_before(epoch)
+
+    def flush(self, timeout_s: float) -> None:
+        deadline_s = monotonic() + timeout_s
+        with self._lock:
+            self._check_open()
+            links = list(self._outgoing.values())
+        for link in links:
+            link.flush(deadline_s)
+
+    def close(self) -> None:
+        self._mailbox.close()
+        with self._lock:
+            self._closing.set()
+            outgoing = [*self._outgoing.values(), *self._replaced]
+            if self._listener is not None:
+                shut(self._listener)
+        for link in outgoing:
+            link.close()
+        # No connection is added once the accepter has ended, and all that are here get shut.
+        deadline_s = monotonic() + _JOIN_LIMIT_S
+        if self._listener is not None:
+            _join(self._accepter, deadline_s)
+        with self._lock:
+            incoming = list(self._incoming)
+        for connection in incoming:
+            connection.shut()
+        parts: list[Outgoing | Incoming] = [*outgoing, *incoming]
+        for part in parts:
+            _join(part, deadline_s)
+
+    @property
+    def statistics(self) -> Statistics:
+        received = self._mailbox.statistics()
+        with self._lock:
+            links = [*self._outgoing.values(), *self._replaced]
+            return replace(
+                received,
+                sent_messages=sum(link.sent_messages for link in links),
+                sent_bytes=sum(link.sent_bytes for link in links),
+                refused_connections=self._refused_connections,
+            )
+
+    def _open(self, peer: WorkerId) -> Outgoing:
+        with self._lock:
+            self._check_open()
+            if peer in self._outgoing:  # another thread was first
+                return self._outgoing[peer]
+            if peer not in self._addresses:
+                raise PeerLost(f"worker {self.me} has no address of worker {peer}", str(peer))
+            link = Outgoing(
+                self.me,
+                peer,
+                self._addresses[peer],
+                hello=lambda: encode_hello(self._token, self.me, self._mailbox.epoch),
+                while_held_up=self._mailbox.held_up,
+                limits=self._limits,
+            )
+            link.start()
+            self._outgoing[peer] = link
+            return link
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise TransportClosed(f"the transport of worker {self.me} is closed")
+
+    # --- the accepter thread ---
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with contextlib.closing(self._listener):
+            while not self._closing.is_set():
+                try:
+                    connection, _ = self._listener.accept()
+                except OSError:  # closing, a caller that gave up, or out of descriptors
+                    self._closing.wait(_ACCEPT_PAUSE_S)
+                    continue
+                self._read_from(connection)
+
+    def _read_from(self, connection: socket.socket) -> None:
+        incoming = Incoming(
+            connection,
+            self._mailbox,
+            token=self._token,
+            limits=self._limits,
+            on_end=self._connection_ended,
+        )
+        with self._lock:
+            self._incoming.add(incoming)
+        incoming.start()
+
+    def _connection_ended(self, incoming: Incoming, is_refused: bool) -> None:
+        with self._lock:
+            self._incoming.discard(incoming)
+            self._refused_connections += is_refused
+
+
+def _listener(address: Address) -> socket.socket:
+    family, kind, protocol, _, resolved = socket.getaddrinfo(
+        *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit it, and it must be set before the connection is made.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        listener.bind(resolved)
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _join(part: threading.Thread | Outgoing | Incoming, deadline_s: float) -> None:
+    part.join(max(0.0, deadline_s - monotonic()))

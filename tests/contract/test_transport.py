@@ -1,0 +1,586 @@
+"""What every transport promises, asked of each of them."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from transport_harness import (
+    ALICE,
+    BOB,
+    CAROL,
+    LIMIT_S,
+    Background,
+    LocalCluster,
+    TcpCluster,
+    activation,
+    wait_until,
+)
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import (
+    ConfigError,
+    EpochPast,
+    PeerLost,
+    ProtocolError,
+    TransportClosed,
+    WaitTimeout,
+)
+from holdfast.transport.base import Limits, Transport
+
+Cluster = LocalCluster | TcpCluster
+MB = 1 << 20
+TIGHT = Limits(inbox_bytes=MB, outbox_bytes=MB, send_limit_s=LIMIT_S)
+HASTY = Limits(inbox_bytes=MB, outbox_bytes=MB, send_limit_s=0.05)
+# Full buffers of the kernel, one message more than each limit, and room to spare.
+MOST_UNREAD_MESSAGES = 60
+
+
+@pytest.fixture(params=[LocalCluster, TcpCluster], ids=["local", "tcp"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    torch.set_num_threads(1)
+    threads_before = set(threading.enumerate())
+    started: Cluster = request.param()
+    yield started
+    started.close()
+    left = [t for t in threading.enumerate() if t not in threads_before and "holdfast" in t.name]
+    assert not left, "threads outlived their transport"
+
+
+@pytest.fixture
+def pair(cluster: Cluster) -> tuple[Transport, Transport]:
+    alice, bob = cluster.start(ALICE, BOB)
+    return alice, bob
+
+
+def megabyte(value: int) -> torch.Tensor:
+    return torch.full((MB,), value, dtype=torch.uint8)
+
+
+def fill(sender: Transport, to: WorkerId) -> int:
+    """Send a megabyte a step to someone who does not read, until there is no room."""
+    for step in range(MOST_UNREAD_MESSAGES):
+        try:
+            sender.send(to, activation(step), megabyte(step))
+        except WaitTimeout:
+            return step
+    pytest.fail(f"{MOST_UNREAD_MESSAGES} MB unread, and the sender was not held back")
+
+
+def send_for_ever(sender: Transport, to: WorkerId) -> None:
+    for step in itertools.count():
+        sender.send(to, activation(step), megabyte(0))
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    raw_left, raw_right = (t.contiguous().view(-1).view(torch.uint8) for t in (left, right))
+    return (
+        left.dtype == right.dtype and left.shape == right.shape and torch.equal(raw_left, raw_right)
+    )
+
+
+# --- what arrives ---
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (7,), (2, 3, 4), (1,) * 8], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    ],
+    ids=str,
+)
+def test_bits_arrive(pair, dtype, shape):
+    alice, bob = pair
+    num_bytes = torch.empty(shape, dtype=dtype).nbytes
+    # Every bit pattern must survive, not-a-numbers too; a bool is only ever 0 or 1.
+    bits = torch.arange(num_bytes, dtype=torch.uint8) * 37 + 129
+    bits = bits % 2 if dtype == torch.bool else bits
+    tensor = bits.view(dtype).reshape(shape)
+    alice.send(BOB, activation(1), tensor)
+    assert same_bits(bob.receive(ALICE, activation(1), LIMIT_S), tensor)
+
+
+def test_a_noncontiguous_tensor_arrives_contiguous(pair):
+    alice, bob = pair
+    tensor = torch.arange(24.0).reshape(4, 6).t()[1:, ::2]
+    alice.send(BOB, activation(1), tensor)
+    arrived = bob.receive(ALICE, activation(1), LIMIT_S)
+    assert arrived.is_contiguous()
+    assert same_bits(arrived, tensor)
+
+
+def test_autograd_history_stays_at_home(pair):
+    alice, bob = pair
+    tensor = torch.ones(3, requires_grad=True) * 2
+    alice.send(BOB, activation(1), tensor)
+    arrived = bob.receive(ALICE, activation(1), LIMIT_S)
+    arrived.requires_grad_()
+    assert arrived.is_leaf
+    assert not tensor.is_leaf
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros((1,) * 9), torch.zeros(2, dtype=torch.complex64)], ids=["9d", "complex"]
+)
+def test_what_cannot_travel_is_refused_at_once_and_nothing_else_suffers(pair, tensor):
+    alice, bob = pair
+    with pytest.raises(ProtocolError, match="cannot send"):
+        alice.send(BOB, activation(1), tensor)
+    alice.send(BOB, activation(1), torch.ones(1))
+    assert bob.receive(ALICE, activation(1), LIMIT_S) == 1
+
+
+def test_a_tensor_over_the_limit_is_refused_where_it_was_made(cluster):
+    alice, _ = cluster.start(ALICE, BOB, limits=Limits(payload_bytes=100))
+    with pytest.raises(ProtocolError, match="101 bytes, the limit is 100"):
+        alice.send(BOB, activation(1), torch.zeros(101, dtype=torch.uint8))
+
+
+def test_messages_of_one_tag_keep_their_order(pair):
+    alice, bob = pair
+    for value in range(100):
+        alice.send(BOB, activation(1), torch.tensor(value))
+    assert [int(bob.receive(ALICE, activation(1), LIMIT_S)) for _ in range(100)] == list(range(100))
+
+
+def test_tags_can_be_received_in_any_order(pair):
+    alice, bob = pair
+    tags = [
+        activation(step, microbatch=microbatch, part=part, attempt=attempt)
+        for step in (1, 2**40)
+        for microbatch in (0, 9)
+        for part in (0, 1)
+        for attempt in (0, 3)
+    ]
+    for value, tag in enumerate(tags):
+        alice.send(BOB, tag, torch.tensor(value))
+    for value, tag in reversed(list(enumerate(tags))):
+        assert bob.receive(ALICE, tag, LIMIT_S) == value
+
+
+def test_sources_are_told_apart(cluster):
+    alice, bob, carol = cluster.start(ALICE, BOB, CAROL)
+    alice.send(BOB, activation(1), torch.tensor(1))
+    carol.send(BOB, activation(1), torch.tensor(2))
+    assert bob.receive(CAROL, activation(1), LIMIT_S) == 2
+    assert bob.receive(ALICE, activation(1), LIMIT_S) == 1
+
+
+def test_many_threads_can_send_to_one_peer(pair):
+    alice, bob = pair
+
+    def send_all(part: int) -> None:
+        for step in range(50):
+            alice.send(BOB, activation(step, part=part), torch.full((1000,), step))
+
+    for sender in [Background(send_all, part) for part in range(4)]:
+        sender.result()
+    for step in range(50):
+        for part in range(4):
+            arrived = bob.receive(ALICE, activation(step, part=part), LIMIT_S)
+            assert torch.equal(arrived, torch.full((1000,), step))
+
+
+def test_statistics_count_messages_and_bytes(pair):
+    alice, bob = pair
+    alice.send(BOB, activation(1), torch.zeros(10))
+    alice.send(BOB, activation(2), torch.zeros(5))
+    bob.receive(ALICE, activation(2), LIMIT_S)
+    assert (alice.statistics.sent_messages, alice.statistics.sent_bytes) == (2, 60)
+    assert (bob.statistics.received_messages, bob.statistics.received_bytes) == (2, 60)
+    assert bob.statistics.unread_bytes == 40
+
+
+# --- waiting ---
+
+
+def test_wait_any_picks_the_first_that_is_here(cluster):
+    alice, bob, carol = cluster.start(ALICE, BOB, CAROL)
+    wanted = [(ALICE, activation(1)), (CAROL, activation(2)), (ALICE, activation(3))]
+    carol.send(BOB, activation(2), torch.ones(1))
+    assert bob.wait_any(wanted, LIMIT_S) == 1
+    alice.send(BOB, activation(1), torch.ones(1))
+    bob.wait_any(wanted[:1], LIMIT_S)
+    assert bob.wait_any(wanted, LIMIT_S) == 0
+    bob.receive(ALICE, activation(1), 0)
+    assert bob.wait_any(wanted, LIMIT_S) == 1, "what was received is not here any more"
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_wait_any_wakes_for_either(cluster, who):
+    alice, bob, carol = cluster.start(ALICE, BOB, CAROL)
+    wanted = [(ALICE, activation(1)), (CAROL, activation(2))]
+    waiting = Background(bob.wait_any, wanted, LIMIT_S).wait_until_blocked()
+    (alice, carol)[who].send(BOB, wanted[who][1], torch.ones(1))
+    assert waiting.result() == who
+
+
+def test_wait_any_of_nothing_is_a_mistake(pair):
+    with pytest.raises(ValueError, match="never end"):
+        pair[1].wait_any([], LIMIT_S)
+
+
+def test_a_receive_that_times_out_says_who_waited_for_what(pair):
+    expected = (
+        "worker 0.1 waited for ACTIVATION of step 7 attempt 1 micro-batch 2 part 3 "
+        "from worker 0.0 for 0.01 s"
+    )
+    with pytest.raises(WaitTimeout, match=expected):
+        pair[1].receive(ALICE, activation(7, attempt=1, microbatch=2, part=3), 0.01)
+
+
+def test_a_wait_any_that_times_out_names_all_it_waited_for(pair):
+    with pytest.raises(WaitTimeout, match=r"step 1 .* from worker 0\.0 or .*step 2 .* worker 1\.0"):
+        pair[1].wait_any([(ALICE, activation(1)), (CAROL, activation(2))], 0.01)
+
+
+# --- closing ---
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda bob: bob.receive(ALICE, activation(1), LIMIT_S),
+        lambda bob: bob.wait_any([(ALICE, activation(1))], LIMIT_S),
+    ],
+    ids=["receive", "wait_any"],
+)
+def test_close_ends_a_wait(pair, wait: Callable[[Transport], object]):
+    _, bob = pair
+    waiting = Background(wait, bob).wait_until_blocked()
+    bob.close()
+    with pytest.raises(TransportClosed):
+        waiting.result()
+
+
+def test_close_ends_a_send_that_waits_for_room(cluster):
+    alice, _ = cluster.start(ALICE, BOB, limits=TIGHT)
+    sending = Background(send_for_ever, alice, BOB).wait_until_blocked()
+    alice.close()
+    with pytest.raises(TransportClosed):
+        sending.result()
+
+
+def test_after_close_nothing_works_and_closing_again_is_fine(pair):
+    alice, bob = pair
+    alice.send(BOB, activation(1), torch.ones(1))
+    bob.receive(ALICE, activation(1), LIMIT_S)
+    alice.send(BOB, activation(2), torch.ones(1))
+    bob.wait_any([(ALICE, activation(2))], LIMIT_S)
+    for transport in pair:
+        transport.close()
+        transport.close()
+    with pytest.raises(TransportClosed):
+        bob.receive(ALICE, activation(2), LIMIT_S)
+    with pytest.raises(TransportClosed):
+        bob.wait_any([(ALICE, activation(2))], LIMIT_S)
+    with pytest.raises(TransportClosed):
+        alice.send(BOB, activation(3), torch.ones(1))
+    with pytest.raises(TransportClosed):
+        alice.flush(LIMIT_S)
+
+
+def test_what_was_flushed_arrives_although_the_sender_closes(pair):
+    alice, bob = pair
+    for step in range(20):
+        alice.send(BOB, activation(step), megabyte(step))
+    alice.flush(LIMIT_S)
+    alice.close()
+    for step in range(20):
+        assert torch.equal(bob.receive(ALICE, activation(step), LIMIT_S), megabyte(step))
+
+
+# --- back-pressure ---
+
+
+def test_a_receiver_that_does_not_read_holds_the_sender_back(cluster):
+    alice, bob = cluster.start(ALICE, BOB, limits=HASTY)
+    num_sent = fill(alice, BOB)
+    assert bob.statistics.unread_bytes <= HASTY.inbox_bytes + MB
+    for step in range(num_sent):
+        assert torch.equal(bob.receive(ALICE, activation(step), LIMIT_S), megabyte(step))
+    alice.send(BOB, activation(num_sent), megabyte(num_sent))
+    assert torch.equal(bob.receive(ALICE, activation(num_sent), LIMIT_S), megabyte(num_sent))
+
+
+def test_a_held_back_sender_says_for_whom_it_waited(cluster):
+    alice, _ = cluster.start(ALICE, BOB, limits=HASTY)
+    with pytest.raises(WaitTimeout, match=r"worker 0\.0 waited 0\.05 s for room.* worker 0\.1"):
+        send_for_ever(alice, BOB)
+
+
+def test_a_held_back_sender_goes_on_when_the_receiver_reads(cluster):
+    alice, bob = cluster.start(ALICE, BOB, limits=TIGHT)
+    num_messages = MOST_UNREAD_MESSAGES
+
+    def send_all() -> None:
+        for step in range(num_messages):
+            alice.send(BOB, activation(step), megabyte(step))
+
+    sending = Background(send_all).wait_until_blocked()
+    for step in range(num_messages):
+        assert torch.equal(bob.receive(ALICE, activation(step), LIMIT_S), megabyte(step))
+    sending.result()
+
+
+def test_a_full_inbox_does_not_keep_back_a_later_tag_that_is_waited_for(cluster):
+    alice, bob = cluster.start(ALICE, BOB, limits=TIGHT)
+    last = MOST_UNREAD_MESSAGES - 1
+
+    def send_all() -> None:
+        for step in range(last + 1):
+            alice.send(BOB, activation(step), megabyte(step))
+
+    sending = Background(send_all).wait_until_blocked()
+    assert torch.equal(bob.receive(ALICE, activation(last), LIMIT_S), megabyte(last))
+    sending.result()
+    assert torch.equal(bob.receive(ALICE, activation(0), LIMIT_S), megabyte(0))
+
+
+def test_a_full_inbox_of_one_source_does_not_hold_back_another(cluster):
+    alice, bob, carol = cluster.start(ALICE, BOB, CAROL, limits=HASTY)
+    fill(alice, BOB)
+    carol.send(BOB, activation(1), megabyte(1))
+    assert torch.equal(bob.receive(CAROL, activation(1), LIMIT_S), megabyte(1))
+
+
+def test_large_tensors_both_ways_at_once_do_not_deadlock(cluster):
+    alice, bob = cluster.start(ALICE, BOB, limits=TIGHT)
+
+    def exchange(me: Transport, other: WorkerId, value: int) -> torch.Tensor:
+        me.send(other, activation(1), torch.full((64 * MB,), value, dtype=torch.uint8))
+        me.send(other, activation(2), torch.ones(1))
+        arrived = me.receive(other, activation(1), LIMIT_S)
+        me.receive(other, activation(2), LIMIT_S)
+        return arrived
+
+    there = Background(exchange, alice, BOB, 1)
+    back = Background(exchange, bob, ALICE, 2)
+    assert torch.all(there.result() == 2)
+    assert torch.all(back.result() == 1)
+
+
+def test_a_circle_of_full_workers_does_not_deadlock(cluster):
+    names = (ALICE, BOB, CAROL)
+    ring = cluster.start(*names, limits=TIGHT)
+
+    def send_all_then_read(place: int) -> None:
+        after, before = names[(place + 1) % 3], names[place - 1]
+        for step in range(MOST_UNREAD_MESSAGES):
+            ring[place].send(after, activation(step), megabyte(step))
+        for step in range(MOST_UNREAD_MESSAGES):
+            arrived = ring[place].receive(before, activation(step), LIMIT_S)
+            assert torch.equal(arrived, megabyte(step))
+
+    for worker in [Background(send_all_then_read, place) for place in range(3)]:
+        worker.result()
+
+
+# --- epochs ---
+
+
+def test_messages_of_a_past_epoch_are_refused(pair):
+    alice, bob = pair
+    alice.send(BOB, activation(1), torch.tensor(1))
+    bob.wait_any([(ALICE, activation(1))], LIMIT_S)
+    bob.advance(5)  # refuses what is here
+    alice.send(BOB, activation(1), torch.tensor(2))  # and what still comes
+    alice.flush(LIMIT_S)
+    alice.advance(5)
+    alice.send(BOB, activation(1), torch.tensor(3))
+    assert bob.receive(ALICE, activation(1), LIMIT_S) == 3
+    assert bob.statistics.refused_past_epoch == 2
+    assert bob.statistics.unread_bytes == 0
+
+
+def test_messages_of_a_newer_epoch_wait_until_their_time(pair):
+    alice, bob = pair
+    alice.advance(2)
+    alice.send(BOB, activation(1), torch.tensor(1))
+    alice.send(BOB, activation(1), torch.tensor(2))
+    wait_until(lambda: bob.statistics.received_messages == 2)
+    with pytest.raises(WaitTimeout):
+        bob.receive(ALICE, activation(1), 0)
+    bob.advance(1)
+    with pytest.raises(WaitTimeout):
+        bob.receive(ALICE, activation(1), 0)
+    bob.advance(2)
+    assert [int(bob.receive(ALICE, activation(1), 0)) for _ in range(2)] == [1, 2]
+
+
+def test_an_epoch_that_was_skipped_is_past(pair):
+    alice, bob = pair
+    alice.advance(1)
+    alice.send(BOB, activation(1), torch.tensor(1))
+    wait_until(lambda: bob.statistics.received_messages == 1)
+    bob.advance(2)
+    with pytest.raises(WaitTimeout):
+        bob.receive(ALICE, activation(1), 0)
+    assert bob.statistics.refused_past_epoch == 1
+
+
+def test_a_wait_of_an_earlier_epoch_ends(pair):
+    _, bob = pair
+    receiving = Background(bob.receive, ALICE, activation(1), LIMIT_S).wait_until_blocked()
+    waiting = Background(bob.wait_any, [(ALICE, activation(2))], LIMIT_S).wait_until_blocked()
+    bob.advance(1)
+    for wait in (receiving, waiting):
+        with pytest.raises(EpochPast, match="in epoch 0, which ended"):
+            wait.result()
+
+
+def test_a_send_that_waits_for_room_ends_with_its_epoch(cluster):
+    alice, bob = cluster.start(ALICE, BOB, limits=TIGHT)
+    sending = Background(send_for_ever, alice, BOB)
+    epochs = itertools.count(1)
+
+    def ends_with_an_epoch() -> bool:  # a new epoch that finds no send waiting ends none
+        alice.advance(next(epochs))
+        return not sending.is_alive()
+
+    wait_until(ends_with_an_epoch)
+    with pytest.raises(EpochPast, match="waited for room in epoch"):
+        sending.result()
+    alice.advance(last := next(epochs))
+    bob.advance(last)
+    alice.send(BOB, activation(0), torch.ones(1))
+    assert bob.receive(ALICE, activation(0), LIMIT_S) == 1
+
+
+def test_there_is_no_way_back_to_an_earlier_epoch(pair):
+    pair[0].advance(3)
+    pair[0].advance(3)
+    with pytest.raises(EpochPast, match="at epoch 3, cannot go to 2"):
+        pair[0].advance(2)
+
+
+def test_forgotten_attempts_are_dropped_here_and_on_arrival(pair):
+    alice, bob = pair
+    alice.send(BOB, activation(1, attempt=0), torch.tensor(10))
+    alice.send(BOB, activation(2, attempt=0), torch.tensor(20))
+    alice.send(BOB, activation(1, attempt=2), torch.tensor(12))
+    bob.wait_any([(ALICE, activation(1, attempt=2))], LIMIT_S)
+    bob.forget(step=1, attempt=1)
+    alice.send(BOB, activation(1, attempt=1), torch.tensor(11))
+    alice.send(BOB, activation(3), torch.tensor(30))
+    bob.wait_any([(ALICE, activation(3))], LIMIT_S)
+    for attempt in (0, 1):
+        with pytest.raises(WaitTimeout):
+            bob.receive(ALICE, activation(1, attempt=attempt), 0)
+    assert bob.receive(ALICE, activation(1, attempt=2), 0) == 12
+    assert bob.receive(ALICE, activation(2), 0) == 20
+    assert bob.statistics.refused_forgotten == 2
+
+
+def test_forgetting_reaches_messages_of_a_newer_epoch(pair):
+    alice, bob = pair
+    alice.advance(1)
+    alice.send(BOB, activation(1), torch.tensor(1))
+    wait_until(lambda: bob.statistics.received_messages == 1)
+    bob.forget(step=1, attempt=0)
+    bob.advance(1)
+    with pytest.raises(WaitTimeout):
+        bob.receive(ALICE, activation(1), 0)
+    assert bob.statistics.unread_bytes == 0
+
+
+# --- peers that end ---
+
+
+def test_a_peer_that_closed_is_lost_once_its_messages_are_read(pair):
+    alice, bob = pair
+    for step in range(3):
+        alice.send(BOB, activation(step), torch.tensor(step))
+    alice.flush(LIMIT_S)
+    alice.close()
+    for step in (2, 0, 1):
+        assert bob.receive(ALICE, activation(step), LIMIT_S) == step
+    with pytest.raises(PeerLost, match=r"worker 0\.1 cannot get .*step 3.*: worker 0\.0 closed"):
+        bob.receive(ALICE, activation(3), LIMIT_S)
+
+
+def test_a_wait_for_a_peer_ends_when_the_peer_does(cluster):
+    alice, bob, carol = cluster.start(ALICE, BOB, CAROL)
+    for transport in (alice, carol):
+        transport.send(BOB, activation(0), torch.ones(1))
+    bob.receive(ALICE, activation(0), LIMIT_S)
+    receiving = Background(bob.receive, ALICE, activation(1), LIMIT_S).wait_until_blocked()
+    wanted = [(CAROL, activation(1)), (ALICE, activation(1))]
+    waiting = Background(bob.wait_any, wanted, LIMIT_S).wait_until_blocked()
+    alice.close()
+    for wait in (receiving, waiting):
+        with pytest.raises(PeerLost):
+            wait.result()
+    assert bob.wait_any([*wanted, (CAROL, activation(0))], LIMIT_S) == 2, "what is here goes first"
+
+
+def test_sending_to_a_peer_that_closed_soon_fails(pair):
+    alice, bob = pair
+    alice.send(BOB, activation(0), torch.ones(1))
+    bob.receive(ALICE, activation(0), LIMIT_S)
+    bob.close()
+
+    def is_refused() -> bool:
+        try:
+            alice.send(BOB, activation(1), torch.ones(1))
+        except PeerLost as error:
+            return "0.1" in str(error)
+        return False
+
+    wait_until(is_refused)
+
+
+def test_a_held_back_sender_is_told_when_the_receiver_ends(cluster):
+    alice, bob = cluster.start(ALICE, BOB, limits=TIGHT)
+    sending = Background(send_for_ever, alice, BOB).wait_until_blocked()
+    bob.close()
+    with pytest.raises(PeerLost):
+        sending.result()
+
+
+def test_a_peer_that_is_not_known_is_lost(pair):
+    with pytest.raises(PeerLost, match=r"1\.0"):
+        pair[0].send(CAROL, activation(1), torch.ones(1))
+
+
+def test_a_worker_that_comes_back_is_heard_and_reached_again(cluster):
+    alice, bob = cluster.start(ALICE, BOB)
+    alice.send(BOB, activation(0), torch.ones(1))
+    bob.receive(ALICE, activation(0), LIMIT_S)
+    bob.send(ALICE, activation(0), torch.ones(1))
+    alice.close()
+    with pytest.raises(PeerLost):
+        bob.receive(ALICE, activation(1), LIMIT_S)
+    [again] = cluster.start(ALICE)
+    waiting = Background(bob.receive, ALICE, activation(1), LIMIT_S).wait_until_blocked()
+    again.send(BOB, activation(1), torch.tensor(7))
+    assert waiting.result() == 7
+    bob.send(ALICE, activation(2), torch.tensor(8))
+    assert again.receive(BOB, activation(2), LIMIT_S) == 8
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"inbox_bytes": 0}, "inbox_bytes=0: must be above 0"),
+        ({"send_limit_s": 200.0}, "silence_limit_s=120.0 must be at least send_limit_s=200.0"),
+    ],
+    ids=["zero", "silence"],
+)
+def test_nonsense_limits_are_refused(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        Limits(**setting)

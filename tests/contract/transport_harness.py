@@ -1,0 +1,99 @@
+"""Connected transports for the tests, and threads that can be seen to wait."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import TransportClosed
+from holdfast.transport.base import Channel, Limits, Tag, Transport
+from holdfast.transport.local import LocalHub, LocalTransport
+from holdfast.transport.tcp import TcpTransport
+
+ALICE, BOB, CAROL = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
+TOKEN = b"sixteen byte key"
+LIMIT_S = 30.0  # no test waits this long unless it fails
+
+
+def activation(step: int, **rest: int) -> Tag:
+    return Tag(Channel.ACTIVATION, step, **rest)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.001)
+
+
+class Background(threading.Thread):
+    """A call in another thread."""
+
+    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
+        super().__init__(daemon=True)
+        self._call, self._arguments = call, arguments
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._call(*self._arguments)
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self.join(LIMIT_S)
+        assert not self.is_alive(), "the call does not end"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def wait_until_blocked(self) -> "Background":
+        wait_until(self._is_blocked)
+        return self
+
+    def _is_blocked(self) -> bool:
+        assert self.is_alive(), "the call ended and should wait"
+        frame = sys._current_frames().get(self.ident or 0)
+        return frame is not None and frame.f_code is threading.Condition.wait.__code__
+
+
+class LocalCluster:
+    def __init__(self) -> None:
+        self._hub = LocalHub()
+        self._transports: list[Transport] = []
+
+    def start(self, *workers: WorkerId, limits: Limits | None = None) -> list[Transport]:
+        made = [LocalTransport(worker, self._hub, limits=limits) for worker in workers]
+        self._transports += made
+        return list(made)
+
+    def close(self) -> None:
+        for transport in self._transports:
+            transport.close()
+
+
+class TcpCluster:
+    def __init__(self) -> None:
+        self._transports: dict[WorkerId, TcpTransport] = {}
+        self._replaced: list[TcpTransport] = []
+        self.addresses: dict[WorkerId, tuple[str, int]] = {}
+
+    def start(self, *workers: WorkerId, limits: Limits | None = None) -> list[Transport]:
+        made = {worker: TcpTransport(worker, TOKEN, limits=limits) for worker in workers}
+        self.addresses |= {worker: transport.listen() for worker, transport in made.items()}
+        self._replaced += [old for worker, old in self._transports.items() if worker in made]
+        self._transports |= made
+        for worker, transport in self._transports.items():
+            news = self.addresses if worker in made else {w: self.addresses[w] for w in made}
+            with suppress(TransportClosed):  # a dead worker needs no news
+                transport.connect(news)
+        return list(made.values())
+
+    def close(self) -> None:
+        for transport in [*self._transports.values(), *self._replaced]:
+            transport.close()

@@ -1,0 +1,66 @@
+"""The architecture, as a test. Imports may only point down; parts on one row never meet."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "holdfast"
+LAYERS = [
+    "cli",
+    "runtime | control",
+    "recovery",
+    "models",
+    "observability | protocol | transport | job",
+    "schedule",
+    "config | cluster",
+    "errors",
+]
+PURE = ["schedule", "protocol", "control", "observability", "config", "cluster", "errors"]
+RANK = {part: -row for row, parts in enumerate(LAYERS) for part in parts.split(" | ")}
+FILES = sorted(path for path in SRC.rglob("*.py") if path.parent != SRC or path.stem in RANK)
+
+
+def imported(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    plain = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    from_names = {
+        f"{node.module}.{name.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module
+        for name in node.names
+    }
+    return plain | from_names
+
+
+def part_of(path: Path) -> str:
+    first = path.relative_to(SRC).parts[0]
+    return first.removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_imports_point_down(path: Path) -> None:
+    here = part_of(path)
+    for module in imported(path):
+        top, *rest = module.split(".")
+        if top == "holdfast" and rest and rest[0] != here:
+            assert RANK[rest[0]] < RANK[here], f"{here} may not import {rest[0]}"
+
+
+def test_every_part_has_a_place_in_the_layers() -> None:
+    parts = {part_of(path) for path in SRC.rglob("*.py")} - {"__init__", "__main__"}
+    assert parts == set(RANK)
+
+
+def test_the_pure_parts_load_without_torch() -> None:
+    modules = [
+        ".".join(["holdfast", *path.relative_to(SRC).with_suffix("").parts])
+        for path in FILES
+        if part_of(path) in PURE and path.stem != "__init__"
+    ]
+    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\n"
+    code += "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,158 @@
+"""The wire format: all that is sent can be read, nothing else is believed."""
+
+import struct
+import zlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import ProtocolError
+from holdfast.transport.base import Channel, Tag
+from holdfast.transport.frame import (
+    FRAME_HEADER_BYTES,
+    HELLO_BYTES,
+    Hello,
+    decode_frame,
+    decode_hello,
+    encode_frame,
+    encode_hello,
+    payload_view,
+    wire_form,
+)
+
+LIMIT_BYTES = 1 << 20
+TOKEN = b"sixteen byte key"
+DTYPES = [
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+]
+
+u32 = st.integers(0, 2**32 - 1)
+tags = st.builds(Tag, st.sampled_from(Channel), st.integers(0, 2**64 - 1), u32, u32, u32)
+shapes = st.lists(st.integers(0, 3), max_size=8).map(tuple)
+tensors = st.builds(torch.zeros, shapes, dtype=st.sampled_from(DTYPES))
+FRAME = encode_frame(3, Tag(Channel.GRADIENT, 7, 1, 2, 3), torch.zeros(2, 5), LIMIT_BYTES)
+HELLO = encode_hello(TOKEN, WorkerId(1, 2), 3)
+
+
+def forged(header: bytes, offset: int, layout: str, value: int) -> bytes:
+    """``header`` with another value at ``offset``, and a checksum that agrees with it."""
+    body = bytearray(header[:-4])
+    struct.pack_into(layout, body, offset, value)
+    return bytes(body) + struct.pack("<I", zlib.crc32(body))
+
+
+@given(epoch=u32, tag=tags, tensor=tensors)
+def test_a_frame_reads_as_it_was_written(epoch, tag, tensor):
+    header = encode_frame(epoch, tag, tensor, LIMIT_BYTES)
+    assert len(header) == FRAME_HEADER_BYTES
+    assert decode_frame(header, LIMIT_BYTES) == (
+        epoch,
+        tag,
+        tensor.dtype,
+        tensor.shape,
+        tensor.nbytes,
+    )
+
+
+@given(token=st.binary(min_size=16, max_size=16), pipeline=u32, stage=u32, epoch=u32)
+def test_a_hello_reads_as_it_was_written(token, pipeline, stage, epoch):
+    sender = WorkerId(pipeline, stage)
+    data = encode_hello(token, sender, epoch)
+    assert len(data) == HELLO_BYTES
+    assert decode_hello(data, token) == Hello(sender, epoch)
+
+
+@given(position=st.integers(0, FRAME_HEADER_BYTES - 1), change=st.integers(1, 255))
+def test_a_frame_with_any_byte_changed_is_refused(position, change):
+    header = bytearray(FRAME)
+    header[position] ^= change
+    with pytest.raises(ProtocolError):
+        decode_frame(header, LIMIT_BYTES)
+
+
+@given(position=st.integers(0, HELLO_BYTES - 1), change=st.integers(1, 255))
+def test_a_hello_with_any_byte_changed_is_refused(position, change):
+    data = bytearray(HELLO)
+    data[position] ^= change
+    with pytest.raises(ProtocolError):
+        decode_hello(data, TOKEN)
+
+
+@given(st.binary(max_size=2 * FRAME_HEADER_BYTES))
+def test_other_bytes_are_neither_frame_nor_hello(data):
+    with pytest.raises(ProtocolError):
+        decode_frame(data, LIMIT_BYTES)
+    with pytest.raises(ProtocolError):
+        decode_hello(data, TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("offset", "layout", "value", "message"),
+    [
+        (0, "<I", 0, "expected a frame"),
+        (4, "<B", 9, "expected a frame of version 1"),
+        (5, "<B", 99, "unknown channel 99"),
+        (6, "<B", 99, "dtype 99"),
+        (7, "<B", 9, "9 dimensions"),
+        (7, "<B", 1, "not 40"),
+        (32, "<Q", 3, "is 60 bytes, not 40"),
+        (48, "<Q", 1, "not 40"),
+        (96, "<Q", 41, "is 40 bytes, not 41"),
+    ],
+    ids=["magic", "version", "channel", "dtype", "ndim", "fewer", "shape", "padding", "payload"],
+)
+def test_a_well_formed_lie_is_refused_for_what_it_says(offset, layout, value, message):
+    with pytest.raises(ProtocolError, match=message):
+        decode_frame(forged(FRAME, offset, layout, value), LIMIT_BYTES)
+
+
+def test_a_wrong_token_is_refused():
+    with pytest.raises(ProtocolError, match="wrong job token"):
+        decode_hello(HELLO, bytes(16))
+
+
+def test_a_payload_over_the_limit_is_refused_on_both_sides():
+    with pytest.raises(ProtocolError, match="40 bytes, the limit is 39"):
+        encode_frame(0, Tag(Channel.NOTES, 0), torch.zeros(10), 39)
+    with pytest.raises(ProtocolError, match="over the limit of 39 bytes"):
+        decode_frame(FRAME, 39)
+
+
+def test_an_empty_tensor_with_a_huge_side_is_refused():
+    header = encode_frame(0, Tag(Channel.NOTES, 0), torch.zeros(0, 5), LIMIT_BYTES)
+    with pytest.raises(ProtocolError, match="over the limit"):
+        decode_frame(forged(header, 40, "<Q", 2**63), LIMIT_BYTES)
+
+
+@pytest.mark.parametrize(
+    "tag", [Tag(Channel.NOTES, -1), Tag(Channel.NOTES, 0, part=2**32)], ids=["negative", "large"]
+)
+def test_a_tag_that_does_not_fit_is_refused(tag):
+    with pytest.raises(ProtocolError, match="does not fit the wire format"):
+        encode_frame(0, tag, torch.zeros(1), LIMIT_BYTES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_payload_is_the_tensors_own_memory(dtype):
+    tensor = torch.zeros(2, 3, dtype=dtype)
+    payload_view(tensor)[-tensor.itemsize :] = b"\1" * tensor.itemsize
+    assert tensor[1, 2] != 0
+    assert tensor.count_nonzero() == 1
+
+
+def test_a_contiguous_tensor_is_not_copied_and_a_slice_is():
+    tensor = torch.arange(6).reshape(2, 3)
+    assert wire_form(tensor).data_ptr() == tensor.data_ptr()
+    assert bytes(payload_view(wire_form(tensor[:, 1]))) == bytes(payload_view(torch.tensor([1, 4])))

@@ -1,0 +1,61 @@
+import pytest
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import ScheduleError
+from holdfast.schedule.generate import one_f_one_b
+from holdfast.schedule.operation import Shape
+from holdfast.schedule.schedule import loads
+
+# Micro-batch 1 of pipeline 0 runs at 1.1, a peer of 0.1: routes are data.
+REROUTED = """schedule pipelines=2 stages=2 microbatches=2
+0.0: 0F0 0F1 0BW0 0BW1 0R
+1.0: 0R
+1.1: 1F1 1B1 1F0 1W1 1BW0 1R
+"""
+
+
+def test_the_text_form_reads_back():
+    schedule = loads(REROUTED)
+    assert schedule.dumps() == REROUTED
+    assert loads(schedule.dumps()) == schedule
+
+
+def test_routes_follow_the_lanes_not_the_pipeline_numbers():
+    schedule = loads(REROUTED)
+    assert schedule.route(1, 0) == WorkerId(1, 1)
+    assert schedule.route(0, 1) == WorkerId(0, 0)
+
+
+def test_holders_are_all_who_have_the_stage_even_without_microbatches():
+    assert loads(REROUTED).holders(0) == (WorkerId(0, 0), WorkerId(1, 0))
+    assert loads(REROUTED).holders(7) == ()
+
+
+def test_a_route_nobody_runs_is_an_error_with_its_place():
+    with pytest.raises(ScheduleError, match="micro-batch 9 at stage 1"):
+        loads(REROUTED).route(1, 9)
+
+
+def test_lanes_cannot_be_changed():
+    schedule = one_f_one_b(Shape(1, 2, 2))
+    with pytest.raises(TypeError):
+        schedule.lanes[WorkerId(0, 0)] = ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nonsense",
+        "0.0: 0F0",
+        "schedule pipelines=2 stages=2 microbatches=3",
+        f"schedule pipelines={'9' * 5000} stages=2 microbatches=3",
+        "schedule pipelines=1 stages=1 microbatches=1\n0.0 0F0",
+        "schedule pipelines=1 stages=1 microbatches=1\n0: 0F0",
+        "schedule pipelines=1 stages=1 microbatches=1\n0.0: 0F0 0Q0",
+        "schedule pipelines=1 stages=1 microbatches=1\n0.0: 0F0\n0.0: 0R",
+    ],
+)
+def test_nonsense_is_refused(text):
+    with pytest.raises(ScheduleError, match=r"line '.*:"):
+        loads(text)

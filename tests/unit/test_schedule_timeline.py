@@ -1,0 +1,150 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import ScheduleError
+from holdfast.schedule.costs import Costs
+from holdfast.schedule.generate import NAMES, gpipe, make, one_f_one_b
+from holdfast.schedule.operation import Shape
+from holdfast.schedule.schedule import loads
+from holdfast.schedule.timeline import (
+    barrier_bound_s,
+    bound,
+    path_bound_s,
+    ramp_bound_s,
+    steady_period_s,
+    timeline,
+    work_bound_s,
+)
+
+TWO_STAGES = loads(
+    "schedule pipelines=1 stages=2 microbatches=1\n0.0: 0F0 0BW0 0R\n0.1: 1F0 1B0 1W0 1R\n"
+)
+
+
+def times(spans):
+    return {str(span.op): (span.start_s, span.end_s) for span in spans if span.step == 0}
+
+
+def test_each_operation_starts_when_worker_and_facts_are_there():
+    costs = Costs((1, 2), (3, 4), (5, 6), step_s=(0.5, 0.25), link_s=0.125)
+    assert times(timeline(TWO_STAGES, costs).spans) == {
+        "0F0": (0, 1),
+        "1F0": (1.125, 3.125),
+        "1B0": (3.125, 7.125),
+        "1W0": (7.125, 13.125),
+        "1R": (13.125, 13.375),
+        "0BW0": (7.25, 15.25),
+        "0R": (15.25, 15.75),
+    }
+
+
+def test_a_result_needs_no_link_on_the_worker_that_made_it():
+    alone = loads("schedule pipelines=1 stages=2 microbatches=1\n0.0: 0F0 1F0 1BW0 0BW0 0R 1R\n")
+    assert timeline(alone, Costs.uniform(2, link_s=5)).makespan_s == 6
+
+
+def test_a_reduction_waits_for_all_holders_of_the_stage_only():
+    schedule = loads(
+        "schedule pipelines=2 stages=1 microbatches=2\n0.0: 0F0 0BW0 0F1 0BW1 0R\n1.0: 0R\n"
+    )
+    spans = timeline(schedule, Costs.uniform(1, link_s=0.5)).spans
+    ends = {str(s.worker): s.start_s for s in spans if str(s.op) == "0R" and s.step == 0}
+    assert ends == {"0.0": 6, "1.0": 6.5}
+
+
+def test_with_a_global_optimizer_every_stage_waits_for_the_last_weight_gradient():
+    costs = Costs.uniform(2, step_s=1)
+    assert times(timeline(TWO_STAGES, costs).spans)["1R"] == (4, 5)
+    assert times(timeline(TWO_STAGES, costs, staggered=False).spans)["1R"] == (5, 6)
+
+
+def test_bubbles_are_what_is_left_of_the_period():
+    found = timeline(one_f_one_b(Shape(1, 4, 8)), Costs.uniform(4))
+    assert (found.period_s, found.makespan_s) == (33, 33)
+    assert found.bubble_s == {WorkerId(0, stage): 9 for stage in range(4)}
+    assert found.bubble_share == pytest.approx(9 / 33)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(NAMES),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.integers(1, 12),
+    st.lists(st.integers(1, 30), min_size=5, max_size=5),
+)
+def test_the_period_is_what_many_steps_take_on_average(name, pipelines, stages, each, memory, cost):
+    forward, backward, weight, step, link = cost
+    costs = Costs.uniform(
+        stages, forward_s=forward, input_s=backward, weight_s=weight, step_s=step, link_s=link
+    )
+    schedule = make(name, Shape(pipelines, stages, pipelines * each), costs, memory)
+    many = timeline(schedule, costs, steps=90)
+    end_s = {step: 0.0 for step in range(90)}
+    for span in many.spans:
+        end_s[span.step] = max(end_s[span.step], span.end_s)
+    # 60 steps are a multiple of the short cycles such lanes settle into.
+    assert (end_s[89] - end_s[29]) / 60 == pytest.approx(many.period_s, rel=1e-9)
+
+
+def test_a_reduction_between_two_holders_costs_one_message_a_step():
+    schedule = loads(
+        "schedule pipelines=2 stages=1 microbatches=2\n0.0: 0F0 0BW0 0R\n1.0: 0F1 0BW1 0R\n"
+    )
+    assert steady_period_s(schedule, Costs.uniform(1, link_s=1)) == 4
+
+
+def test_the_period_is_exact_even_while_one_stage_is_still_catching_up():
+    """Stage 0 alone needs 20.7 s a step, stage 1 21 s; the first steps do not show it."""
+    schedule = loads(
+        "schedule pipelines=1 stages=2 microbatches=3\n"
+        "0.0: 0F0 0F1 0F2 0BW0 0BW1 0BW2 0R\n"
+        "0.1: 1F0 1B0 1F1 1B1 1F2 1B2 1W0 1W1 1W2 1R\n"
+    )
+    costs = Costs(forward_s=(5, 1), input_s=(0.9, 1), weight_s=(1, 5))
+    first = timeline(schedule, costs).spans
+    ends_s = [span.end_s for span in first if str(span.op) == "0R"]
+    assert ends_s[1] - ends_s[0] == pytest.approx(20.7)
+    assert steady_period_s(schedule, costs) == pytest.approx(21)
+
+
+def test_a_stuck_schedule_has_no_timeline():
+    stuck = loads("schedule pipelines=1 stages=1 microbatches=1\n0.0: 0BW0 0F0 0R\n")
+    with pytest.raises(ScheduleError, match=r"worker 0\.0 never gets to run 0BW0"):
+        timeline(stuck, Costs.uniform(1))
+
+
+def test_the_bounds_of_a_worked_example():
+    shape, costs = Shape(2, 4, 8), Costs.uniform(4)
+    assert work_bound_s(shape, costs) == 12
+    assert path_bound_s(shape, costs) == 15  # 3 x 2 there and back, 4 x 2 of the last stage, 1 W
+    assert ramp_bound_s(shape, costs) == 15  # 7 s to the first gradient, 4 forwards to fill them
+    assert ramp_bound_s(shape, costs, memory=2) == 17
+    assert barrier_bound_s(shape, costs) == 15
+
+
+@pytest.mark.parametrize(
+    ("each", "memory", "staggered", "reason"),
+    [
+        (16, 8, True, "the work of the busiest stage"),
+        (16, 4, True, "memory: 4 micro-batches in flight"),
+        (16, 8, False, "the global optimizer's barrier"),
+        (4, 8, True, "the way of a micro-batch"),
+    ],
+)
+def test_the_bound_says_what_limits(each, memory, staggered, reason):
+    found = bound(Shape(2, 4, 2 * each), Costs.uniform(4), memory, staggered=staggered)
+    assert found.reason.startswith(reason)
+
+
+def test_the_bound_counts_the_slowest_stage_and_its_step():
+    costs = Costs((1, 2), (1, 1), (1, 1), fused_s=(2, 1.5), step_s=(0, 4))
+    assert work_bound_s(Shape(1, 2, 10), costs) == 10 * (2 + 1.5) + 4
+
+
+def test_gpipe_and_1f1b_take_equally_long():
+    shape, costs = Shape(1, 4, 8), Costs.uniform(4)
+    assert steady_period_s(gpipe(shape), costs) == steady_period_s(one_f_one_b(shape), costs) == 33

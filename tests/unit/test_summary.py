@@ -1,0 +1,111 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from holdfast.observability.events import (
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    StepTakenBack,
+    WorkerReady,
+)
+from holdfast.observability.jsonfile import write_json
+from holdfast.observability.summary import summarize, write_summary
+
+
+def started(first_step=0):
+    return RunStarted(
+        at_s=0.0,
+        pipelines=1,
+        stages=2,
+        microbatches=4,
+        steps=9,
+        schedule="gpipe",
+        reason="as told",
+        cut=(1,),
+        first_step=first_step,
+    )
+
+
+def step(number, loss=1.0, took_s=0.5, skipped=False):
+    return StepFinished(
+        at_s=float(number),
+        step=number,
+        loss=loss,
+        gradient_norm=1.0,
+        tokens=100,
+        took_s=took_s,
+        skipped=skipped,
+    )
+
+
+def ready(worker, torch="2.6"):
+    return WorkerReady(at_s=0.0, worker=worker, pid=1, versions={"torch": torch})
+
+
+DONE = RunFinished(at_s=9.0, parameters_sha256="ab12", peak_memory_bytes={"0.0": 10, "0.1": 20})
+
+
+def test_a_finished_run_is_told_whole():
+    back = StepTakenBack(at_s=1.0, worker="0.1", step=1, reason="clipped")
+    events = [ready("0.1"), ready("0.0"), started(4), step(4, 3.0), back, step(5, 2.0), DONE]
+    summary = summarize(events, config={"seed": 7})
+    assert summary.outcome == "finished"
+    assert (summary.first_step, summary.steps, summary.losses) == (4, 2, (3.0, 2.0))
+    assert summary.parameters_sha256 == "ab12"
+    assert summary.workers == ("0.0", "0.1")
+    assert summary.peak_memory_bytes == {"0.0": 10, "0.1": 20}
+    assert summary.num_taken_back == 1
+    assert summary.versions == {"torch": "2.6"}
+    assert summary.config == {"seed": 7}
+
+
+def test_the_first_step_warms_up_and_does_not_count_for_the_speed():
+    summary = summarize([step(0, took_s=60.0), step(1), step(2, took_s=1.5)], config={})
+    assert summary.step_s == 1.0
+    assert summary.tokens_per_s == 100.0
+
+
+def test_a_single_step_is_all_the_speed_there_is():
+    assert summarize([step(0, took_s=0.5)], config={}).tokens_per_s == 200.0
+
+
+def test_a_step_that_finished_twice_counts_as_it_finished_last():
+    assert summarize([step(0, 5.0), step(1, 4.0), step(1, 4.5)], config={}).losses == (5.0, 4.5)
+
+
+def test_skipped_steps_are_named():
+    assert summarize([step(0), step(1, skipped=True)], config={}).skipped_steps == (1,)
+
+
+def test_a_failed_run_says_why():
+    failed = RunFailed(at_s=1.0, reason="worker 0.1 ended")
+    assert summarize([started(), failed], config={}).outcome == "failed: worker 0.1 ended"
+
+
+def test_a_run_without_a_step_has_no_speed():
+    summary = summarize([started()], config={})
+    assert (summary.outcome, summary.step_s, summary.tokens_per_s) == ("unfinished", None, None)
+
+
+def test_workers_of_different_versions_show():
+    summary = summarize([ready("0.0", "2.7"), ready("0.1", "2.6")], config={})
+    assert summary.versions == {"torch": "2.6 / 2.7"}
+
+
+def test_the_file_is_standard_json_that_keeps_every_bit_of_a_loss(tmp_path):
+    path = tmp_path / "summary.json"
+    write_summary(path, summarize([step(0, 0.1 + 0.2), step(1, math.nan)], config={}))
+    assert json.loads(path.read_text())["losses"] == [0.1 + 0.2, "nan"]
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path):
+    path = tmp_path / "summary.json"
+    write_summary(path, {"steps": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"steps": object()})
+    assert json.loads(path.read_text()) == {"steps": 1}
+    assert [found.name for found in Path(tmp_path).iterdir()] == ["summary.json"]
