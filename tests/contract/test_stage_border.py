@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 
 import pytest
@@ -190,34 +191,32 @@ def test_a_layer_that_writes_to_its_input_cannot_be_checkpointed() -> None:
 
 
 def test_stages_that_are_threads_of_one_process_do_not_disturb_each_other() -> None:
-    alone = [train_alone(index) for index in range(2)]
-    lock = threading.Lock()
-    together: list[dict[str, Tensor]] = [{}, {}]
-
-    def work(index: int) -> None:
-        together[index] = train_alone(index, lock=lock)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    alone = [work_off(stage) for stage in dropout_stages(nullcontext())]
+    together: dict[int, dict[str, Tensor]] = {}
+    stages = dropout_stages(threading.Lock())
+    threads = [
+        threading.Thread(target=lambda n=n: together.update({n: work_off(stages[n])}))
+        for n in range(len(stages))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for expected, found in zip(alone, together, strict=True):
-        assert expected.keys() == found.keys()
-        assert all(same(expected[key], found[key]) for key in expected)
+    for number, expected in enumerate(alone):
+        assert expected.keys() == together[number].keys()
+        assert all(same(expected[key], together[number][key]) for key in expected)
 
 
-_BUILDING = threading.Lock()
+def dropout_stages(lock: AbstractContextManager[object]) -> list[Stage]:
+    torch.manual_seed(0)
+    blocks = [Block(dropout=0.3), Block(dropout=0.3)]
+    return [Stage([b], first_layer=n, seed=9, lock=lock, sink=Sums()) for n, b in enumerate(blocks)]
 
 
-def train_alone(index: int, **options: object) -> dict[str, Tensor]:
-    with _BUILDING:
-        torch.manual_seed(index)
-        block = Block(dropout=0.3)
-    stage = Stage([block], first_layer=1 + index, seed=9, sink=Sums(), **options)
+def work_off(stage: Stage) -> dict[str, Tensor]:
     data = [torch.full((2, 8, 32), 0.1 * microbatch) for microbatch in range(12)]
     for microbatch, x in enumerate(data):
-        (y,) = stage.forward(0, microbatch, (x,), split=bool((microbatch + index) % 2))
+        (y,) = stage.forward(0, microbatch, (x,), split=bool(microbatch % 2))
         stage.backward_input(microbatch, (y,))
     for microbatch in range(len(data)):
         stage.backward_weight(microbatch)

@@ -506,8 +506,10 @@ def test_a_peer_that_closed_is_lost_once_its_messages_are_read(pair):
     alice.close()
     for step in (2, 0, 1):
         assert bob.receive(ALICE, activation(step), LIMIT_S) == step
-    with pytest.raises(PeerLost, match=r"worker 0\.1 cannot get .*step 3.*: worker 0\.0 closed"):
+    lost = pytest.raises(PeerLost, match=r"worker 0\.1 cannot get .*step 3.*: worker 0\.0 closed")
+    with lost as raised:
         bob.receive(ALICE, activation(3), LIMIT_S)
+    assert raised.value.worker == "0.0"
 
 
 def test_a_wait_for_a_peer_ends_when_the_peer_does(cluster):

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.cluster import WorkerId
@@ -38,6 +38,7 @@ DTYPES = [
     torch.bool,
 ]
 
+untimed = settings(deadline=None)  # a busy machine is no error
 u32 = st.integers(0, 2**32 - 1)
 tags = st.builds(Tag, st.sampled_from(Channel), st.integers(0, 2**64 - 1), u32, u32, u32)
 shapes = st.lists(st.integers(0, 3), max_size=8).map(tuple)
@@ -53,6 +54,7 @@ def forged(header: bytes, offset: int, layout: str, value: int) -> bytes:
     return bytes(body) + struct.pack("<I", zlib.crc32(body))
 
 
+@untimed
 @given(epoch=u32, tag=tags, tensor=tensors)
 def test_a_frame_reads_as_it_was_written(epoch, tag, tensor):
     header = encode_frame(epoch, tag, tensor, LIMIT_BYTES)
@@ -66,6 +68,7 @@ def test_a_frame_reads_as_it_was_written(epoch, tag, tensor):
     )
 
 
+@untimed
 @given(token=st.binary(min_size=16, max_size=16), pipeline=u32, stage=u32, epoch=u32)
 def test_a_hello_reads_as_it_was_written(token, pipeline, stage, epoch):
     sender = WorkerId(pipeline, stage)
@@ -74,6 +77,7 @@ def test_a_hello_reads_as_it_was_written(token, pipeline, stage, epoch):
     assert decode_hello(data, token) == Hello(sender, epoch)
 
 
+@untimed
 @given(position=st.integers(0, FRAME_HEADER_BYTES - 1), change=st.integers(1, 255))
 def test_a_frame_with_any_byte_changed_is_refused(position, change):
     header = bytearray(FRAME)
@@ -82,6 +86,7 @@ def test_a_frame_with_any_byte_changed_is_refused(position, change):
         decode_frame(header, LIMIT_BYTES)
 
 
+@untimed
 @given(position=st.integers(0, HELLO_BYTES - 1), change=st.integers(1, 255))
 def test_a_hello_with_any_byte_changed_is_refused(position, change):
     data = bytearray(HELLO)
@@ -90,6 +95,7 @@ def test_a_hello_with_any_byte_changed_is_refused(position, change):
         decode_hello(data, TOKEN)
 
 
+@untimed
 @given(st.binary(max_size=2 * FRAME_HEADER_BYTES))
 def test_other_bytes_are_neither_frame_nor_hello(data):
     with pytest.raises(ProtocolError):

@@ -4,10 +4,13 @@ Processes, transport, schedule and sums are real; only the arithmetic is small. 
 with it are emulated and must say so.
 """
 
+import ctypes
 import time
 from collections.abc import Mapping
 
 from holdfast.schedule.operation import Kind
+
+_PR_SET_TIMERSLACK = 29
 
 
 class EmulatedDevice:
@@ -15,6 +18,8 @@ class EmulatedDevice:
 
     def __init__(self, durations_s: Mapping[str, float]) -> None:
         self._durations_s = {Kind(kind): seconds for kind, seconds in durations_s.items()}
+        if durations_s:  # sleeps end 0.03 instead of 0.08 ms late
+            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
     def finish(self, kind: Kind, start_s: float) -> None:
         """Sleep until the operation that began at ``start_s`` has taken its time."""

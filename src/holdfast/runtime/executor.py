@@ -106,7 +106,8 @@ class Executor:
                 else:
                     self._settle()
             case Phase.ON_TRUST:
-                if op.kind is Kind.R or not commit.missing():
+                # A bad verdict must end the wait for an input: the sender will never send it.
+                if op.kind is Kind.R or not self._input_comes_first(op):
                     self._settle()
 
     def _input_comes_first(self, op: Op) -> bool:

@@ -63,12 +63,17 @@ class StageOptimizer:
             raise ConfigError("Job.optimizer must take exactly the parameters it is given")
 
     def step(self, step: int, gradients: Sequence[Tensor | None]) -> None:
-        """Apply the gradient of training step ``step``; a None leaves its parameter alone."""
+        """Apply the gradient of training step ``step``; a None leaves its parameter alone.
+
+        Gradients are only read: the step may have to be done again with them.
+        """
         if self._optimizer is None:
             return
         self._follow_schedule(step)
+        copy = not _only_reads_gradients(self._optimizer)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
+            given = None if gradient is None else gradient.to(parameter.dtype, copy=copy)
+            parameter.grad = given
         self._optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None
@@ -93,9 +98,9 @@ class StageOptimizer:
             self._set_state(parameter, _cloned(state))
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Copies of all state, numbers as tensors, under "<parameter key>/<name>"."""
+        """Copies of all state, under "<parameter key>/<name>"; a number as "<name>#"."""
         return {
-            f"{key}/{name}": _as_tensor(value)
+            f"{key}/{name}" if isinstance(value, Tensor) else f"{key}/{name}#": _as_tensor(value)
             for key, parameter in zip(self._keys, self._parameters, strict=True)
             for name, value in self._state(parameter).items()
             if value is not None
@@ -109,12 +114,12 @@ class StageOptimizer:
         for key, parameter in zip(self._keys, self._parameters, strict=True):
             state = by_key.get(key, {})
             for name, value in state.items():
-                if value.dim() and value.shape != parameter.shape:
+                if not _fits(value, parameter):
                     raise CheckpointError(
                         f"checkpoint has {key}/{name} of shape {tuple(value.shape)}, the job's "
                         f"parameter has {tuple(parameter.shape)}; resume with the same job"
                     )
-            self._set_state(parameter, {n: _from_tensor(v) for n, v in state.items()})
+            self._set_state(parameter, dict(_as_kept(n, v) for n, v in state.items()))
 
     def _state(self, parameter: nn.Parameter) -> dict[str, Any]:
         if self._optimizer is None or parameter not in self._optimizer.state:
@@ -127,6 +132,19 @@ class StageOptimizer:
             self._optimizer.state[parameter] = state
         else:
             self._optimizer.state.pop(parameter, None)
+
+
+def _only_reads_gradients(optimizer: Optimizer) -> bool:
+    """True of torch's own on a CPU, but not of all their foreach variants (SGD with Nesterov)."""
+    own = type(optimizer).__module__.startswith("torch.optim.")
+    return own and not any(group.get("foreach") for group in optimizer.param_groups)
+
+
+def _fits(value: Tensor, parameter: Tensor) -> bool:
+    """State is as large as its parameter or, as Adafactor's rows and columns, smaller in a dim."""
+    missing = parameter.dim() - value.dim()
+    own, wanted = value.shape, parameter.shape[max(missing, 0) :]
+    return missing >= 0 and all(a in (1, b) for a, b in zip(own, wanted, strict=True))
 
 
 def _checked_schedule(schedule: object) -> LRScheduler:
@@ -153,6 +171,6 @@ def _as_tensor(value: object) -> Tensor:
     return torch.tensor(value, dtype=_SCALAR_DTYPES[type(value)])
 
 
-def _from_tensor(value: Tensor) -> object:
-    """Numbers come back as numbers; torch's own 0-dim state is float32 and stays a tensor."""
-    return value.item() if value.dim() == 0 and value.dtype in _SCALAR_DTYPES.values() else value
+def _as_kept(name: str, value: Tensor) -> tuple[str, object]:
+    """Name and value as the optimizer had them: numbers as numbers."""
+    return (name[:-1], value.item()) if name.endswith("#") else (name, value)

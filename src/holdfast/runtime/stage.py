@@ -202,7 +202,7 @@ class Stage:
             raise ScheduleError(
                 f"backward_weight of micro-batch {microbatch} before its first part"
             )
-        with self._lock, torch.no_grad():  # recording would keep every stored activation alive
+        with self._lock, torch.no_grad():
             self._hand_over(weight_gradients(halfway.pieces, halfway.computed))
 
     def drop(self, microbatch: int) -> None:

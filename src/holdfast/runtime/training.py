@@ -48,6 +48,7 @@ class StageTraining:
         compute: AbstractContextManager[Any],
     ) -> None:
         self._me, self._config, self._transport, self._tell = me, config, transport, tell
+        self._epoch = assign.epoch
         self._schedule = loads(assign.schedule)
         ranges = stage_ranges(assign.cut, len(job.layers))
         layers, ties = untie(list(job.layers))
@@ -144,6 +145,7 @@ class StageTraining:
                 transport=self._transport,
                 step=step,
                 attempt=attempt,
+                epoch=self._epoch,
                 timeout_s=timeout_s,
             )
             means = self._buffer_sums.mean(

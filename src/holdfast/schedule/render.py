@@ -26,6 +26,8 @@ _COLOUR = {
 }
 
 _ROW_HEIGHT, _LEFT, _TOP = 22, 56, 34
+_FONT_SIZES = (11, 9)  # of names in boxes: the first that fits
+_CHARACTER_WIDTH = 0.66  # of its size, on average
 
 
 def grid(schedule: Schedule, timeline: Timeline, *, width: int = 120) -> str:
@@ -121,6 +123,7 @@ def _legend() -> Iterator[str]:
         yield f'<rect x="{x}" y="8" width="12" height="12" fill="{_COLOUR[kind]}"/>'
         yield f'<text x="{x + 16}" y="18">{kind.value} {meaning}</text>'
         x += 42 + 7 * len(meaning)
+    yield f'<text x="{x}" y="18" fill="#606060">every other step is paler</text>'
 
 
 def _box(span: Span, y: int, pixels_per_s: float) -> str:
@@ -130,10 +133,19 @@ def _box(span: Span, y: int, pixels_per_s: float) -> str:
     tooltip = escape(
         f"step {span.step}, worker {span.worker}, {span.op}: {span.start_s:g} to {span.end_s:g} s"
     )
-    name = ""
-    if width > 7 * len(label) + 2:
-        name = f'<text x="{x + width / 2:.2f}" y="{y + 14}" text-anchor="middle">{label}</text>'
+    pale = ' fill-opacity="0.5"' if span.step % 2 else ""
     return (
         f'<g><title>{tooltip}</title><rect x="{x:.2f}" y="{y}" width="{width:.2f}" '
-        f'height="{_ROW_HEIGHT - 4}" fill="{_COLOUR[span.op.kind]}" stroke="white"/>{name}</g>'
+        f'height="{_ROW_HEIGHT - 4}" fill="{_COLOUR[span.op.kind]}"{pale} stroke="white"/>'
+        f"{_name(label, x + width / 2, y, width)}</g>"
     )
+
+
+def _name(label: str, middle: float, y: int, width: float) -> str:
+    for size in _FONT_SIZES:
+        if width > _CHARACTER_WIDTH * size * len(label) + 1:
+            return (
+                f'<text x="{middle:.2f}" y="{y + 14}" font-size="{size}" '
+                f'text-anchor="middle">{label}</text>'
+            )
+    return ""

@@ -144,7 +144,7 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """End every wait, now and later, with TransportClosed. Any thread may call it, also again."""
+        """End every wait, now and later, with TransportClosed. From any thread, and repeatable."""
         ...
 
     @property

@@ -104,10 +104,10 @@ class Outgoing:
 
     def flush(self, deadline_s: float) -> None:
         with self._changed:
-            while self._queued_bytes:  # none left once broken
-                if self._closed:
-                    raise TransportClosed(f"closed before all had left for worker {self.peer}")
+            while self._queued_bytes and not self._closed:  # none queued once broken
                 self._wait_until(deadline_s, "to send the last bytes")
+            if self._closed:
+                raise TransportClosed(f"closed before all had left for worker {self.peer}")
 
     def close(self) -> None:
         with self._changed:

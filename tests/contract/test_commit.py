@@ -1,0 +1,241 @@
+"""The end of a stage's step: trust that turns out wrong leaves no bit behind."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import PeerLost
+from holdfast.runtime.commit import Committed, Phase, StageCommit
+from holdfast.runtime.gradients import FastGradients, Layout
+from holdfast.runtime.optimizer import StageOptimizer
+from holdfast.runtime.reduction import Reduced, conclude
+from holdfast.runtime.stage import Stage
+from holdfast.runtime.state import state_tensors
+from holdfast.runtime.verdict import VerdictExchange
+from holdfast.schedule.schedule import loads
+from holdfast.transport.base import Channel, Tag
+from holdfast.transport.local import LocalHub, LocalTransport
+
+ME, PEER = WorkerId(0, 0), WorkerId(0, 1)
+SCHEDULE = loads(
+    "schedule pipelines=1 stages=2 microbatches=1\n0.0: 0F0 0BW0 0R\n0.1: 1F0 1BW0 1R\n"
+)
+TIMEOUT_S = 20.0
+GOOD, CLIPPED, SKIPPED = 0.0, 400.0, math.nan  # sums of squares that the other stage may send
+
+OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
+    "SGD": partial(optim.SGD, lr=0.1),
+    "SGD nesterov foreach": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "AdamW": partial(optim.AdamW, lr=0.1),
+    "AdamW fused": partial(optim.AdamW, lr=0.1, fused=True),
+}
+
+
+class OneStage:
+    """Stage 0 of two; what stage 1 says is fed by hand."""
+
+    def __init__(self, optimizer: str = "AdamW", counted: tuple[bool, ...] | None = None) -> None:
+        torch.manual_seed(3)
+        self.layers = {0: nn.Linear(3, 4), 1: nn.BatchNorm1d(4)}
+        stage = Stage(list(self.layers.values()))
+        parameters = [slot.parameter for slot in stage.slots]
+        keys = [slot.key for slot in stage.slots]
+        self.layout = Layout.of(parameters, keys)
+        self.optimizer = StageOptimizer(parameters, keys, OPTIMIZERS[optimizer], None)
+        hub = LocalHub()
+        self.transport, self.peer = LocalTransport(ME, hub), LocalTransport(PEER, hub)
+        exchange = VerdictExchange(ME, SCHEDULE, self.transport, clip_norm=10.0)
+        self.commit = StageCommit(
+            self.optimizer,
+            stage,
+            self.layers,
+            exchange,
+            self.transport,
+            counted or (True,) * len(parameters),
+            TIMEOUT_S,
+        )
+        self._learn_buffers(stage)
+
+    def _learn_buffers(self, stage: Stage) -> None:
+        stage.forward(0, 0, (torch.randn(8, 3),))
+        stage.drop_all()
+
+    def reduce(self, step: int, attempt: int = 0, scale: float = 1.0) -> Reduced:
+        return self.commit.reduce(step, attempt, lambda: (self.gradient(step, scale), CHANGES))
+
+    def gradient(self, step: int, scale: float) -> Reduced:
+        torch.manual_seed(50 + step)
+        flat = torch.zeros(self.layout.numel)
+        for slot in range(len(self.layout.slots)):
+            view = self.layout.view(flat, slot)
+            view.copy_(torch.randn(view.shape) * scale)
+        touched = [True] * len(self.layout.slots)
+        return conclude(FastGradients(self.layout), flat, touched=touched, nonfinite=False)
+
+    def hear(self, step: int, square: float, attempt: int = 0) -> None:
+        piece = torch.tensor([float(math.isnan(square)), square], dtype=torch.float64)
+        self.peer.send(ME, Tag(Channel.VERDICT, step, attempt), piece)
+
+    def bits(self) -> dict[str, bytes]:
+        """Parameters, buffers and optimizer state."""
+        tensors = state_tensors(self.layers) | self.optimizer.state_tensors()
+        return {key: _bytes(tensor) for key, tensor in tensors.items()}
+
+
+CHANGES = {
+    "1.running_mean": torch.full((4,), 0.25, dtype=torch.float64),
+    "1.num_batches_tracked": torch.ones((), dtype=torch.float64),
+}
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def run_step(stage: OneStage, step: int, square: float, *, trust: bool) -> Committed:
+    stage.reduce(step)
+    if trust:
+        stage.commit.apply_on_trust()
+    stage.hear(step, square)
+    return stage.commit.settle()
+
+
+def test_the_phases_follow_each_other():
+    stage = OneStage()
+    assert stage.commit.phase is Phase.COLLECTING
+    assert stage.commit.missing() == []
+    stage.reduce(0)
+    assert stage.commit.phase is Phase.REDUCED
+    assert stage.commit.missing() == [(PEER, Tag(Channel.VERDICT, 0, 0))]
+    stage.commit.apply_on_trust()
+    assert stage.commit.phase is Phase.ON_TRUST
+    stage.hear(0, GOOD)
+    assert stage.commit.missing() == []
+    committed = stage.commit.settle()
+    assert (committed.step, committed.taken_back) == (0, False)
+    assert stage.commit.phase is Phase.COLLECTING
+
+
+def test_reducing_changes_nothing_and_tells_the_other_stage_the_squares():
+    stage = OneStage()
+    before = stage.bits()
+    reduced = stage.reduce(2, attempt=1)
+    assert stage.bits() == before
+    told = stage.peer.receive(ME, Tag(Channel.VERDICT, 2, 1), TIMEOUT_S)
+    assert told.tolist() == [0.0, *reduced.squares]
+
+
+def test_a_later_twin_of_a_tied_parameter_does_not_count_for_the_norm():
+    stage = OneStage(counted=(True, False, True, True))
+    squares = stage.reduce(0).squares
+    told = stage.peer.receive(ME, Tag(Channel.VERDICT, 0, 0), TIMEOUT_S)
+    assert told.tolist() == [0.0, squares[0], 0.0, *squares[2:]]
+
+
+def test_settling_without_trust_applies_gradient_and_buffer_changes_once():
+    stage = OneStage("SGD")
+    before = state_tensors(stage.layers)
+    gradient = stage.gradient(0, 1.0).gradients()[0]
+    assert gradient is not None
+    committed = run_step(stage, 0, GOOD, trust=False)
+    assert committed.verdict.good
+    assert not committed.taken_back
+    after = state_tensors(stage.layers)
+    assert torch.equal(after["0.weight"], before["0.weight"].add(gradient, alpha=-0.1))
+    assert torch.equal(after["1.running_mean"], before["1.running_mean"] + 0.25)
+    assert after["1.num_batches_tracked"] == before["1.num_batches_tracked"] + 1
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_justified_trust_gives_the_same_bits_as_waiting(optimizer):
+    trusting, waiting = OneStage(optimizer), OneStage(optimizer)
+    for step in range(3):
+        assert not run_step(trusting, step, GOOD, trust=True).taken_back
+        run_step(waiting, step, GOOD, trust=False)
+        assert trusting.bits() == waiting.bits()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("verdict", [CLIPPED, SKIPPED], ids=["clipped", "skipped"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_disappointed_trust_gives_the_same_bits_as_waiting(optimizer, verdict, steps_before):
+    trusting, waiting = OneStage(optimizer), OneStage(optimizer)
+    for step in range(steps_before):
+        run_step(trusting, step, GOOD, trust=True)
+        run_step(waiting, step, GOOD, trust=False)
+    taken_back = run_step(trusting, steps_before, verdict, trust=True)
+    waited = run_step(waiting, steps_before, verdict, trust=False)
+    assert (taken_back.taken_back, waited.taken_back) == (True, False)
+    assert repr(taken_back.verdict) == repr(waited.verdict)  # NaN is not equal to itself
+    assert trusting.bits() == waiting.bits()
+    run_step(trusting, steps_before + 1, GOOD, trust=True)
+    run_step(waiting, steps_before + 1, GOOD, trust=False)
+    assert trusting.bits() == waiting.bits()
+
+
+def test_a_clipped_step_moves_the_parameters_less():
+    stage = OneStage("SGD")
+    before = state_tensors(stage.layers)["0.weight"]
+    gradient = stage.gradient(0, 1.0).gradients()[0]
+    assert gradient is not None
+    committed = run_step(stage, 0, CLIPPED, trust=True)
+    scale = committed.verdict.scale
+    assert scale is not None
+    assert 0 < scale < 1
+    after = state_tensors(stage.layers)["0.weight"]
+    assert torch.equal(after, before.add(gradient * scale, alpha=-0.1))
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_a_skipped_step_leaves_everything_as_it_was(trust):
+    stage = OneStage()
+    run_step(stage, 0, GOOD, trust=trust)
+    before = stage.bits()
+    assert run_step(stage, 1, SKIPPED, trust=trust).verdict.skip
+    assert stage.bits() == before
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_own_nonfinite_gradient_is_never_applied_not_even_on_trust(bad):
+    stage = OneStage()
+    run_step(stage, 0, GOOD, trust=True)
+    before = stage.bits()
+    assert stage.reduce(1, scale=bad).nonfinite
+    stage.commit.apply_on_trust()
+    assert stage.bits() == before
+    stage.hear(1, GOOD)
+    committed = stage.commit.settle()
+    assert committed.verdict.skip
+    assert stage.bits() == before
+
+
+def test_a_piece_of_an_earlier_attempt_settles_nothing():
+    stage = OneStage()
+    stage.reduce(1, attempt=1)
+    stage.hear(1, CLIPPED, attempt=0)
+    assert stage.commit.missing() == [(PEER, Tag(Channel.VERDICT, 1, 1))]
+    stage.hear(1, GOOD, attempt=1)
+    assert stage.commit.settle().verdict.good
+
+
+def test_a_lost_stage_ends_the_wait_for_its_verdict_and_the_step_stays_open():
+    stage = OneStage()
+    stage.reduce(0)
+    stage.commit.apply_on_trust()
+    stage.peer.close()
+    with pytest.raises(PeerLost) as lost:
+        stage.commit.settle()
+    assert lost.value.worker == str(PEER)
+    assert stage.commit.phase is Phase.ON_TRUST
+
+
+def test_a_step_cannot_be_reduced_before_the_one_before_is_settled():
+    stage = OneStage()
+    stage.reduce(0)
+    with pytest.raises(AssertionError, match="must be settled first"):
+        stage.reduce(1)
