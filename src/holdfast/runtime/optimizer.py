@@ -65,18 +65,20 @@ class StageOptimizer:
     def step(self, step: int, gradients: Sequence[Tensor | None]) -> None:
         """Apply the gradient of training step ``step``; a None leaves its parameter alone.
 
-        Gradients are only read: the step may have to be done again with them.
+        Gradients are only read: the step may have to be done again with them. What the
+        parameters hold in ``grad`` belongs to the next step and stays.
         """
         if self._optimizer is None:
             return
         self._follow_schedule(step)
+        accumulators = [parameter.grad for parameter in self._parameters]
         copy = not _only_reads_gradients(self._optimizer)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             given = None if gradient is None else gradient.to(parameter.dtype, copy=copy)
             parameter.grad = given
         self._optimizer.step()
-        for parameter in self._parameters:
-            parameter.grad = None
+        for parameter, accumulator in zip(self._parameters, accumulators, strict=True):
+            parameter.grad = accumulator
 
     def _follow_schedule(self, step: int) -> None:
         """The learning rate is a function of the step's number, also after a resume or a skip."""

@@ -63,6 +63,8 @@ class StageTraining:
         self._buckets = plan_buckets(me.stage, slots=slots, ties=twins, holders=holders)
         self._gradients = self._make_gradients(max([1, *map(len, twins)]))
         self._stage.sink = self._gradients
+        if isinstance(self._gradients, FastGradients) and self._gradients.native:
+            self._gradients.attach(self._parameters)
         self._buffer_sums = BufferSums(config.parallel.microbatches)
         self._optimizer = StageOptimizer(
             self._parameters, [s.key for s in self._stage.slots], job.optimizer, job.lr_schedule
@@ -130,8 +132,6 @@ class StageTraining:
     def _begin_step(self) -> None:
         self._gradients.clear()
         self._buffer_sums.clear()
-        if isinstance(self._gradients, FastGradients) and self._gradients.native:
-            self._gradients.attach(self._parameters)
 
     def _reduce(self, step: int, attempt: int) -> None:
         timeout_s = self._config.workers.wait_limit_s
