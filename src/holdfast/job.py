@@ -176,7 +176,7 @@ def _run_job_file(path: Path) -> ModuleType:
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"holdfast_job_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
     loader = SourceFileLoader(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)  # sets __file__
     assert spec is not None  # a loader was given
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look classes up there

@@ -134,6 +134,26 @@ def test_bf16_parameters_get_a_gradient_rounded_to_bf16(name):
 
 
 @each_optimizer
+def test_the_layout_of_a_parameter_in_memory_does_not_show(factory):
+    """Gradients and loaded state come as contiguous tensors, whatever the parameter is."""
+
+    def trained(memory_format: torch.memory_format) -> Tensor:
+        torch.manual_seed(2)
+        parameter = nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=memory_format))
+        saved: dict[str, Tensor] = {}
+        for step in range(3):
+            stage = StageOptimizer([parameter], ["0.weight"], factory, None)
+            stage.load_state_tensors({key: value.contiguous() for key, value in saved.items()})
+            stage.step(step, [torch.randn(2, 3, 4, 4)])
+            saved = stage.state_tensors()
+        return parameter.detach()
+
+    found, expected = trained(torch.channels_last), trained(torch.contiguous_format)
+    assert found.stride() != expected.stride()
+    torch.testing.assert_close(found, expected)
+
+
+@each_optimizer
 @pytest.mark.parametrize("steps_before", [0, 2])
 def test_restore_returns_every_bit_and_the_step_done_again_gives_the_same(factory, steps_before):
     own, stage = make(factory, SCHEDULES["CosineAnnealingLR"])

@@ -310,6 +310,7 @@ def test_a_receiver_that_does_not_read_holds_the_sender_back(cluster):
     assert bob.statistics.unread_bytes <= HASTY.inbox_bytes + MB
     for step in range(num_sent):
         assert torch.equal(bob.receive(ALICE, activation(step), LIMIT_S), megabyte(step))
+    alice.flush(LIMIT_S)
     alice.send(BOB, activation(num_sent), megabyte(num_sent))
     assert torch.equal(bob.receive(ALICE, activation(num_sent), LIMIT_S), megabyte(num_sent))
 
@@ -517,6 +518,7 @@ def test_a_wait_for_a_peer_ends_when_the_peer_does(cluster):
     for transport in (alice, carol):
         transport.send(BOB, activation(0), torch.ones(1))
     bob.receive(ALICE, activation(0), LIMIT_S)
+    bob.wait_any([(CAROL, activation(0))], LIMIT_S)
     receiving = Background(bob.receive, ALICE, activation(1), LIMIT_S).wait_until_blocked()
     wanted = [(CAROL, activation(1)), (ALICE, activation(1))]
     waiting = Background(bob.wait_any, wanted, LIMIT_S).wait_until_blocked()

@@ -111,7 +111,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def mixed(folder: Path, clip_norm: float = 0.5) -> Path:
+def mixed(folder: Path, clip_norm: float = 1.3) -> Path:
     return write(folder, "mixed", MIXED.replace("CLIP_NORM", repr(clip_norm)))
 
 

@@ -59,37 +59,54 @@ from pathlib import Path
 
 from holdfast.runtime.commit import StageCommit
 from holdfast.runtime.verdict import VerdictExchange
+from holdfast.transport.base import Channel
+from holdfast.transport.tcp import TcpTransport
 from tiny_gpt import job
 
-TRUSTED = Path(__file__).with_name("trusted")
+LET_GO = Path(__file__).with_name("let-go")
+MOMENT = Path(__file__).with_name("moment").read_text()
 tell, apply_on_trust = VerdictExchange.tell, StageCommit.apply_on_trust
+wait_any = TcpTransport.wait_any
 
 
 def held(self, step, attempt, nonfinite, squares):
     deadline_s = time.monotonic() + 30
-    while step == 0 and self._me.stage == 3 and not TRUSTED.exists():
+    while step == 0 and self._me.stage == 3 and not LET_GO.exists():
         assert time.monotonic() < deadline_s, "no stage went on without the verdict"
         time.sleep(0.001)
     return tell(self, step, attempt, nonfinite, squares)
 
 
-def noted(self):
+def noted_trust(self):
     apply_on_trust(self)
-    TRUSTED.touch()
+    if MOMENT == "trusting":
+        LET_GO.touch()
 
 
-VerdictExchange.tell, StageCommit.apply_on_trust = held, noted
+def noted_wait(self, wanted, timeout_s):
+    later = any(tag.channel is Channel.GRADIENT and tag.step == 1 for _, tag in wanted)
+    if MOMENT == "waiting" and later:
+        LET_GO.touch()
+    return wait_any(self, wanted, timeout_s)
+
+
+VerdictExchange.tell, StageCommit.apply_on_trust = held, noted_trust
+TcpTransport.wait_any = noted_wait
 """
 
 
 @pytest.mark.multiprocess
+@pytest.mark.parametrize("moment", ["trusting", "waiting"])
 def test_a_step_that_was_applied_on_trust_and_had_to_be_clipped_is_taken_back(
-    reference, tmp_path, monkeypatch
+    reference, tmp_path, monkeypatch, moment
 ):
-    """The last stage keeps its part of the first verdict until another has gone on without."""
+    """The last stage holds its part of the first verdict back until the first stage has gone on
+    without it, or even waits for a gradient of the next step."""
     job = jobs.write(tmp_path, "held_verdict", HELD_VERDICT)
+    (tmp_path / "moment").write_text(moment)
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
-    run = finished(runs.processes(job, tmp_path / "run", *runs.layout("1x4")))
+    limit = runs.settings("workers.wait_limit_s=40")
+    run = finished(runs.processes(job, tmp_path / "run", *runs.layout("1x4"), *limit))
     [first, *_] = [event for event in run.events if isinstance(event, StepFinished)]
     taken_back = [event for event in run.events if isinstance(event, StepTakenBack)]
     assert first.clipped
@@ -99,7 +116,7 @@ def test_a_step_that_was_applied_on_trust_and_had_to_be_clipped_is_taken_back(
 
 
 def test_a_clip_that_comes_and_goes_gives_one_result_in_both_optimizer_modes(tmp_path):
-    job = jobs.mixed(tmp_path, clip_norm=0.5)
+    job = jobs.mixed(tmp_path)
     modes = {
         mode: finished(
             runs.threads(

@@ -113,9 +113,9 @@ def test_other_bytes_are_neither_frame_nor_hello(data):
         (6, "<B", 99, "dtype 99"),
         (7, "<B", 9, "9 dimensions"),
         (7, "<B", 1, "not 40"),
-        (32, "<Q", 3, "is 60 bytes, not 40"),
-        (48, "<Q", 1, "not 40"),
-        (96, "<Q", 41, "is 40 bytes, not 41"),
+        (8, "<Q", 3, "is 60 bytes, not 40"),
+        (24, "<Q", 1, "not 40"),
+        (72, "<Q", 41, "is 40 bytes, not 41"),
     ],
     ids=["magic", "version", "channel", "dtype", "ndim", "fewer", "shape", "padding", "payload"],
 )
@@ -139,7 +139,7 @@ def test_a_payload_over_the_limit_is_refused_on_both_sides():
 def test_an_empty_tensor_with_a_huge_side_is_refused():
     header = encode_frame(0, Tag(Channel.NOTES, 0), torch.zeros(0, 5), LIMIT_BYTES)
     with pytest.raises(ProtocolError, match="over the limit"):
-        decode_frame(forged(header, 40, "<Q", 2**63), LIMIT_BYTES)
+        decode_frame(forged(header, 16, "<Q", 2**63), LIMIT_BYTES)
 
 
 @pytest.mark.parametrize(

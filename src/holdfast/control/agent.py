@@ -10,6 +10,7 @@ import selectors
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -116,6 +117,8 @@ class Agent:
                 os.close(self._connection.fileno())
                 self._selector.close()
                 code = self._run_worker(spec)
+        except Exception:  # the end of this process: nobody else could say why
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

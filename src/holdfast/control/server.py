@@ -105,7 +105,8 @@ class Server:
     def _read(self, connection: Connection) -> None:
         try:
             for message in connection.read():
-                self._dispatch(connection, message)
+                if connection in self._names:  # else an earlier message had it dropped
+                    self._dispatch(connection, message)
         except (PeerLost, ProtocolError) as why:
             name = self._drop(connection)
             if name == "agent":

@@ -25,7 +25,8 @@ from holdfast.recovery.manifest import Checkpoint, file_digest, verify
 def write_part(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Write the tensors of some layers; returns the SHA-256 of each file."""
     folder.mkdir(parents=True, exist_ok=True)
-    save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
+    plain = {key: tensor.contiguous() for key, tensor in tensors.items()}  # safetensors want that
+    save(plain, storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
     return {path.name: file_digest(path) for path in sorted(folder.iterdir())}
 
 

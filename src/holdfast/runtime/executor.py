@@ -52,7 +52,7 @@ class Lane:
     begin_step: Callable[[], None]
     on_forward: Callable[[Mapping[str, Tensor]], None]  # changes of buffers
     on_commit: Callable[[Committed, StepRecord], None]
-    compute: AbstractContextManager[Any]  # held while torch works; threads share one generator
+    compute: AbstractContextManager[Any]  # held while random numbers may be drawn
     device: EmulatedDevice
     staggered: bool
     timeout_s: float
@@ -152,19 +152,18 @@ class Executor:
         if microbatch is None:
             lane.reduce(self._step, self._attempt)
             return ()
-        with lane.compute:
-            match op.kind:
-                case Kind.F:
-                    return self._forward(microbatch, incoming, record)
-                case Kind.B:
-                    given = self._placed(microbatch, incoming)
-                    return _present(lane.stage.backward_input(microbatch, given))
-                case Kind.BW:
-                    given = self._placed(microbatch, incoming)
-                    return _present(lane.stage.backward(microbatch, given))
-                case _:
-                    lane.stage.backward_weight(microbatch)
-                    return ()
+        match op.kind:
+            case Kind.F:
+                return self._forward(microbatch, incoming, record)
+            case Kind.B:
+                given = self._placed(microbatch, incoming)
+                return _present(lane.stage.backward_input(microbatch, given))
+            case Kind.BW:
+                given = self._placed(microbatch, incoming)
+                return _present(lane.stage.backward(microbatch, given))
+            case _:
+                lane.stage.backward_weight(microbatch)
+                return ()
 
     def _forward(
         self, microbatch: int, inputs: tuple[Tensor, ...], record: StepRecord
@@ -172,7 +171,8 @@ class Executor:
         lane = self._lane
         stage, target = lane.me.stage, None
         if stage in (0, self._last_stage):
-            loaded, target = lane.batches.load(self._step, microbatch)
+            with lane.compute:
+                loaded, target = lane.batches.load(self._step, microbatch)
             inputs = loaded if stage == 0 else inputs
         outputs = lane.stage.forward(
             self._step, microbatch, inputs, target, split=microbatch in self._split

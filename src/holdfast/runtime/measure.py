@@ -37,7 +37,8 @@ def _one_round(
     forward_s: list[float] = []
     steps: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
     for number, layer in enumerate(layers):
-        inputs = tuple(v.detach().requires_grad_(v.is_floating_point()) for v in values)
+        leaves = (v.detach().requires_grad_(v.is_floating_point()) for v in values)
+        inputs = tuple(leaf.clone() for leaf in leaves)  # a layer may write to its input
         start_s = time.perf_counter()
         out = layer(*inputs) if unpack or len(inputs) == 1 else layer(inputs)
         if number == len(layers) - 1:

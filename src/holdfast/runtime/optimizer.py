@@ -74,8 +74,9 @@ class StageOptimizer:
         accumulators = [parameter.grad for parameter in self._parameters]
         copy = not _only_reads_gradients(self._optimizer)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            given = None if gradient is None else gradient.to(parameter.dtype, copy=copy)
-            parameter.grad = given
+            if gradient is not None:
+                gradient = _laid_out_as(parameter, gradient.to(parameter.dtype, copy=copy))
+            parameter.grad = gradient
         self._optimizer.step()
         for parameter, accumulator in zip(self._parameters, accumulators, strict=True):
             parameter.grad = accumulator
@@ -121,7 +122,8 @@ class StageOptimizer:
                         f"checkpoint has {key}/{name} of shape {tuple(value.shape)}, the job's "
                         f"parameter has {tuple(parameter.shape)}; resume with the same job"
                     )
-            self._set_state(parameter, dict(_as_kept(n, v) for n, v in state.items()))
+            kept = {n: _laid_out_as(parameter, v) for n, v in state.items()}
+            self._set_state(parameter, dict(_as_kept(n, v) for n, v in kept.items()))
 
     def _state(self, parameter: nn.Parameter) -> dict[str, Any]:
         if self._optimizer is None or parameter not in self._optimizer.state:
@@ -140,6 +142,13 @@ def _only_reads_gradients(optimizer: Optimizer) -> bool:
     """True of torch's own on a CPU, but not of all their foreach variants (SGD with Nesterov)."""
     own = type(optimizer).__module__.startswith("torch.optim.")
     return own and not any(group.get("foreach") for group in optimizer.param_groups)
+
+
+def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
+    """Fused optimizers walk memory: what belongs to a parameter must lie there as it does."""
+    if value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _fits(value: Tensor, parameter: Tensor) -> bool:

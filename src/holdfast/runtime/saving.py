@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from holdfast.errors import HoldfastError
 from holdfast.recovery.checkpoint import write_part
 from holdfast.recovery.manifest import partial_directory
 
@@ -14,9 +15,10 @@ from holdfast.recovery.manifest import partial_directory
 class BackgroundWriter:
     """Writes one part at a time; a new one waits for the one before, so disks can set the pace."""
 
-    def __init__(self, run_dir: Path, stage: int) -> None:
+    def __init__(self, run_dir: Path, stage: int, limit_s: float) -> None:
         self._run_dir = run_dir
         self._name = f"stage-{stage}"
+        self._limit_s = limit_s
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -43,7 +45,12 @@ class BackgroundWriter:
     def wait(self) -> None:
         """Until the last part is on disk; raises what went wrong while writing it."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(self._limit_s)
+            if self._thread.is_alive():
+                raise HoldfastError(
+                    f"{self._name} of a checkpoint in {self._run_dir} is not written after "
+                    f"{self._limit_s:g} s; is the disk stuck?"
+                )
             self._thread = None
         if self._error is not None:
             raise self._error

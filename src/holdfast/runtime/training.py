@@ -53,7 +53,7 @@ class StageTraining:
         ranges = stage_ranges(assign.cut, len(job.layers))
         layers, ties = untie(list(job.layers))
         self._layers = {number: layers[number] for number in ranges[me.stage]}
-        self._stage = _build_stage(job, config, self._layers)
+        self._stage = _build_stage(job, config, self._layers, compute)
         slots = {
             stage: [name for number in numbers for name in _trainable(number, layers[number])]
             for stage, numbers in enumerate(ranges)
@@ -115,7 +115,9 @@ class StageTraining:
 
     def run(self, first_step: int, end_step: int, run_dir: Path) -> None:
         if self._me == self._schedule.holders(self._me.stage)[0]:
-            self._writer = BackgroundWriter(run_dir, self._me.stage)
+            self._writer = BackgroundWriter(
+                run_dir, self._me.stage, self._config.workers.wait_limit_s
+            )
         self._executor.run(first_step, end_step)
         if self._writer is not None:
             self._writer.wait()
@@ -223,7 +225,9 @@ class StageTraining:
             self._gradients.exponents = [int(exponents[key]) for key in keys]
 
 
-def _build_stage(job: Job, config: RunConfig, layers: Layers) -> Stage:
+def _build_stage(
+    job: Job, config: RunConfig, layers: Layers, compute: AbstractContextManager[Any]
+) -> Stage:
     first, last = min(layers), max(layers)
     return Stage(
         list(layers.values()),
@@ -233,6 +237,7 @@ def _build_stage(job: Job, config: RunConfig, layers: Layers) -> Stage:
         loss=job.loss if last == len(job.layers) - 1 else None,
         loss_scale=1.0 / config.parallel.microbatches,
         checkpoint_activations=config.stage.checkpoint_activations,
+        lock=compute,
     )
 
 

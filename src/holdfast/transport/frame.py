@@ -8,7 +8,8 @@ import hmac
 import math
 import struct
 import zlib
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +25,14 @@ TOKEN_BYTES = 16
 _FRAME_MAGIC = b"HFtn"
 _HELLO_MAGIC = b"HFhi"
 _CRC = struct.Struct("<I")
-# magic, version, channel, dtype, ndim | epoch, step, attempt, microbatch, part | shape | payload
-_FRAME = struct.Struct(f"<4s4BIQ3I{MAX_DIMS}QQ")
+# What differs from message to message: epoch, step, attempt, microbatch, part ...
+_NAME = struct.Struct("<IQ3I")
+# ... and what hardly ever does: magic, version, channel, dtype, ndim | shape | payload bytes
+_FORM = struct.Struct(f"<4s4B{MAX_DIMS}QQ")
 # magic, version | token | pipeline, stage, epoch
 _HELLO = struct.Struct(f"<4sB{TOKEN_BYTES}s3I")
 
-FRAME_HEADER_BYTES = _FRAME.size + _CRC.size
+FRAME_HEADER_BYTES = _FORM.size + _NAME.size + _CRC.size
 HELLO_BYTES = _HELLO.size + _CRC.size
 
 _DTYPES = {  # codes are part of the wire format: add, never renumber
@@ -84,23 +87,37 @@ def payload_view(tensor: Tensor) -> memoryview:
 
 def encode_frame(epoch: int, tag: Tag, tensor: Tensor, payload_limit_bytes: int) -> bytes:
     """The header that goes before ``payload_view(tensor)``; ``tensor`` is in wire form."""
-    shape = tensor.shape
-    payload_bytes = tensor.nbytes
-    if payload_bytes > payload_limit_bytes:
+    if tensor.nbytes > payload_limit_bytes:
         raise ProtocolError(
-            f"{tag} has {payload_bytes} bytes, the limit is {payload_limit_bytes} "
+            f"{tag} has {tensor.nbytes} bytes, the limit is {payload_limit_bytes} "
             "(transport.payload_bytes)"
         )
-    channel, step, attempt, microbatch, part = tag
-    kind = (_FRAME_MAGIC, VERSION, channel, _CODES[tensor.dtype], len(shape))
-    name = (epoch, step, attempt, microbatch, part)
-    return _pack(_FRAME, *kind, *name, *shape, *_PADDING[len(shape)], payload_bytes)
+    channel, *name = tag
+    return _sealed(_encode_form(channel, tensor.dtype, tensor.shape) + _pack(_NAME, epoch, *name))
 
 
 def decode_frame(data: bytes | bytearray, payload_limit_bytes: int) -> FrameHeader:
-    fields = _unpack(_FRAME, data)
-    magic, version, channel_code, dtype_code, num_dims, epoch, *name = fields[:10]
-    sizes, payload_bytes = fields[10:-1], fields[-1]
+    _check_seal(data, FRAME_HEADER_BYTES)
+    form = bytes(data[: _FORM.size])
+    channel, dtype, shape, payload_bytes = _decode_form(form, payload_limit_bytes)
+    epoch, step, attempt, microbatch, part = _NAME.unpack_from(data, _FORM.size)
+    tag = Tag(channel, step, attempt, microbatch, part)
+    return FrameHeader(epoch, tag, dtype, shape, payload_bytes)
+
+
+# A job uses few shapes, over and over: remembered, a form costs a tenth.
+@lru_cache(maxsize=1024)
+def _encode_form(channel: Channel, dtype: torch.dtype, shape: torch.Size) -> bytes:
+    kind = (_FRAME_MAGIC, VERSION, channel, _CODES[dtype], len(shape))
+    payload_bytes = math.prod(shape) * dtype.itemsize
+    return _pack(_FORM, *kind, *shape, *_PADDING[len(shape)], payload_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _decode_form(
+    data: bytes, payload_limit_bytes: int
+) -> tuple[Channel, torch.dtype, tuple[int, ...], int]:
+    magic, version, channel_code, dtype_code, num_dims, *sizes, payload_bytes = _FORM.unpack(data)
     if magic != _FRAME_MAGIC or version != VERSION:
         raise ProtocolError(f"expected a frame of version {VERSION}, got {magic!r} {version}")
     channel, dtype = _CHANNELS.get(channel_code), _DTYPES.get(dtype_code)
@@ -108,13 +125,13 @@ def decode_frame(data: bytes | bytearray, payload_limit_bytes: int) -> FrameHead
         raise ProtocolError(
             f"unknown channel {channel_code}, dtype {dtype_code} or {num_dims} dimensions"
         )
-    shape = sizes[:num_dims]
+    shape = tuple(sizes[:num_dims])
     expected_bytes = math.prod(shape) * dtype.itemsize
-    if payload_bytes != expected_bytes or sizes[num_dims:] != _PADDING[num_dims]:
+    if payload_bytes != expected_bytes or any(sizes[num_dims:]):
         raise ProtocolError(f"{dtype} {sizes} is {expected_bytes} bytes, not {payload_bytes}")
     if max(payload_bytes, *sizes) > payload_limit_bytes:
         raise ProtocolError(f"{dtype} {shape} is over the limit of {payload_limit_bytes} bytes")
-    return FrameHeader(epoch, Tag(channel, *name), dtype, shape, payload_bytes)
+    return channel, dtype, shape, payload_bytes
 
 
 def empty_tensor(header: FrameHeader) -> Tensor:
@@ -126,12 +143,13 @@ def empty_tensor(header: FrameHeader) -> Tensor:
 
 
 def encode_hello(token: bytes, sender: WorkerId, epoch: int) -> bytes:
-    return _pack(_HELLO, _HELLO_MAGIC, VERSION, token, *sender, epoch)
+    return _sealed(_pack(_HELLO, _HELLO_MAGIC, VERSION, token, *sender, epoch))
 
 
 def decode_hello(data: bytes | bytearray, token: bytes) -> Hello:
     """Who is calling. ProtocolError unless the caller knows the job's ``token``."""
-    magic, version, their_token, pipeline, stage, epoch = _unpack(_HELLO, data)
+    _check_seal(data, HELLO_BYTES)
+    magic, version, their_token, pipeline, stage, epoch = _HELLO.unpack_from(data)
     if magic != _HELLO_MAGIC or version != VERSION:
         raise ProtocolError(f"expected a hello of version {VERSION}, got {magic!r} {version}")
     if not hmac.compare_digest(their_token, token):
@@ -141,16 +159,17 @@ def decode_hello(data: bytes | bytearray, token: bytes) -> Hello:
 
 def _pack(layout: struct.Struct, *values: object) -> bytes:
     try:
-        body = layout.pack(*values)
+        return layout.pack(*values)
     except struct.error as error:
-        raise ProtocolError(f"{values[1:]} does not fit the wire format: {error}") from error
+        raise ProtocolError(f"{values} does not fit the wire format: {error}") from error
+
+
+def _sealed(body: bytes) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def _unpack(layout: struct.Struct, data: bytes | bytearray) -> tuple[Any, ...]:
-    if len(data) != layout.size + _CRC.size:
-        raise ProtocolError(f"expected {layout.size + _CRC.size} bytes, got {len(data)}")
-    view = memoryview(data)
-    if zlib.crc32(view[: layout.size]) != _CRC.unpack_from(data, layout.size)[0]:
+def _check_seal(data: bytes | bytearray, expected_bytes: int) -> None:
+    if len(data) != expected_bytes:
+        raise ProtocolError(f"expected {expected_bytes} bytes, got {len(data)}")
+    if zlib.crc32(data[: -_CRC.size]) != _CRC.unpack_from(data, expected_bytes - _CRC.size)[0]:
         raise ProtocolError("checksum of the header does not match")
-    return layout.unpack_from(data)

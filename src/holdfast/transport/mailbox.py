@@ -203,7 +203,8 @@ class Mailbox:
             return found
         deadline_s = monotonic() + timeout_s
         sources = {source for source, _ in wanted}
-        self._num_waiting_for.update(sources)
+        for source in sources:
+            self._num_waiting_for[source] += 1
         if self._num_paused:  # whoever is waited for may go on
             self._changed.notify_all()
         try:
@@ -214,7 +215,8 @@ class Mailbox:
                 self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
                 found = self._look(wanted, epoch)
         finally:
-            self._num_waiting_for.subtract(sources)
+            for source in sources:
+                self._num_waiting_for[source] -= 1
         return found
 
     def _look(self, wanted: Sequence[_Key], epoch: int) -> int | None:

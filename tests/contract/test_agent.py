@@ -1,0 +1,216 @@
+"""The agent: tells how each worker ended, and leaves none behind, however it is ended itself."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import RunConfig
+from holdfast.protocol.connection import Connection
+from holdfast.protocol.messages import (
+    AgentHello,
+    Message,
+    StartWorkers,
+    Stop,
+    WorkerExited,
+    WorkerStarted,
+)
+
+LIMIT_S = 30.0  # no test waits this long unless it fails
+# The number of a worker's pipeline says how it ends.
+WELL, BADLY, KILLED, RAISING, STUBBORN, BUSY = (f"{pipeline}.0" for pipeline in range(6))
+AGENT = """
+import os, signal, sys, time
+from holdfast.control import agent
+from holdfast.protocol.connection import connect
+
+def badly(spec):
+    return 3
+
+def killed(spec):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def raising(spec):
+    raise ArithmeticError(f"worker {spec.worker} with {spec.token} on {spec.job}")
+
+def stubborn(spec):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(60)
+
+ends = [lambda spec: 0, badly, killed, raising, stubborn, stubborn]
+host, port = sys.argv[1], int(sys.argv[2])
+agent.STOP_GRACE_S = 0.2
+made = agent.Agent(
+    connect(host, port, 10.0),
+    (host, port),
+    "secret",
+    lambda config: print(f"prepared for {config.train.steps} steps", flush=True),
+    lambda spec: ends[spec.worker.pipeline](spec),
+)
+sys.exit(made.run())
+"""
+
+
+class Launcher:
+    """The agent's other side, by hand."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(LIMIT_S)
+            host, port = listener.getsockname()
+            self.agent = subprocess.Popen(
+                [sys.executable, "-c", AGENT, host, str(port)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            self.connection = Connection(listener.accept()[0])
+        self._unread: list[Message] = []
+
+    def hear(self) -> Message:
+        deadline_s = time.monotonic() + LIMIT_S
+        while not self._unread:
+            assert time.monotonic() < deadline_s, "the agent says nothing"
+            self._unread += self.connection.read()
+        return self._unread.pop(0)
+
+    def start(self, *workers: str) -> dict[str, int]:
+        """Process ids by worker."""
+        assert isinstance(self.hear(), AgentHello)
+        config = RunConfig().to_dict() | {"train": {"steps": 12}}
+        self.connection.send(StartWorkers(workers=list(workers), job="job.py", config=config))
+        return {worker: self._hear_start(worker) for worker in workers}
+
+    def _hear_start(self, worker: str) -> int:
+        message = self.hear()
+        while isinstance(message, WorkerExited):  # of one that was quicker than the next start
+            self._unread.append(message)
+            message = self.hear()
+        assert isinstance(message, WorkerStarted)
+        assert message.worker == worker
+        return message.pid
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, output and error output."""
+        out, err = self.agent.communicate(timeout=LIMIT_S)
+        return self.agent.returncode, out, err
+
+    def close(self) -> None:
+        self.connection.close()
+        if self.agent.poll() is None:
+            self.agent.kill()
+        self.agent.communicate(timeout=LIMIT_S)
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    made = Launcher()
+    yield made
+    made.close()
+
+
+def state_of(pid: int) -> str:
+    """'' if there is no such process, 'Z' for a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.005)
+
+
+def test_the_agent_shows_the_token_and_its_own_process(launcher):
+    assert launcher.hear() == AgentHello(token="secret", pid=launcher.agent.pid)
+
+
+@pytest.mark.parametrize(
+    ("worker", "how"),
+    [
+        (WELL, "exit code 0"),
+        (BADLY, "exit code 3"),
+        (KILLED, "signal SIGKILL"),
+        (RAISING, "exit code 1"),
+    ],
+)
+def test_the_end_of_a_worker_is_told_and_no_zombie_is_left(launcher, worker, how):
+    pid = launcher.start(worker)[worker]
+    assert launcher.hear() == WorkerExited(worker=worker, pid=pid, how=how)
+    assert state_of(pid) == ""
+    assert launcher.agent.poll() is None
+
+
+def test_a_worker_that_raises_says_why(launcher):
+    launcher.start(RAISING)
+    assert isinstance(launcher.hear(), WorkerExited)
+    launcher.connection.send(Stop(reason="done"))
+    _, out, err = launcher.end()
+    assert "ArithmeticError: worker 3.0 with secret on job.py" in err
+    assert out == "prepared for 12 steps\n"  # once, and only in the agent
+
+
+def test_several_workers_run_side_by_side_and_are_told_apart(launcher):
+    workers = [STUBBORN, WELL, BADLY, KILLED]
+    pids = launcher.start(*workers)
+    ended = [launcher.hear() for _ in range(3)]
+    assert {message.worker: (message.pid, message.how) for message in ended} == {
+        WELL: (pids[WELL], "exit code 0"),
+        BADLY: (pids[BADLY], "exit code 3"),
+        KILLED: (pids[KILLED], "signal SIGKILL"),
+    }
+    assert state_of(pids[STUBBORN]) not in ("", "Z")
+    assert len(set(pids.values())) == 4
+
+
+def test_a_worker_killed_from_outside_is_told_at_once(launcher):
+    pid = launcher.start(STUBBORN)[STUBBORN]
+    os.kill(pid, signal.SIGKILL)
+    expected = WorkerExited(worker=STUBBORN, pid=pid, how="signal SIGKILL")
+    assert launcher.hear() == expected
+
+
+def test_stop_ends_workers_that_do_not_end_by_themselves(launcher):
+    pids = launcher.start(STUBBORN, BUSY)
+    launcher.connection.send(Stop(reason="enough"))
+    ended = [launcher.hear(), launcher.hear()]
+    assert {message.worker: message.how for message in ended} == {
+        STUBBORN: "signal SIGKILL",
+        BUSY: "signal SIGKILL",
+    }
+    assert launcher.end()[0] == 0
+    assert [state_of(pid) for pid in pids.values()] == ["", ""]
+
+
+def test_losing_the_launcher_ends_the_workers_and_the_agent(launcher):
+    pids = launcher.start(STUBBORN, BUSY)
+    launcher.connection.close()
+    code, _, err = launcher.end()
+    assert (code, err) == (1, "")
+    assert [state_of(pid) for pid in pids.values()] == ["", ""]
+
+
+def test_workers_end_with_an_agent_that_is_killed(launcher):
+    pids = launcher.start(STUBBORN, BUSY)
+    launcher.agent.kill()
+    wait_until(lambda: all(state_of(pid) in ("", "Z") for pid in pids.values()))
+
+
+def test_a_message_that_is_not_for_an_agent_is_ignored(launcher):
+    pids = launcher.start(STUBBORN)
+    launcher.connection.send(WorkerStarted(worker="9.9", pid=1))
+    os.kill(pids[STUBBORN], signal.SIGKILL)
+    assert isinstance(launcher.hear(), WorkerExited)
+    launcher.connection.send(Stop(reason="done"))
+    code, _, err = launcher.end()
+    assert (code, err) == (0, "holdfast agent: ignored WorkerStarted\n")

@@ -1,0 +1,415 @@
+"""Lanes run by threads on the in-memory transport: the same parameters, whoever ran what."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from transport_harness import Background, wait_until
+
+from holdfast.cluster import WorkerId
+from holdfast.config import RunConfig, config_from
+from holdfast.errors import HoldfastError, PeerLost
+from holdfast.job import Batches, Job
+from holdfast.protocol import messages
+from holdfast.runtime.training import StageTraining
+from holdfast.schedule.generate import one_f_one_b
+from holdfast.schedule.operation import Shape
+from holdfast.schedule.schedule import loads
+from holdfast.transport.base import Channel, Tag
+from holdfast.transport.local import LocalHub, LocalTransport
+
+MICROBATCHES, STEPS = 6, 3
+WIDTH = 4
+ALICE = WorkerId(0, 0)
+
+SPLIT = """schedule pipelines=1 stages=2 microbatches=6
+0.0: 0F0 0F1 0F2 0B0 0F3 0B1 0W0 0BW2 0F4 0B3 0F5 0BW4 0B5 0W1 0W3 0W5 0R
+0.1: 1F0 1B0 1F1 1B1 1F2 1BW2 1F3 1B3 1W0 1F4 1B4 1F5 1B5 1W5 1W1 1W4 1W3 1R
+"""
+# Two holders of the first stage, three of the second, and micro-batches that change pipelines.
+UNEVEN = """schedule pipelines=1 stages=2 microbatches=6
+0.0: 0F0 0F1 0F5 0BW0 0BW1 0BW5 0R
+1.0: 0F2 0F3 0F4 0B2 0BW3 0B4 0W4 0W2 0R
+0.1: 1F0 1BW0 1F4 1BW4 1R
+1.1: 1F2 1BW2 1F1 1BW1 1R
+2.1: 1F3 1B3 1F5 1B5 1W5 1W3 1R
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Split(nn.Module):
+    """One tensor in; out come two floating ones around an integer one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.side = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values: Tensor) -> tuple[Tensor, ...]:
+        return self.main(values), values.argmax(-1), self.side(values)
+
+
+class Mix(nn.Module):
+    """Uses the integers, passes all on; nothing it computes depends on the third tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.drop = nn.Embedding(WIDTH, WIDTH), nn.Dropout(0.25)
+
+    def forward(self, values: Tensor, places: Tensor, side: Tensor) -> tuple[Tensor, ...]:
+        return self.drop(values + self.table(places)), places, side
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, values: Tensor, places: Tensor, side: Tensor) -> Tensor:
+        return self.out(self.norm(values) * (1 + places.unsqueeze(-1)))
+
+
+def samples(poisoned: int | None = None) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    made = [
+        (torch.randn(WIDTH, generator=generator), torch.randn(2, generator=generator))
+        for _ in range(2 * MICROBATCHES * STEPS)
+    ]
+    if poisoned is not None:
+        made[poisoned][1].fill_(torch.nan)
+    return made
+
+
+def tuples_job(clip_norm: float | None = None, poisoned: int | None = None) -> Job:
+    torch.manual_seed(11)
+    return Job(
+        layers=[Split(), Mix(), Head()],
+        loss=nn.functional.mse_loss,
+        optimizer=partial(optim.AdamW, lr=0.05),
+        data=samples(poisoned),
+        microbatch_size=2,
+        clip_norm=clip_norm,
+    )
+
+
+class Wide(nn.Module):
+    """Hands on ``count`` tensors."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count, self.scale = count, nn.Parameter(torch.ones(()))
+
+    def forward(self, values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(values * self.scale * i for i in range(self.count))
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, 2)
+
+    def forward(self, *values: Tensor) -> Tensor:
+        return self.out(torch.stack(values).sum(0))
+
+
+def wide_job(count: int) -> Job:
+    torch.manual_seed(11)
+    return Job(
+        layers=[Wide(count), Sum()],
+        loss=nn.functional.mse_loss,
+        optimizer=partial(optim.SGD, lr=0.01),
+        data=samples(),
+        microbatch_size=2,
+    )
+
+
+class NumbersOnly(nn.Module):
+    """A first stage without parameters whose whole output is integers."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values.argmax(-1)
+
+
+def integer_job() -> Job:
+    torch.manual_seed(11)
+    return Job(
+        layers=nn.Sequential(NumbersOnly(), nn.Embedding(WIDTH, 2)),
+        loss=nn.functional.mse_loss,
+        optimizer=partial(optim.SGD, lr=0.1),
+        data=samples(),
+        microbatch_size=2,
+    )
+
+
+class Recording(LocalTransport):
+    """Remembers what it sent."""
+
+    def __init__(self, me: WorkerId, hub: LocalHub) -> None:
+        super().__init__(me, hub)
+        self.sent: list[Tag] = []
+
+    def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
+        self.sent.append(tag)
+        super().send(to, tag, tensor)
+
+    def attempts(self, step: int, channel: Channel) -> set[int]:
+        return {tag.attempt for tag in self.sent if (tag.step, tag.channel) == (step, channel)}
+
+
+class Hasty(Recording):
+    """Sees no verdict before it has sent something of the next step: its trust comes first."""
+
+    def has(self, source: WorkerId, tag: Tag) -> bool:
+        if tag.channel is Channel.VERDICT and not any(t.step > tag.step for t in self.sent):
+            return False
+        return super().has(source, tag)
+
+
+@dataclass
+class Cluster:
+    """Workers as threads, wired as a worker process would be, without launcher or sockets."""
+
+    schedule: str
+    make_job: Callable[[], Job]
+    cut: Sequence[int]
+    settings: dict
+    hasty: frozenset[WorkerId] = frozenset()
+    hub: LocalHub = field(default_factory=LocalHub)
+    transports: dict[WorkerId, Recording] = field(default_factory=dict)
+    trainings: dict[WorkerId, StageTraining] = field(default_factory=dict)
+    reports: dict[WorkerId, list[messages.StepReport]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lanes = loads(self.schedule).lanes
+        for worker in lanes:
+            kind = Hasty if worker in self.hasty else Recording
+            self.transports[worker] = kind(worker, self.hub)
+        compute = threading.RLock()
+        for worker in lanes:
+            self.trainings[worker] = self._build(worker, compute)
+
+    @property
+    def config(self) -> RunConfig:
+        plain = {
+            "parallel": {"microbatches": MICROBATCHES},
+            "train": {"steps": STEPS},
+            "checkpoint": {"every_steps": 0, "at_end": False},
+            "workers": {"wait_limit_s": 20.0},
+        }
+        return config_from(plain | self.settings)
+
+    def _build(self, worker: WorkerId, compute: threading.RLock) -> StageTraining:
+        job = self.make_job()
+        return StageTraining(
+            me=worker,
+            config=self.config,
+            job=job,
+            batches=Batches(job, 0, MICROBATCHES),
+            transport=self.transports[worker],
+            assign=self._assign(),
+            tell=self.reports.setdefault(worker, []).append,
+            compute=compute,
+        )
+
+    def _assign(self) -> messages.Assign:
+        return messages.Assign(
+            epoch=0,
+            cut=list(self.cut),
+            schedule=self.schedule,
+            addresses={},
+            checkpoint="",
+            first_step=0,
+        )
+
+    def start(self, worker: WorkerId) -> Background:
+        return Background(self.trainings[worker].run, 0, STEPS, Path("unused"))
+
+    def run(self) -> dict[str, str]:
+        """Train to the end; the digest of every layer, on which all holders agree."""
+        running = [self.start(worker) for worker in self.trainings]
+        for call in running:
+            call.result()
+        digests: dict[str, str] = {}
+        for training in self.trainings.values():
+            for layer, digest in training.finished(0).digests.items():
+                assert digests.setdefault(layer, digest) == digest, f"layer {layer} differs"
+        return digests
+
+    def losses(self, step: int) -> list[float]:
+        found = [pair for reports in self.reports.values() for pair in reports[step].losses]
+        return [loss for _, loss in sorted(found)]
+
+
+def plain(pipelines: int, stages: int) -> str:
+    return one_f_one_b(Shape(pipelines, stages, MICROBATCHES)).dumps()
+
+
+def cluster(
+    schedule: str, make_job=tuples_job, cut=(), hasty: Sequence[WorkerId] = (), **sections
+) -> Cluster:
+    return Cluster(schedule, make_job, cut, sections, frozenset(hasty))
+
+
+@pytest.fixture(scope="module")
+def alone() -> Cluster:
+    """One worker, one stage: nothing to disagree with."""
+    made = cluster(plain(1, 1))
+    made.run()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("schedule", "cut"),
+    [
+        (plain(1, 2), (1,)),
+        (plain(1, 2), (2,)),
+        (plain(1, 3), (1, 2)),
+        (plain(3, 1), ()),
+        (plain(2, 2), (1,)),
+        (SPLIT, (1,)),
+        (SPLIT, (2,)),
+        (UNEVEN, (1,)),
+        (UNEVEN, (2,)),
+    ],
+    ids=["1x2", "1x2 late", "1x3", "3x1", "2x2", "split", "split late", "uneven", "uneven late"],
+)
+@pytest.mark.parametrize("mode", ["staggered", "global"])
+def test_tuples_and_integers_cross_borders_and_no_layout_shows_in_the_result(
+    alone, schedule, cut, mode
+):
+    other = cluster(schedule, cut=cut, optimizer={"mode": mode})
+    assert other.run() == alone.trainings[ALICE].finished(0).digests
+    for step in range(STEPS):
+        assert other.losses(step) == alone.losses(step)
+
+
+def test_training_changed_every_layer(alone):
+    torch.manual_seed(11)
+    untrained = cluster(plain(1, 1)).trainings[ALICE].finished(0).digests
+    trained = alone.trainings[ALICE].finished(0).digests
+    assert set(untrained) == {"0", "1", "2"}
+    assert all(trained[layer] != untrained[layer] for layer in untrained)
+
+
+def test_a_stage_without_parameters_and_without_gradients_can_be_the_first():
+    one, two = cluster(plain(1, 1), integer_job), cluster(plain(1, 2), integer_job, (1,))
+    assert one.run() == two.run()
+    sent = two.transports[WorkerId(0, 1)].sent
+    assert Channel.GRADIENT not in {tag.channel for tag in sent}
+
+
+def test_sixteen_tensors_cross_a_border_and_seventeen_are_refused():
+    one = cluster(plain(1, 1), partial(wide_job, 16))
+    two = cluster(plain(1, 2), partial(wide_job, 16), (1,))
+    assert one.run() == two.run()
+    too_many = cluster(plain(1, 2), partial(wide_job, 17), (1,))
+    with pytest.raises(HoldfastError, match="stage 0 hands on 17 tensors; at most 16"):
+        too_many.start(ALICE).result()
+
+
+def test_every_operation_of_the_lane_is_reported_once_and_in_order():
+    run = cluster(SPLIT, cut=(1,))
+    run.run()
+    for worker, lane in loads(SPLIT).lanes.items():
+        for report in run.reports[worker]:
+            assert [text for text, _, _ in report.operations] == [str(op) for op in lane]
+            times = [
+                time_s for _, start_s, end_s in report.operations for time_s in (start_s, end_s)
+            ]
+            assert times == sorted(times)
+
+
+@pytest.mark.parametrize("lost", [WorkerId(0, 1), WorkerId(1, 0)], ids=["next stage", "replica"])
+def test_a_worker_whose_peer_closes_its_transport_hears_who_is_lost(lost):
+    run = cluster(plain(2, 2), cut=(1,))
+    waiting = run.start(ALICE)
+    if lost.stage == ALICE.stage:  # let it come as far as the reduction
+        run.start(WorkerId(0, 1))
+        wait_until(lambda: any(t.channel is Channel.PARTIAL for t in run.transports[ALICE].sent))
+    waiting.wait_until_blocked()
+    run.transports[lost].close()
+    with pytest.raises(PeerLost) as error:
+        waiting.result()
+    assert error.value.worker == str(lost)
+    for transport in run.transports.values():
+        transport.close()
+
+
+# --- steps applied on trust and taken back ---
+
+WORKERS = [WorkerId(pipeline, stage) for pipeline in range(2) for stage in range(2)]
+ALWAYS_CLIPPED = partial(tuples_job, 1e-3)
+
+
+def in_mode(mode: str, job: Callable[[], Job], hasty: Sequence[WorkerId] = ()) -> Cluster:
+    return cluster(plain(2, 2), job, (1,), hasty, optimizer={"mode": mode})
+
+
+@pytest.mark.parametrize("hasty", [[ALICE], [ALICE, WorkerId(1, 0)]], ids=["one", "both"])
+def test_a_clipped_step_taken_as_it_was_is_taken_back_and_the_next_one_begun_anew(hasty):
+    trusting, waiting = (
+        in_mode("staggered", ALWAYS_CLIPPED, hasty),
+        in_mode("global", ALWAYS_CLIPPED),
+    )
+    assert trusting.run() == waiting.run()
+    taken_back = {worker for worker in WORKERS if trusting.reports[worker][0].taken_back}
+    assert set(hasty) <= taken_back
+    assert not any(r.taken_back for worker in WORKERS for r in waiting.reports[worker])
+    for worker in hasty:  # what was computed with the wrong weights went out as attempt 0
+        assert trusting.transports[worker].attempts(1, Channel.ACTIVATION) == {0, 1}
+        assert trusting.transports[worker].attempts(1, Channel.PARTIAL) == {1}
+    for worker in WORKERS:
+        assert trusting.transports[worker].attempts(1, Channel.VERDICT) == {1}
+        assert waiting.transports[worker].attempts(1, Channel.VERDICT) == {0}
+    for step in range(STEPS):
+        assert trusting.losses(step) == waiting.losses(step)
+
+
+def test_operations_of_an_abandoned_attempt_are_reported_and_its_losses_are_not():
+    run = in_mode("staggered", ALWAYS_CLIPPED, [ALICE])
+    run.run()
+    counts = Counter(text for text, _, _ in run.reports[ALICE][1].operations)
+    assert counts["0F0"] == 2
+    assert counts["0R"] == 1
+    for step in range(STEPS):
+        assert len(run.losses(step)) == MICROBATCHES
+
+
+def test_after_a_bad_verdict_nobody_trusts_until_a_good_one_came():
+    run = in_mode("staggered", ALWAYS_CLIPPED, [ALICE])
+    run.run()
+    assert run.reports[ALICE][0].taken_back
+    assert [report.taken_back for report in run.reports[ALICE][1:]] == [False] * (STEPS - 1)
+    assert run.transports[ALICE].attempts(2, Channel.ACTIVATION) == {1}
+
+
+def test_a_nan_in_one_step_leaves_that_step_out_for_everyone():
+    batches = Batches(tuples_job(), 0, MICROBATCHES)
+    poison = partial(tuples_job, None, batches.indices(1, 2)[0])
+    trusting, waiting = in_mode("staggered", poison, [ALICE]), in_mode("global", poison)
+    assert trusting.run() == waiting.run() == cluster(plain(1, 1), poison).run()
+    for run in (trusting, waiting):
+        for worker in WORKERS:
+            assert [report.skipped for report in run.reports[worker]] == [False, True, False]
+    assert trusting.reports[ALICE][1].taken_back
+    assert not trusting.reports[ALICE][0].taken_back
+
+
+def test_a_nan_ends_the_run_if_the_user_wants_that():
+    batches = Batches(tuples_job(), 0, MICROBATCHES)
+    poison = partial(tuples_job, None, batches.indices(0, 0)[0])
+    run = cluster(plain(1, 1), poison, gradients={"nonfinite": "stop"})
+    with pytest.raises(HoldfastError, match=r"step 0 holds NaN or Inf.*lower the learning rate"):
+        run.run()

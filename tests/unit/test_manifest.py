@@ -1,0 +1,242 @@
+"""What makes a directory a checkpoint, and every way in which it can fail to be one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import CheckpointError
+from holdfast.recovery.manifest import (
+    FORMAT,
+    Checkpoint,
+    Part,
+    file_digest,
+    find,
+    load_manifest,
+    partial_directory,
+    seal,
+    trim,
+    verify,
+)
+
+MANIFEST = "manifest.json"
+
+
+def write_parts(run_dir: Path, step: int) -> list[Part]:
+    """Two stages' folders, as workers would leave them: not yet a checkpoint."""
+    parts = []
+    for stage, layers in enumerate([(0, 1), (2,)]):
+        folder = partial_directory(run_dir, step) / f"stage-{stage}"
+        folder.mkdir(parents=True)
+        (folder / "tensors").write_bytes(b"step %d stage %d" % (step, stage))
+        (folder / "index").write_bytes(b"index")
+        files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
+        parts.append(Part(folder.name, layers, files, {}))
+    return parts
+
+
+def sealed(run_dir: Path, step: int) -> Path:
+    return seal(run_dir, step, write_parts(run_dir, step), seed=3, microbatches=8)
+
+
+def change_manifest(path: Path, **changes) -> None:
+    values = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps(values | changes))
+
+
+def test_a_sealed_checkpoint_is_read_back_as_it_was_written(tmp_path):
+    parts = write_parts(tmp_path, 20)
+    path = seal(tmp_path, 20, parts, seed=3, microbatches=8)
+    assert path == tmp_path / "checkpoints" / "step-00000020"
+    found = load_manifest(path)
+    assert found == Checkpoint(str(path), 20, 3, 8, tuple(parts))
+    assert found.run_dir == tmp_path
+    assert found.num_layers == 3
+    assert [found.part_of(layer).directory for layer in range(3)] == ["stage-0"] * 2 + ["stage-1"]
+    for part in found.parts:
+        assert verify(found, part) == path / part.directory
+
+
+def test_a_run_directory_stands_for_its_newest_checkpoint(tmp_path):
+    for step in (100, 20, 3):
+        sealed(tmp_path, step)
+    assert find(tmp_path).step == 100
+    assert find(tmp_path / "checkpoints" / "step-00000020").step == 20
+
+
+def test_what_is_not_sealed_is_never_found_even_if_newer(tmp_path):
+    sealed(tmp_path, 20)
+    write_parts(tmp_path, 40)
+    assert find(tmp_path).step == 20
+
+
+def test_a_seal_that_was_cut_short_before_its_rename_is_not_a_checkpoint(tmp_path, monkeypatch):
+    def power_cut(self, target):
+        raise InterruptedError(str(self))
+
+    parts = write_parts(tmp_path, 40)
+    monkeypatch.setattr(Path, "rename", power_cut)
+    with pytest.raises(InterruptedError):
+        seal(tmp_path, 40, parts, seed=3, microbatches=8)
+    monkeypatch.undo()
+    assert (partial_directory(tmp_path, 40) / MANIFEST).exists()  # it came as far as that
+    with pytest.raises(CheckpointError, match="no checkpoint below it"):
+        find(tmp_path)
+    assert seal(tmp_path, 40, parts, seed=3, microbatches=8).exists()
+    assert find(tmp_path).step == 40
+
+
+def test_sealing_leaves_no_partial_directory_behind(tmp_path):
+    path = sealed(tmp_path, 20)
+    assert [p.name for p in path.parent.iterdir()] == ["step-00000020"]
+
+
+def test_a_step_sealed_again_replaces_the_old_one(tmp_path):
+    sealed(tmp_path, 20)
+    parts = write_parts(tmp_path, 20)
+    seal(tmp_path, 20, parts[:1], seed=9, microbatches=8)
+    assert (find(tmp_path).seed, find(tmp_path).num_layers) == (9, 2)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [50]), (2, [40, 50]), (9, [10, 20, 40, 50])])
+def test_trim_keeps_the_newest(tmp_path, keep, left):
+    for step in (40, 10, 50, 20):
+        sealed(tmp_path, step)
+    write_parts(tmp_path, 60)  # being written: not counted, not touched
+    trim(tmp_path, keep)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == [f"step-{step:08d}" for step in left] + ["step-00000060.partial"]
+
+
+def test_trimming_a_run_without_checkpoints_does_nothing(tmp_path):
+    trim(tmp_path, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    place = tmp_path / "nowhere"
+    with pytest.raises(CheckpointError) as why:
+        find(place)
+    assert str(why.value) == f"--resume {place}: no such directory; give a run directory"
+    assert why.value.exit_code == 2
+
+
+def test_a_directory_without_checkpoint_is_named_with_what_was_expected(tmp_path):
+    with pytest.raises(CheckpointError) as why:
+        find(tmp_path)
+    assert str(tmp_path) in str(why.value)
+    assert "expected checkpoints/step-*/manifest.json there" in str(why.value)
+
+
+def test_every_layer_that_is_not_there_is_refused_by_number(tmp_path):
+    path = sealed(tmp_path, 20)
+    with pytest.raises(CheckpointError, match="has no layer 3: it holds 3 layers") as why:
+        load_manifest(path).part_of(3)
+    assert str(path) in str(why.value)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.95, 0.999])
+def test_a_manifest_cut_off_anywhere_is_refused(tmp_path, share):
+    path = sealed(tmp_path, 20)
+    text = (path / MANIFEST).read_text()
+    (path / MANIFEST).write_text(text[: int(share * len(text))])
+    with pytest.raises(CheckpointError, match="its manifest cannot be read") as why:
+        find(tmp_path)
+    assert str(path) in str(why.value)
+
+
+def test_a_changed_byte_anywhere_in_the_manifest_is_found_or_harmless(tmp_path):
+    path = sealed(tmp_path, 20)
+    data, good = (path / MANIFEST).read_bytes(), load_manifest(path)
+    refused = 0
+    for place in range(0, len(data), 3):
+        (path / MANIFEST).write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        try:
+            assert load_manifest(path) == good  # white space may change
+        except CheckpointError:
+            refused += 1
+    assert refused > len(data) / 6
+
+
+@pytest.mark.parametrize(
+    "changes", [{"step": 21}, {"seed": 4}, {"microbatches": 4}, {"parts": []}, {"extra": 1}]
+)
+def test_a_manifest_changed_by_hand_is_refused(tmp_path, changes):
+    path = sealed(tmp_path, 20)
+    change_manifest(path, **changes)
+    with pytest.raises(CheckpointError, match="its manifest was changed or cut off"):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", '"x"', "{}", '{"sha256": ""}', "\x00\xff"])
+def test_a_manifest_that_is_something_else_is_refused(tmp_path, text):
+    path = sealed(tmp_path, 20)
+    (path / MANIFEST).write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match="its manifest"):
+        load_manifest(path)
+
+
+def test_an_unknown_format_is_refused_with_the_one_expected(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.recovery.manifest.FORMAT", FORMAT + 1)
+    path = sealed(tmp_path, 20)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=f"format {FORMAT + 1}, expected {FORMAT}"):
+        load_manifest(path)
+
+
+def test_a_flipped_bit_in_any_file_is_found_and_the_file_named(tmp_path):
+    path = sealed(tmp_path, 20)
+    checkpoint = load_manifest(path)
+    for part in checkpoint.parts:
+        for name in part.files:
+            file = path / part.directory / name
+            data = file.read_bytes()
+            file.write_bytes(data[:-1] + bytes([data[-1] ^ 128]))
+            with pytest.raises(CheckpointError, match=f"{part.directory}/{name} was changed"):
+                verify(checkpoint, part)
+            file.write_bytes(data)
+            verify(checkpoint, part)
+
+
+def test_a_missing_file_is_found_and_named(tmp_path):
+    path = sealed(tmp_path, 20)
+    (path / "stage-1" / "tensors").unlink()
+    checkpoint = load_manifest(path)
+    verify(checkpoint, checkpoint.parts[0])
+    with pytest.raises(CheckpointError, match=r"stage-1/tensors cannot be read \(No such file"):
+        verify(checkpoint, checkpoint.parts[1])
+
+
+def test_a_missing_folder_is_found_and_named(tmp_path):
+    path = sealed(tmp_path, 20)
+    shutil.rmtree(path / "stage-0")
+    checkpoint = load_manifest(path)
+    with pytest.raises(CheckpointError, match="stage-0/index cannot be read"):
+        verify(checkpoint, checkpoint.parts[0])
+
+
+def verify_first(path: Path) -> None:
+    checkpoint = load_manifest(path)
+    verify(checkpoint, checkpoint.parts[0])
+
+
+@pytest.mark.parametrize("spoil", ["manifest", "file"])
+def test_a_spoilt_checkpoint_is_named_and_the_newest_older_one_proposed(tmp_path, spoil):
+    for step in (10, 20, 30, 40):
+        sealed(tmp_path, step)
+    bad = tmp_path / "checkpoints" / "step-00000030"
+    (bad / (MANIFEST if spoil == "manifest" else "stage-0/tensors")).write_text("{}")
+    with pytest.raises(CheckpointError) as why:
+        verify_first(bad)
+    assert str(why.value).startswith(f"checkpoint {bad}: ")
+    older = tmp_path / "checkpoints" / "step-00000020"
+    assert str(why.value).endswith(f"; resume an older one: --resume {older}")
+    assert find(older).step == 20
+
+
+def test_without_an_older_checkpoint_the_run_has_to_start_anew(tmp_path):
+    path = sealed(tmp_path, 20)
+    change_manifest(path, step=1)
+    with pytest.raises(CheckpointError, match=r"; start the run anew$"):
+        find(tmp_path)
