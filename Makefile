@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 DEMO_DIR := runs/demo
 
-.PHONY: install demo test check bench chaos golden clean
+.PHONY: install demo test check bench chaos clean
 
 install: $(READY)
 
@@ -32,7 +32,7 @@ bench: $(READY)
 	$(BIN)/python bench/overhead.py
 
 chaos: $(READY)
-	$(BIN)/pytest -m chaos --timeout 900
+	HOLDFAST_SWEEP=100 $(BIN)/pytest tests/chaos --timeout 3600
 
 clean:
 	rm -rf .venv build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -85,7 +85,7 @@ class GradientsConfig:
 class ScheduleConfig:
     name: Literal["zero-bubble", "1f1b", "gpipe"] = "zero-bubble"
     memory: int = 0
-    """Most micro-batches in flight on a worker (zero-bubble only); 0: twice the stages."""
+    """Most micro-batches in flight on a worker, in any schedule; 0: twice the stages."""
 
     def __post_init__(self) -> None:
         _require(self.memory >= 0, "schedule.memory", self.memory, "must be 0 (automatic) or more")

@@ -134,7 +134,7 @@ REFUSED: dict[str, bytes] = {
     "finished without hello": encode(
         messages.Finished(worker="0.0", digests={}, peak_memory_bytes=1)
     ),
-    "garbage": bytes(range(256)) * 40,
+    "garbage": bytes(range(255, -1, -1)) * 40,
     "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a length over the limit": struct.pack("<I", MAX_MESSAGE_BYTES + 1),
     "no JSON": struct.pack("<I", 4) + b"\xff\x00{[",
@@ -160,6 +160,10 @@ def half_a_message(run: Run) -> None:
     run.knock(encode(hello())[:-1])
 
 
+def garbage_that_looks_like_a_beginning(run: Run) -> None:
+    run.knock(bytes(range(256)))
+
+
 def half_a_message_and_gone(run: Run) -> None:
     run.knock(encode(hello())[:-1]).close()
 
@@ -175,7 +179,15 @@ def reset(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "visit", [silent, half_a_message, half_a_message_and_gone, gone_at_once, reset]
+    "visit",
+    [
+        silent,
+        half_a_message,
+        garbage_that_looks_like_a_beginning,
+        half_a_message_and_gone,
+        gone_at_once,
+        reset,
+    ],
 )
 def test_a_visitor_that_never_says_who_it_is_disturbs_nothing(run, visit):
     visit(run)

@@ -23,6 +23,4 @@ def two_by_two(tmp_path_factory):
     """The same on 2 x 2 real processes, with checkpoints after 5, 10, 15 and 20 steps."""
     run_dir = tmp_path_factory.mktemp("two_by_two") / "run"
     checkpoints = runs.settings("checkpoint.every_steps=5", "checkpoint.keep=4")
-    return runs.finished(
-        runs.processes(runs.TINY_GPT, run_dir, *runs.layout("2x2"), *checkpoints)
-    )
+    return runs.finished(runs.processes(runs.TINY_GPT, run_dir, *runs.layout("2x2"), *checkpoints))

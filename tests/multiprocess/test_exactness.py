@@ -23,12 +23,8 @@ IN_THREADS = [
 
 
 @pytest.mark.parametrize(("layout", "settings"), IN_THREADS, ids=[one for one, _ in IN_THREADS])
-def test_threads_in_any_layout_give_the_result_of_one_worker(
-    reference, tmp_path, layout, settings
-):
-    run = runs.threads(
-        TINY_GPT, tmp_path / "run", *runs.layout(layout), *runs.settings(*settings)
-    )
+def test_threads_in_any_layout_give_the_result_of_one_worker(reference, tmp_path, layout, settings):
+    run = runs.threads(TINY_GPT, tmp_path / "run", *runs.layout(layout), *runs.settings(*settings))
     assert_same_result(finished(run), reference)
 
 

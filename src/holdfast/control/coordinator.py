@@ -99,6 +99,10 @@ class Coordinator:
         self.schedule: Schedule | None = None
 
     @property
+    def _staggered(self) -> bool:
+        return self._config.optimizer.mode == "staggered"
+
+    @property
     def first_step(self) -> int:
         return self._resume.step if self._resume else 0
 
@@ -182,8 +186,10 @@ class Coordinator:
 
     def _advice(self) -> str:
         sealed = [s for s, parts in self.progress.parts.items() if len(parts) == self._shape.stages]
-        if sealed or self._resume:
+        if sealed:
             return f"Go on from the last checkpoint with --resume {self._run_dir}"
+        if self._resume:
+            return f"Go on from the same checkpoint with --resume {self._resume.directory}"
         return "No checkpoint was written yet: start again (checkpoint.every_steps sets how often)"
 
     def _on_hello(self, hello: messages.Hello, at_s: float) -> list[Effect]:
@@ -222,7 +228,9 @@ class Coordinator:
 
     def _assign(self, cut: tuple[int, ...], costs: Costs) -> list[Effect]:
         memory = self._config.schedule.memory or 2 * self._shape.stages
-        self.schedule = make(self._config.schedule.name, self._shape, costs, memory)
+        self.schedule = make(
+            self._config.schedule.name, self._shape, costs, memory, staggered=self._staggered
+        )
         self._cut = cut
         self.phase = Phase.BUILDING
         addresses = {str(worker): [h.host, h.port] for worker, h in self.hellos.items()}
@@ -315,7 +323,6 @@ class Coordinator:
             return []
         sha256 = self.parameters_sha256()
         self.phase = Phase.FINISHED
-        memory = {f.worker: f.peak_memory_bytes for f in self.progress.finished.values()}
         memory = {f.worker: f.peak_memory_bytes for f in self.progress.finished.values()}
         done = events.RunFinished(at_s=at_s, parameters_sha256=sha256, peak_memory_bytes=memory)
         return [Emit(done), *self._stop_all("the run is finished")]

@@ -123,6 +123,7 @@ class Worker:
         if not isinstance(message, messages.Assign):
             raise HoldfastError(f"got {type(message).__name__}, expected Assign")
         training = self._build(job, batches, message)
+        del job  # the other stages' layers
         self._link.send(messages.Ready(worker=str(self._spec.worker)))
         go = self._link.expect(messages.Go, limit_s)
         training.run(message.first_step, config.train.steps, Path(go.run_dir))

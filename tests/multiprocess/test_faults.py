@@ -1,0 +1,189 @@
+"""When something ends too early, everything ends: soon, with one clear line, with no orphan."""
+
+import os
+import signal
+import time
+
+import pytest
+from helpers import jobs, runs
+from helpers.live import LiveRun, process_state, wait_until
+
+from holdfast.errors import HoldfastError
+from holdfast.observability.events import RunFailed
+
+END_LIMIT_S = 20.0  # the promise is 5 s; a busy machine may need more
+EMULATED = runs.settings("device.emulate=F=20ms,B=20ms,W=20ms")
+
+
+@pytest.fixture
+def live(tmp_path):
+    """2 x 2 workers in the middle of a long run."""
+    words = ["train", str(jobs.small(tmp_path)), *runs.layout("2x2"), "--steps", "100000"]
+    run = LiveRun(tmp_path, *words, *EMULATED)
+    try:
+        run.wait_for_steps(2)
+        yield run
+    finally:
+        run.close()
+
+
+def outcome_of(live):
+    stdout = (live.run_dir.parent / "stdout.txt").read_text()
+    return runs.Outcome(live.run_dir, live.launcher.returncode, stdout, live.stderr)
+
+
+def assert_one_line(outcome, *parts):
+    [line] = outcome.stderr.splitlines()
+    assert line.startswith("holdfast: ")
+    for part in parts:
+        assert part in line
+    assert outcome.summary["outcome"] == f"failed: {line.removeprefix('holdfast: ')}"
+    assert [e.reason for e in outcome.events if isinstance(e, RunFailed)] == [
+        line.removeprefix("holdfast: ")
+    ]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("worker", ["0.0", "1.1"])
+def test_a_killed_worker_ends_the_run_with_its_name_and_signal_and_what_to_do(
+    live, record_property, worker
+):
+    killed_s = time.monotonic()
+    os.kill(live.workers[worker], signal.SIGKILL)
+    assert live.wait_for_end(END_LIMIT_S) == 1
+    record_property("stop_s", time.monotonic() - killed_s)
+    assert live.not_reaped() == []
+    assert_one_line(
+        outcome_of(live),
+        f"worker {worker} (pid {live.workers[worker]}) ended with signal SIGKILL in step ",
+        "No checkpoint was written yet: start again",
+    )
+
+
+@pytest.mark.multiprocess
+def test_a_worker_that_hangs_and_is_then_killed_ends_the_run_as_well(live):
+    pid = live.workers["0.1"]
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: process_state(pid) == "T", "the worker to stop")
+    os.kill(pid, signal.SIGKILL)
+    assert live.wait_for_end(END_LIMIT_S) == 1
+    assert live.not_reaped() == []
+    assert_one_line(outcome_of(live), f"worker 0.1 (pid {pid}) ended with signal SIGKILL")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("hangs_first", [False, True])
+def test_a_killed_agent_takes_its_workers_along_and_ends_the_run(live, hangs_first):
+    if hangs_first:
+        os.kill(live.agent, signal.SIGSTOP)
+        wait_until(lambda: process_state(live.agent) == "T", "the agent to stop")
+    os.kill(live.agent, signal.SIGKILL)
+    assert live.wait_for_end(END_LIMIT_S) == 1
+    wait_until(lambda: not live.still_running(), "all workers to end", END_LIMIT_S)
+    assert_one_line(outcome_of(live), "the agent that starts the workers is gone")
+
+
+@pytest.mark.multiprocess
+def test_a_killed_launcher_leaves_no_agent_and_no_worker(live):
+    live.launcher.kill()
+    live.wait_for_end(END_LIMIT_S)
+    wait_until(lambda: not live.still_running(), "agent and workers to end", END_LIMIT_S)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
+def test_an_interrupt_ends_the_run_in_good_order(live, which):
+    os.killpg(live.launcher.pid, which) if which is signal.SIGINT else live.launcher.send_signal(
+        which
+    )
+    assert live.wait_for_end(END_LIMIT_S) == 1
+    assert live.not_reaped() == []
+    assert_one_line(outcome_of(live), "interrupted; all workers were stopped")
+
+
+@pytest.mark.multiprocess
+def test_a_worker_that_hangs_cannot_keep_an_interrupted_run_alive(live):
+    os.kill(live.workers["1.0"], signal.SIGSTOP)
+    wait_until(lambda: process_state(live.workers["1.0"]) == "T", "the worker to stop")
+    live.launcher.send_signal(signal.SIGINT)
+    assert live.wait_for_end(END_LIMIT_S) == 1
+    assert live.not_reaped() == []
+    assert_one_line(outcome_of(live), "interrupted; all workers were stopped")
+
+
+RAISES_IN_DATA = """
+import small
+from dataclasses import replace
+
+
+class Broken(small.Numbers):
+    def __getitem__(self, index):
+        if index == 7:
+            raise OSError("the disk with sample seven is gone")
+        return super().__getitem__(index)
+
+    def __len__(self):
+        return 16
+
+
+def job():
+    return replace(small.job(), data=Broken())
+"""
+
+RAISES_IN_FORWARD = """
+import small
+from dataclasses import replace
+
+from torch import nn
+
+
+class Tired(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 6:
+            raise RuntimeError("no more than six forwards")
+        return super().forward(x)
+
+
+def job():
+    return replace(small.job(), layers=[nn.Linear(4, 4), Tired(4, 4)], cut=(1,))
+"""
+
+
+@pytest.fixture(params=["threads", pytest.param("processes", marks=pytest.mark.multiprocess)])
+def kind(request):
+    return getattr(runs, request.param)
+
+
+def test_a_data_set_that_raises_in_mid_training_ends_the_run_with_sample_and_reason(kind, tmp_path):
+    jobs.small(tmp_path)
+    job = jobs.write(tmp_path, "broken_data", RAISES_IN_DATA)
+    outcome = kind(job, tmp_path / "run", *runs.layout("2x2"), steps=50)
+    assert outcome.exit_code == 2
+    assert_one_line(outcome, "OSError for sample 7 (step ", "the disk with sample seven is gone")
+    assert not (tmp_path / "run" / "error.txt").exists()
+
+
+def test_a_layer_that_raises_in_mid_training_ends_the_run_and_leaves_its_traceback(kind, tmp_path):
+    jobs.small(tmp_path)
+    job = jobs.write(tmp_path, "tired_layer", RAISES_IN_FORWARD)
+    outcome = kind(job, tmp_path / "run", *runs.layout("1x2"), steps=50)
+    assert outcome.exit_code == 1
+    assert_one_line(outcome, "worker 0.1: RuntimeError: no more than six forwards")
+    assert outcome.summary["steps"] >= 1
+    error = (tmp_path / "run" / "error.txt").read_text()
+    assert error.startswith("Traceback")
+    assert "tired_layer.py" in error
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_if_asked_to(tmp_path):
+    text = jobs.SMALL.replace("NUM_LAYERS", "2").replace("float(index)", "float('inf')")
+    job = jobs.write(tmp_path, "infinite", text)
+    stop = runs.settings("gradients.nonfinite=stop")
+    outcome = runs.threads(job, tmp_path / "run", *runs.layout("1x2"), *stop)
+    assert outcome.exit_code == HoldfastError.exit_code
+    assert_one_line(outcome, "the gradient of step 0 holds NaN or Inf and gradients.nonfinite=stop")
+    skipping = runs.finished(runs.threads(job, tmp_path / "skip", *runs.layout("1x2"), steps=3))
+    assert skipping.summary["skipped_steps"] == [0, 1, 2]

@@ -1,0 +1,49 @@
+"""Steps applied on trust and taken back: exact, and never a reason to wait for ever."""
+
+import pytest
+from helpers import runs
+
+# The second stage is so slow that the first one has started the next step, with the wrong
+# weights, and waits for a gradient of it when the verdict comes: every gradient is clipped.
+JOB = """
+import time
+import torch
+from torch import nn
+from holdfast.job import Job
+
+class Slow(nn.Linear):
+    def forward(self, values):
+        time.sleep(0.03)
+        return super().forward(values)
+
+class Data:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        value = torch.full((4,), float(index) / 64)
+        return value, value.sum()[None]
+
+def job():
+    return Job(
+        layers=[nn.Linear(4, 8), Slow(8, 1)],
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        data=Data(),
+        microbatch_size=4,
+        clip_norm=1e-3,
+        cut=(1,),
+    )
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_stage_that_waits_for_a_gradient_of_an_abandoned_attempt_is_woken(tmp_path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(JOB)
+    shape = {"steps": 4, "microbatches": 8}
+    alone = runs.finished(runs.threads(job, tmp_path / "alone", **shape))
+    flags = ("--stages", "2", *runs.settings("workers.wait_limit_s=30"))
+    both = runs.finished(runs.processes(job, tmp_path / "both", *flags, **shape))
+    assert both.summary["num_taken_back"] > 0, "nothing was taken back: this test proves nothing"
+    assert both.sha256 == alone.sha256
