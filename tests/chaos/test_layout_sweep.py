@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+
 from helpers import jobs, runs
 
 NUM_SAMPLES = int(os.environ.get("HOLDFAST_SWEEP", "3"))
@@ -69,7 +70,6 @@ def train(tmp_path_factory):
     return run
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize("number", range(NUM_SAMPLES))
 def test_a_random_layout_gives_the_result_of_one_worker(train, monkeypatch, number):
     monkeypatch.setattr(sys, "path", list(sys.path))  # loading a job adds its folder

@@ -2,10 +2,11 @@
 
 import socket
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
-from transport_harness import Background
+from transport_harness import LIMIT_S, Background
 
 from holdfast.config import config_from
 from holdfast.control.coordinator import Coordinator, Emit, OpenRun, Phase
@@ -87,7 +88,9 @@ class Worker:
         self._unread: list[messages.Message] = []
 
     def expect(self, kind: type) -> messages.Message:
+        deadline_s = time.monotonic() + LIMIT_S
         while not self._unread:
+            assert time.monotonic() < deadline_s, "the server says nothing"
             self._unread += self.connection.read()
         message = self._unread.pop(0)
         assert isinstance(message, kind)

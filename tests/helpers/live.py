@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers import runs
-
 from holdfast.observability.events import (
     EVENTS_FILE,
     Event,

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from helpers import jobs, runs
 from helpers.runs import holdfast, settings
 
@@ -45,7 +46,6 @@ def refuse(job, run_dir, *words, parts):
     command = ["train", str(job), "--run-dir", str(run_dir), *THREADS, *words]
     assert_refused(holdfast(command, run_dir), *parts)
     assert files_below(job.parent) == before
-    assert not run_dir.parent.exists() or run_dir.parent in before
 
 
 BAD_SETTINGS = [
@@ -262,8 +262,8 @@ def test_a_corrupted_checkpoint_is_refused_by_real_processes_as_well(job, old, r
     [
         (("nn.Linear(4, 4)", "nn.Linear(4, 4, bias=False)"), "0.bias"),
         (("nn.Linear(4, 4)", "nn.Bilinear(4, 4, 4)"), "0.weight"),
-        (("range(2)", "range(3)"), "has no layer 2"),
-        (("range(2)", "range(1)"), "2 layers"),
+        (("range(2)", "range(3)"), "holds 2 layers, the job has 3"),
+        (("range(2)", "range(1)"), "holds 2 layers, the job has 1"),
     ],
     ids=["lacks a parameter", "other shape", "more layers", "fewer layers"],
 )

@@ -1,13 +1,14 @@
 """Who ran what does not show in the result: same bits for every layout, schedule and mode."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
-from helpers import jobs, runs
-from helpers.runs import EXAMPLES, MICROBATCHES, STEPS, TINY_GPT, assert_same_result, finished
 from torch.nn.utils import clip_grad_norm_
 
+from helpers import jobs, runs
+from helpers.runs import EXAMPLES, MICROBATCHES, STEPS, TINY_GPT, assert_same_result, finished
 from holdfast.job import Batches, load_job
 from holdfast.observability.events import StepFinished, StepTakenBack
 from holdfast.runtime.seeding import seed_layer
@@ -122,7 +123,7 @@ def test_a_clip_that_comes_and_goes_gives_one_result_in_both_optimizer_modes(tmp
         for mode in ("global", "staggered")
     }
     steps = [event for event in modes["global"].events if isinstance(event, StepFinished)]
-    changes = sum(a.clipped != b.clipped for a, b in zip(steps, steps[1:], strict=False))
+    changes = sum(a.clipped != b.clipped for a, b in pairwise(steps))
     assert changes >= 3, "the clip hardly ever came and went: this test proves little"
     assert modes["global"].summary["num_taken_back"] == 0
     assert_same_result(modes["staggered"], modes["global"])

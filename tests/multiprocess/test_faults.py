@@ -5,9 +5,9 @@ import signal
 import time
 
 import pytest
+
 from helpers import jobs, runs
 from helpers.live import LiveRun, process_state, wait_until
-
 from holdfast.errors import HoldfastError
 from holdfast.observability.events import RunFailed
 
@@ -91,11 +91,13 @@ def test_a_killed_launcher_leaves_no_agent_and_no_worker(live):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
-def test_an_interrupt_ends_the_run_in_good_order(live, which):
-    os.killpg(live.launcher.pid, which) if which is signal.SIGINT else live.launcher.send_signal(
-        which
-    )
+@pytest.mark.parametrize(
+    ("which", "send"),
+    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)],
+    ids=["Ctrl-C for the whole group", "SIGTERM for the launcher"],
+)
+def test_an_interrupt_ends_the_run_in_good_order(live, which, send):
+    send(live.launcher.pid, which)
     assert live.wait_for_end(END_LIMIT_S) == 1
     assert live.not_reaped() == []
     assert_one_line(outcome_of(live), "interrupted; all workers were stopped")

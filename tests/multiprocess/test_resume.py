@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from helpers import runs
 from helpers.runs import MICROBATCHES, STEPS, TINY_GPT, assert_same_result, finished
-
 from holdfast.observability.events import RunStarted
 
 
@@ -53,14 +53,14 @@ def test_a_run_resumed_in_another_layout_ends_as_if_never_stopped(
 
 def test_only_the_newest_checkpoints_are_kept_and_none_is_left_unfinished(tmp_path):
     words = runs.settings(
-        "checkpoint.every_steps=2", "checkpoint.keep=2", "device.emulate=F=0ms,B=0ms,W=0ms"
+        "checkpoint.every_steps=2", "checkpoint.keep=2", "device.emulate=F=1ms,B=1ms,W=1ms"
     )
     run = finished(runs.threads(TINY_GPT, tmp_path / "run", *runs.layout("2x2"), *words, steps=9))
     assert checkpoints(run.run_dir) == ["step-00000008", "step-00000009"]
 
 
 def test_a_run_without_checkpoints_leaves_none(tmp_path):
-    words = runs.settings("checkpoint.at_end=false", "device.emulate=F=0ms,B=0ms,W=0ms")
+    words = runs.settings("checkpoint.at_end=false", "device.emulate=F=1ms,B=1ms,W=1ms")
     run = finished(runs.threads(TINY_GPT, tmp_path / "run", *words, steps=3))
     assert not (run.run_dir / "checkpoints").exists()
 

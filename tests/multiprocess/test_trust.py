@@ -3,36 +3,37 @@
 import pytest
 from helpers import runs
 
-# The second stage is so slow that the first one has started the next step, with the wrong
-# weights, and waits for a gradient of it when the verdict comes: every gradient is clipped.
+# The second stage ends its step with weight gradients that take long, so that the first one has
+# started the next step, with the wrong weights, and waits for a gradient of it when the verdict
+# comes: every gradient is clipped.
 JOB = """
-import time
 import torch
 from torch import nn
 from holdfast.job import Job
 
-class Slow(nn.Linear):
-    def forward(self, values):
-        time.sleep(0.03)
-        return super().forward(values)
+ROWS = torch.arange(4096)[:, None].expand(4096, 4) / 4096
 
 class Data:
     def __len__(self):
-        return 64
+        return 4096
 
     def __getitem__(self, index):
-        value = torch.full((4,), float(index) / 64)
-        return value, value.sum()[None]
+        return ROWS[index], ROWS[index].sum()[None]
 
 def job():
     return Job(
-        layers=[nn.Linear(4, 8), Slow(8, 1)],
+        layers=[
+            nn.Linear(4, 768),
+            *(nn.Identity() for _ in range(6)),  # as many layers in each stage: planned as equal
+            *(nn.Linear(768, 768) for _ in range(6)),
+            nn.Linear(768, 1),
+        ],
         loss=nn.functional.mse_loss,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         data=Data(),
-        microbatch_size=4,
+        microbatch_size=64,
         clip_norm=1e-3,
-        cut=(1,),
+        cut=(7,),
     )
 """
 
@@ -41,7 +42,7 @@ def job():
 def test_a_stage_that_waits_for_a_gradient_of_an_abandoned_attempt_is_woken(tmp_path) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB)
-    shape = {"steps": 4, "microbatches": 8}
+    shape = {"steps": 3, "microbatches": 8}
     alone = runs.finished(runs.threads(job, tmp_path / "alone", **shape))
     flags = ("--stages", "2", *runs.settings("workers.wait_limit_s=30"))
     both = runs.finished(runs.processes(job, tmp_path / "both", *flags, **shape))

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control.costs import emulated_costs, layer_costs, measured_costs
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import CheckpointError, ConfigError, HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.recovery.manifest import Checkpoint, Part
@@ -205,6 +205,8 @@ class Coordinator:
         return ready + self._choose_cut(hello.num_layers, tuple(hello.cut))
 
     def _choose_cut(self, num_layers: int, wish: tuple[int, ...]) -> list[Effect]:
+        if self._resume is not None:
+            check_fits(self._resume, num_layers)
         stages = self._shape.stages
         wish = self._config.parallel.cut or (wish if len(wish) == stages - 1 else ())
         emulated = self._config.device.durations_s()
@@ -342,6 +344,14 @@ class Coordinator:
         for number, (digest, _) in sorted(digests.items()):
             together.update(f"{number}:{digest}\n".encode())
         return together.hexdigest()
+
+
+def check_fits(checkpoint: Checkpoint, num_layers: int) -> None:
+    if checkpoint.num_layers != num_layers:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.directory} holds {checkpoint.num_layers} layers, the job has "
+            f"{num_layers}; resume with the job that wrote it"
+        )
 
 
 def check_alike(fingerprints: Mapping[str, Mapping[str, str]], *, allow_mixed: bool) -> None:

@@ -197,7 +197,11 @@ def run_process(spec: WorkerSpec) -> int:
 
 
 def run_worker(spec: WorkerSpec, transport: Transport, compute: AbstractContextManager[Any]) -> int:
-    link = ControlLink(connect(spec.host, spec.port, _CONNECT_LIMIT_S), transport.close)
+    try:
+        connection = connect(spec.host, spec.port, _CONNECT_LIMIT_S)
+    except HoldfastError:
+        return 1  # the run is over already; there is nobody to tell
+    link = ControlLink(connection, transport.close)
     link.start()
     try:
         Worker(spec, link, transport, compute).run()
