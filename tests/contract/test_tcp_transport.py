@@ -312,7 +312,8 @@ def test_close_leaves_no_file_no_thread_and_no_port_behind(cluster):
     for receiver in workers[:2]:  # one of them closes with unread messages
         for name in (ALICE, BOB, CAROL):
             receiver.receive(name, activation(1), LIMIT_S)
-    assert len(holdfast_threads()) == 3 * (1 + 3 + 3)  # one accepts, three write, three read
+    # In each worker one accepts, three write, three read.
+    wait_until(lambda: len(holdfast_threads()) == 3 * (1 + 3 + 3))
     cluster.close()
     assert not holdfast_threads()
     assert open_files() == files

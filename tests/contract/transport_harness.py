@@ -53,11 +53,11 @@ class Background(threading.Thread):
         return self._result
 
     def wait_until_blocked(self) -> "Background":
-        wait_until(self._is_blocked)
+        wait_until(lambda: self.is_blocked() or not self.is_alive())
+        assert self.is_alive(), "the call ended and should wait"
         return self
 
-    def _is_blocked(self) -> bool:
-        assert self.is_alive(), "the call ended and should wait"
+    def is_blocked(self) -> bool:
         frame = sys._current_frames().get(self.ident or 0)
         return frame is not None and frame.f_code is threading.Condition.wait.__code__
 

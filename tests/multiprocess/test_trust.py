@@ -1,6 +1,7 @@
 """Steps applied on trust and taken back: exact, and never a reason to wait for ever."""
 
 import pytest
+
 from helpers import runs
 
 # The second stage ends its step with weight gradients that take long, so that the first one has

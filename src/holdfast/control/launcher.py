@@ -21,7 +21,7 @@ from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.observability.summary import SUMMARY_FILE, Summary, summarize, write_summary
 from holdfast.protocol.messages import StartWorkers
-from holdfast.recovery.manifest import Checkpoint, seal, trim
+from holdfast.recovery.manifest import Checkpoint, clear_leftovers, seal, trim
 
 TOKEN_VARIABLE = "HOLDFAST_TOKEN"  # by environment: a command line shows in ps
 _AGENT_END_LIMIT_S = 5.0
@@ -107,6 +107,7 @@ class _Recorder:
     def _open(self) -> None:
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
+            clear_leftovers(self.run_dir)
             self.sink = events.JsonLines.open(self.run_dir / events.EVENTS_FILE)
         except OSError as why:
             raise unwritable(self.run_dir, why) from why

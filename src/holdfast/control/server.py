@@ -13,6 +13,8 @@ from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
 
 STOP_LIMIT_S = 3.0
+HELLO_LIMIT_BYTES = 1 << 18  # a first message may carry a traceback
+HELLO_LIMIT_S = 30.0
 
 
 def listen(config: RunConfig) -> socket.socket:
@@ -51,6 +53,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._workers: dict[WorkerId, Connection] = {}
         self._names: dict[Connection, str] = {}  # "agent" or a worker; "" until it has said hello
+        self._strangers: dict[Connection, float] = {}  # no hello yet; until when they may stay
         self._agent: Connection | None = None
         self._running: set[str] = (
             set()
@@ -68,6 +71,8 @@ class Server:
         while not self._coordinator.over:
             self._turn(0.1)
             now_s = time.monotonic()
+            for stranger in [c for c, until_s in self._strangers.items() if now_s > until_s]:
+                self._drop(stranger)
             self._apply(self._coordinator.tick(now_s))
             if self._interrupted:
                 self._fail(HoldfastError("interrupted; all workers were stopped"))
@@ -96,8 +101,9 @@ class Server:
     def _turn(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
-                connection = Connection(self._listener.accept()[0])
+                connection = Connection(self._listener.accept()[0], HELLO_LIMIT_BYTES)
                 self._names[connection] = ""
+                self._strangers[connection] = time.monotonic() + HELLO_LIMIT_S
                 self._selector.register(connection, selectors.EVENT_READ)
             elif isinstance(key.fileobj, Connection) and key.fileobj in self._names:
                 self._read(key.fileobj)
@@ -140,6 +146,8 @@ class Server:
         else:
             self._drop(connection)
             return False
+        del self._strangers[connection]
+        connection.trust()
         return True
 
     def _apply(self, effects: Sequence[Effect]) -> None:
@@ -166,6 +174,7 @@ class Server:
 
     def _drop(self, connection: Connection) -> str:
         name = self._names.pop(connection, "")
+        self._strangers.pop(connection, None)
         self._selector.unregister(connection)
         connection.close()
         self._workers = {w: c for w, c in self._workers.items() if c is not connection}

@@ -66,7 +66,8 @@ def _fits(value: object, hint: Any) -> bool:
 class Splitter:
     """Cuts a stream of bytes into messages, however it was chopped on the way."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self.limit_bytes = limit_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
@@ -74,9 +75,9 @@ class Splitter:
         messages: list[Message] = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_MESSAGE_BYTES:
+            if length > self.limit_bytes:
                 raise ProtocolError(
-                    f"message of {length} bytes announced; at most {MAX_MESSAGE_BYTES}"
+                    f"message of {length} bytes announced; at most {self.limit_bytes}"
                 )
             end = _LENGTH.size + length
             if len(self._buffer) < end:

@@ -3,7 +3,7 @@
 import socket
 
 from holdfast.errors import HoldfastError, PeerLost
-from holdfast.protocol.codec import Splitter, encode
+from holdfast.protocol.codec import MAX_MESSAGE_BYTES, Splitter, encode
 from holdfast.protocol.messages import Message
 
 _SEND_LIMIT_S = 10.0
@@ -12,11 +12,11 @@ _SEND_LIMIT_S = 10.0
 class Connection:
     """Blocking sends with a limit; :meth:`read` returns what has come, [] is never an end."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, limit_bytes: int = MAX_MESSAGE_BYTES) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(_SEND_LIMIT_S)
         self._sock = sock
-        self._splitter = Splitter()
+        self._splitter = Splitter(limit_bytes)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -38,6 +38,10 @@ class Connection:
         if not data:
             raise PeerLost("the control connection was closed by the other side")
         return self._splitter.feed(data)
+
+    def trust(self) -> None:
+        """The other side has shown who it is: take messages of any size from now on."""
+        self._splitter.limit_bytes = MAX_MESSAGE_BYTES
 
     def shutdown(self) -> None:
         """End a blocked :meth:`read` of another thread."""

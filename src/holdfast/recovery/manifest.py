@@ -80,10 +80,19 @@ def seal(
         file.flush()
         os.fsync(file.fileno())
     final = partial.with_suffix("")
+    replaced = final.with_suffix(".replaced")
     if final.exists():  # a run resumed from an earlier step comes by here again
-        shutil.rmtree(final)
+        final.rename(replaced)
     partial.rename(final)
+    shutil.rmtree(replaced, ignore_errors=True)
     return final
+
+
+def clear_leftovers(run_dir: str | Path) -> None:
+    """Remove what a run that was killed while writing left behind."""
+    for pattern in ("step-*.partial", "step-*.replaced"):
+        for leftover in (Path(run_dir) / _FOLDER).glob(pattern):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def trim(run_dir: str | Path, keep: int) -> None:
@@ -154,7 +163,7 @@ def _sealed(run_dir: Path) -> list[Path]:
     return sorted(
         path.parent
         for path in (run_dir / _FOLDER).glob(f"step-*/{_MANIFEST}")
-        if path.parent.suffix != ".partial"
+        if not path.parent.suffix  # neither .partial nor .replaced
     )
 
 

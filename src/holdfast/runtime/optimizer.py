@@ -47,6 +47,20 @@ class StageOptimizer:
             if make_schedule is not None:
                 self._schedule = _checked_schedule(make_schedule(self._optimizer))
 
+    @property
+    def kind(self) -> str | None:
+        """For checkpoints; None: the stage has no trainable parameters."""
+        return None if self._optimizer is None else type(self._optimizer).__name__
+
+    def check_wrote(self, kinds: Iterable[str | None]) -> None:
+        """Another optimizer's state is of no use: refuse a checkpoint that holds one."""
+        others = {kind for kind in kinds if kind is not None} - {self.kind}
+        if others and self.kind is not None:
+            raise CheckpointError(
+                f"the checkpoint was written with {others.pop()}, the job has {self.kind}; "
+                "resume with the optimizer that wrote it"
+            )
+
     def _check(self, optimizer: object) -> None:
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(

@@ -31,6 +31,7 @@ from holdfast.schedule.cut import stage_ranges
 from holdfast.schedule.schedule import loads
 from holdfast.transport.base import Transport
 
+_OPTIMIZER = "optimizer"
 _EXPONENT = "exponent"  # of a parameter's fixed-point sums: part of the state
 
 
@@ -199,7 +200,7 @@ class StageTraining:
                 directory=directory,
                 layers=list(self._layers),
                 digests=digests,
-                state={},
+                state={_OPTIMIZER: self._optimizer.kind},
                 took_s=took_s,
             )
             self._tell(part)
@@ -215,7 +216,9 @@ class StageTraining:
         return tensors
 
     def _load(self, directory: Path) -> None:
-        tensors = read_layers(load_manifest(directory), self._layers)
+        checkpoint = load_manifest(directory)
+        self._optimizer.check_wrote({part.state.get(_OPTIMIZER) for part in checkpoint.parts})
+        tensors = read_layers(checkpoint, self._layers)
         exponents = {k: tensors.pop(k) for k in list(tensors) if k.endswith(f"/{_EXPONENT}")}
         state = {k: tensors.pop(k) for k in list(tensors) if "/" in k}
         load_state_tensors(self._layers, tensors)
