@@ -1,4 +1,4 @@
-"""Runs one worker's lane, step after step. Knows no policy: order and routes come from the schedule.
+"""Runs one worker's lane, step after step. Order and routes come from the schedule, not from here.
 
 Tensors for the next or previous stage leave as soon as they exist; the only waits are for tensors
 that are not here yet, and they end with the transport.
