@@ -176,6 +176,7 @@ class DeviceConfig:
             assert match is not None
             found[match[1]] = float(match[2]) * _UNIT_S[match[3]]
         missing = {"F", "B", "W"} - found.keys()
+        _require(found.get("F") != 0, "device.emulate", self.emulate, "F must take some time")
         _require(not missing, "device.emulate", self.emulate, f"lacks {', '.join(sorted(missing))}")
         return {"BW": found["B"] + found["W"], "R": 0.0} | found
 
