@@ -1,13 +1,13 @@
 """The same job on PyTorch's own parts: ``torch.distributed.pipelining`` 1F1B and gloo all-reduce.
 
-Run by bench/overhead.py. Prints one JSON object: step times, losses, peak memory of each worker.
+Run by bench/overhead.py: ``peer.py PORT MICROBATCHES STEPS FOLDER``. Each rank writes the end of
+each step to FOLDER/RANK.steps at once; in the end FOLDER/result.json has losses and peak memory.
 """
 
 import json
 import os
 import resource
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -60,9 +60,9 @@ def train(rank: int, port: int, microbatches: int, steps: int, folder: str) -> N
     flat = flat_gradients(module)
     optimizer = job.optimizer(module.parameters())
     batches = Batches(job, 0, microbatches)
-    times_s, losses = [], []
+    losses = []
+    ends = (Path(folder) / f"{rank}.steps").open("w", buffering=1)
     for step in range(steps):
-        start_s = time.monotonic()
         inputs, target = load_step(batches, step, pipeline, count)
         step_losses: list[Tensor] = []
         if index == 0:
@@ -73,32 +73,24 @@ def train(rank: int, port: int, microbatches: int, steps: int, folder: str) -> N
         flat /= PIPELINES
         optimizer.step()
         flat.zero_()
-        times_s.append(time.monotonic() - start_s)
+        ends.write(f"{time.monotonic()}\n")
         losses.append(sum(loss.item() for loss in step_losses) / count)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    result = {"times_s": times_s, "losses": losses, "peak_bytes": peak_bytes, "stage": index}
+    result = {"losses": losses, "peak_bytes": peak_bytes, "stage": index}
     (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def main() -> None:
-    port, microbatches, steps = map(int, sys.argv[1:])
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(train, (port, microbatches, steps, folder), nprocs=PIPELINES * STAGES)
-        ranks = [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
-    last = [rank for rank in ranks if rank["stage"] == STAGES - 1]
-    print(
-        json.dumps(
-            {
-                "times_s": [
-                    max(times) for times in zip(*(r["times_s"] for r in ranks), strict=True)
-                ],
-                "losses": [sum(x) / len(x) for x in zip(*(r["losses"] for r in last), strict=True)],
-                "peak_bytes": [rank["peak_bytes"] for rank in ranks],
-            }
-        )
-    )
+    port, microbatches, steps = map(int, sys.argv[1:4])
+    folder = Path(sys.argv[4])
+    mp.spawn(train, (port, microbatches, steps, str(folder)), nprocs=PIPELINES * STAGES)
+    ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9].json"))]
+    last = [rank["losses"] for rank in ranks if rank["stage"] == STAGES - 1]
+    losses = [sum(each) / len(each) for each in zip(*last, strict=True)]
+    result = {"losses": losses, "peak_bytes": [rank["peak_bytes"] for rank in ranks]}
+    (folder / "result.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
