@@ -160,6 +160,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--turn", type=float, default=2.5, help="seconds of one turn")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that run_round ends what it started
     rounds = []
     for number in range(args.rounds):
         rounds.append(run_round(number, args.steps, args.turn))

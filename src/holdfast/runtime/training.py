@@ -63,6 +63,7 @@ class StageTraining:
         twins = [tie.members for tie in ties]
         self._buckets = plan_buckets(me.stage, slots=slots, ties=twins, holders=holders)
         self._gradients = self._make_gradients(max([1, *map(len, twins)]))
+        self._exponents = tuple(self._gradients.exponents)  # of the next step's sums
         self._stage.sink = self._gradients
         if isinstance(self._gradients, FastGradients) and self._gradients.native:
             self._gradients.attach(self._parameters)
@@ -134,6 +135,8 @@ class StageTraining:
 
     def _begin_step(self) -> None:
         self._gradients.clear()
+        if isinstance(self._gradients, ExactGradients):
+            self._gradients.exponents = self._exponents
         self._buffer_sums.clear()
 
     def _reduce(self, step: int, attempt: int) -> None:
@@ -158,9 +161,7 @@ class StageTraining:
 
         reduced = self._commit.reduce(step, attempt, run_reduction)
         if isinstance(self._gradients, ExactGradients):
-            exponents = self._gradients.next_exponents(reduced.maxima)
-            self._gradients.clear()
-            self._gradients.exponents = exponents
+            self._exponents = self._gradients.next_exponents(reduced.maxima)
 
     def _on_commit(self, committed: Committed, record: StepRecord) -> None:
         verdict = committed.verdict
@@ -211,7 +212,7 @@ class StageTraining:
         """Copies of all that a resumed stage needs, by layer."""
         tensors = state_tensors(self._layers) | self._optimizer.state_tensors()
         if isinstance(self._gradients, ExactGradients):
-            for slot, exponent in zip(self._stage.slots, self._gradients.exponents, strict=True):
+            for slot, exponent in zip(self._stage.slots, self._exponents, strict=True):
                 tensors[f"{slot.key}/{_EXPONENT}"] = torch.tensor(exponent)
         return tensors
 
@@ -225,7 +226,7 @@ class StageTraining:
         self._optimizer.load_state_tensors(state)
         if isinstance(self._gradients, ExactGradients) and exponents:
             keys = [f"{slot.key}/{_EXPONENT}" for slot in self._stage.slots]
-            self._gradients.exponents = [int(exponents[key]) for key in keys]
+            self._exponents = tuple(int(exponents[key]) for key in keys)
 
 
 def _build_stage(

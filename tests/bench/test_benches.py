@@ -1,0 +1,42 @@
+"""A small sample of each benchmark: it runs, and its last line is what it promises. No timing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def figures(name: str, *arguments: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, str(BENCH / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(300)
+def test_the_period_bench_prints_its_figures() -> None:
+    found = figures("period.py", "--rounds", "1", "--steps", "6")
+    assert set(found) == {
+        "zero_bubble_over_bound",
+        "one_f_one_b_over_bound",
+        "overhead_ms_per_op",
+        "overhead_ms_per_step",
+    }
+    assert found["zero_bubble_over_bound"] >= 1.0, "faster than the bound: it measures nothing"
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(300)
+def test_the_overhead_bench_prints_its_figures_and_leaves_no_process() -> None:
+    found = figures("overhead.py", "--rounds", "1", "--steps", "5", "--turn", "2")
+    assert set(found) == {"fast_ratio", "exact_ratio", "fast_memory_ratio"}
+    assert all(value > 0 for value in found.values())
