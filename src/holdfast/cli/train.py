@@ -66,6 +66,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{job}: no such job file")
     resume = _find_checkpoint(args.resume, config) if args.resume else None
     run_dir = _run_dir(args, job)
+    num_workers = config.parallel.pipelines * config.parallel.stages
+    sys.stdout.write(f"starting {num_workers} worker {config.workers.kind} ...\n")
+    sys.stdout.flush()
     view = make_view(sys.stdout)
     try:
         summary = launch(config, job, run_dir, resume=resume, starter=_starter(config), view=view)
