@@ -4,7 +4,6 @@ A setting is named ``section.field`` in TOML files, in ``--set`` and in error me
 """
 
 import re
-import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -292,7 +291,7 @@ def _from_text(key: str, raw: str, hint: Any) -> object:
         tuple: lambda: [int(part) for part in raw.strip("[]()").split(",") if part.strip()],
     }
     origin = get_origin(hint) or hint
-    if isinstance(origin, types.UnionType) or origin not in readers:
+    if origin not in readers:
         return raw
     try:
         return readers[origin]()

@@ -6,11 +6,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
+from helpers.live import process_state, wait_until
 from holdfast.config import RunConfig
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
@@ -116,21 +116,6 @@ def launcher() -> Iterator[Launcher]:
     made.close()
 
 
-def state_of(pid: int) -> str:
-    """'' if there is no such process, 'Z' for a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "waited in vain"
-        time.sleep(0.005)
-
-
 def test_the_agent_shows_the_token_and_its_own_process(launcher):
     assert launcher.hear() == AgentHello(token="secret", pid=launcher.agent.pid)
 
@@ -147,7 +132,7 @@ def test_the_agent_shows_the_token_and_its_own_process(launcher):
 def test_the_end_of_a_worker_is_told_and_no_zombie_is_left(launcher, worker, how):
     pid = launcher.start(worker)[worker]
     assert launcher.hear() == WorkerExited(worker=worker, pid=pid, how=how)
-    assert state_of(pid) == ""
+    assert process_state(pid) == ""
     assert launcher.agent.poll() is None
 
 
@@ -169,7 +154,7 @@ def test_several_workers_run_side_by_side_and_are_told_apart(launcher):
         BADLY: (pids[BADLY], "exit code 3"),
         KILLED: (pids[KILLED], "signal SIGKILL"),
     }
-    assert state_of(pids[STUBBORN]) not in ("", "Z")
+    assert process_state(pids[STUBBORN]) not in ("", "Z")
     assert len(set(pids.values())) == 4
 
 
@@ -189,7 +174,7 @@ def test_stop_ends_workers_that_do_not_end_by_themselves(launcher):
         BUSY: "signal SIGKILL",
     }
     assert launcher.end()[0] == 0
-    assert [state_of(pid) for pid in pids.values()] == ["", ""]
+    assert [process_state(pid) for pid in pids.values()] == ["", ""]
 
 
 def test_losing_the_launcher_ends_the_workers_and_the_agent(launcher):
@@ -197,13 +182,15 @@ def test_losing_the_launcher_ends_the_workers_and_the_agent(launcher):
     launcher.connection.close()
     code, _, err = launcher.end()
     assert (code, err) == (1, "")
-    assert [state_of(pid) for pid in pids.values()] == ["", ""]
+    assert [process_state(pid) for pid in pids.values()] == ["", ""]
 
 
 def test_workers_end_with_an_agent_that_is_killed(launcher):
     pids = launcher.start(STUBBORN, BUSY)
     launcher.agent.kill()
-    wait_until(lambda: all(state_of(pid) in ("", "Z") for pid in pids.values()))
+    wait_until(
+        lambda: all(process_state(pid) in ("", "Z") for pid in pids.values()), "the workers to end"
+    )
 
 
 def test_a_message_that_is_not_for_an_agent_is_ignored(launcher):

@@ -42,12 +42,7 @@ UNEVEN = """schedule pipelines=1 stages=2 microbatches=6
 """
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Split(nn.Module):

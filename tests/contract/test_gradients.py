@@ -19,12 +19,7 @@ finite_fp32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 exponents = st.integers(fixed_point.MIN_EXPONENT, fixed_point.MAX_EXPONENT)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def layout_of(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Layout:

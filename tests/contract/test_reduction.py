@@ -37,12 +37,7 @@ SHAPES = [((5,), (3, 7), (), (40,)), ((1,),), ((33, 3), (16,)), ((0, 2), (8, 8))
 TIMEOUT_S = 20.0
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def layout_of(*shapes: tuple[int, ...]) -> Layout:

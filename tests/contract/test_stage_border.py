@@ -1,7 +1,7 @@
 """Where a model is cut into stages does not show in any result."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 
@@ -18,12 +18,7 @@ from holdfast.runtime.stage import Stage, carries_gradient
 MICROBATCHES = range(3)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def gpt() -> list[nn.Module]:

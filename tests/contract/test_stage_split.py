@@ -3,7 +3,6 @@
 import copy
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,12 +16,7 @@ MICROBATCHES = range(3)
 SEED = 5
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def gradients_for(outputs: tuple[Tensor, ...], microbatch: int) -> BorderGradients:

@@ -8,7 +8,6 @@ from holdfast.control.agent import Agent
 from holdfast.control.launcher import TOKEN_VARIABLE
 from holdfast.errors import ConfigError
 from holdfast.protocol.connection import connect
-from holdfast.protocol.spec import WorkerSpec
 
 _CONNECT_LIMIT_S = 10.0
 
@@ -31,8 +30,5 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from holdfast.runtime import warm, worker  # torch: a second that only this process pays
 
-    def run_worker(spec: WorkerSpec) -> int:
-        return worker.run_process(spec)
-
     connection = connect(host, int(port), _CONNECT_LIMIT_S)
-    return Agent(connection, (host, int(port)), token, warm.prepare, run_worker).run()
+    return Agent(connection, (host, int(port)), token, warm.prepare, worker.run_process).run()

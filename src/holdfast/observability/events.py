@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeAlias, get_args, get_type_hints
+from typing import Any, BinaryIO, TypeAlias, get_args, get_type_hints
 
 from holdfast.errors import ConfigError
 from holdfast.observability.jsonfile import encode
@@ -108,12 +108,6 @@ Event: TypeAlias = (
 )
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
 _FIELDS = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASSES.values()}
-
-
-class Sink(Protocol):
-    def emit(self, event: Event) -> None:
-        """Must not block and must not raise: a full disk never stops training."""
-        ...
 
 
 class JsonLines:
