@@ -44,16 +44,18 @@ def run(schedule: str, steps: int) -> tuple[float, float]:
 
 
 def step_end_s(events: list[dict[str, Any]]) -> float:
-    """Median time of reduction, verdict and optimizer step, of the holder that came last to it.
+    """Median time from stage 0's last backward of a step to its first forward of the next one:
+    reduction, verdict, optimizer step, report.
 
-    The others also wait for the last one, which is not a cost of the step's end.
+    Of the holder that came last to it: the others also wait for that one.
     """
-    shortest_s: dict[tuple[int, str], float] = {}
-    for event in events:
-        if event["event"] == "WorkerStep" and event["step"] >= WARM_UP_STEPS:
-            text, start_s, end_s = event["ops"][-1]
-            key = (event["step"], text)
-            shortest_s[key] = min(end_s - start_s, shortest_s.get(key, end_s - start_s))
+    ops = {(e["worker"], e["step"]): e["ops"] for e in events if e["event"] == "WorkerStep"}
+    shortest_s: dict[int, float] = {}
+    for (worker, step), mine in ops.items():
+        after = ops.get((worker, step + 1))
+        if worker.endswith(".0") and step >= WARM_UP_STEPS and after:
+            gap_s = after[0][1] - mine[-2][2]
+            shortest_s[step] = min(gap_s, shortest_s.get(step, gap_s))
     return statistics.median(shortest_s.values())
 
 

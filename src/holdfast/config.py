@@ -3,6 +3,7 @@
 A setting is named ``section.field`` in TOML files, in ``--set`` and in error messages.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -116,7 +117,8 @@ class WorkersConfig:
     def __post_init__(self) -> None:
         for name in ("compute_threads", "start_limit_s", "wait_limit_s"):
             value = getattr(self, name)
-            _require(value > 0, f"workers.{name}", value, "must be above 0")
+            good = 0 < value < math.inf
+            _require(good, f"workers.{name}", value, "must be a finite number above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

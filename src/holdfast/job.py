@@ -151,6 +151,7 @@ def load_job(path: str | Path, seed: int) -> Job:
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; expected a Python file with job() -> Job")
+    _seed_all(seed)
     module = _run_job_file(path)
     make = getattr(module, "job", None)
     if make is None:
@@ -159,12 +160,19 @@ def load_job(path: str | Path, seed: int) -> Job:
         raise ConfigError(
             f"{path}: job is a {_kind(make)}: expected a function job() that returns a holdfast Job"
         )
-    torch.manual_seed(seed)
+    _seed_all(seed)
     with _one_line_errors(path):
         made = make()
     if not isinstance(made, Job):
         raise ConfigError(f"{path}: job() returned a {_kind(made)}: expected a holdfast Job")
     return made
+
+
+def _seed_all(seed: int) -> None:
+    """Initial parameters may be drawn from any of the three global generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
 
 
 def _run_job_file(path: Path) -> ModuleType:

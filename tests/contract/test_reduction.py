@@ -20,14 +20,9 @@ from holdfast.errors import (
     ProtocolError,
     TransportClosed,
 )
+from holdfast.runtime.buckets import Bucket, plan_buckets
 from holdfast.runtime.gradients import ExactGradients, FastGradients, Gradients, Layout
-from holdfast.runtime.reduction import (
-    Bucket,
-    Reduced,
-    conclude,
-    plan_buckets,
-    reduce_gradients,
-)
+from holdfast.runtime.reduction import Reduced, conclude, reduce_gradients
 from holdfast.transport.base import Tag
 from holdfast.transport.local import LocalHub, LocalTransport
 

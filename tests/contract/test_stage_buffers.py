@@ -125,3 +125,23 @@ def test_a_buffer_that_starts_to_change_later_is_refused() -> None:
     stage.forward(0, 0, (torch.ones(4, 32),))
     with pytest.raises(ConfigError, match="buffer late was constant"):
         stage.forward(0, 1, (torch.ones(5, 32),))
+
+
+class WritesOnce(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+        self.written = False
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self.written:
+            self.count += 1
+            self.written = True
+        return values
+
+
+def test_a_buffer_that_is_written_only_sometimes_is_refused_by_name() -> None:
+    stage = Stage([linear(), WritesOnce()], first_layer=1, sink=Sums())
+    stage.forward(0, 0, (DATA[0],))
+    with pytest.raises(ConfigError, match=r"count was written in the first forward and not"):
+        stage.forward(0, 1, (DATA[1],))

@@ -27,7 +27,15 @@ from transport_harness import (
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, PeerLost, TransportClosed, WaitTimeout
 from holdfast.transport.base import Limits
-from holdfast.transport.frame import encode_frame, encode_hello
+from holdfast.transport.frame import (
+    FRAME_HEADER_BYTES,
+    HELLO_BYTES,
+    decode_frame,
+    encode_frame,
+    encode_hello,
+    payload_view,
+)
+from holdfast.transport.outgoing import _Message
 from holdfast.transport.tcp import TcpTransport
 
 MB = 1 << 20
@@ -326,3 +334,40 @@ def test_close_leaves_no_file_no_thread_and_no_port_behind(cluster):
 def test_a_token_of_the_wrong_size_is_refused():
     with pytest.raises(ConfigError, match="3 bytes: must be 16"):
         TcpTransport(ALICE, b"abc")
+
+
+def test_a_message_that_has_left_in_part_is_finished_in_the_next_epoch(sink) -> None:
+    """Else the rest of its bytes would be read from the message after it."""
+    alice = TcpTransport(ALICE, TOKEN)
+    alice.connect({BOB: sink.getsockname()})
+    alice.send(BOB, activation(0), torch.tensor(1))
+    connection, _ = sink.accept()
+    alice.flush(LIMIT_S)  # connected: from now on the caller's thread writes
+    link = alice._outgoing[BOB]
+    with link._changed:  # the writer thread cannot take over what is left
+        link._queue.append(begun := half_sent(link, HUGE))
+        link._queued_bytes += begun.num_bytes
+    alice.advance(1)
+    alice.send(BOB, activation(2), torch.tensor(7))
+    expected = [(0, torch.tensor(1)), (0, HUGE), (1, torch.tensor(7))]
+    skipped = HELLO_BYTES + sum(FRAME_HEADER_BYTES + t.nbytes for _, t in expected[:2])
+    connection.settimeout(LIMIT_S)
+    received = read_all(connection, skipped + FRAME_HEADER_BYTES)
+    header = decode_frame(received[skipped:], 1 << 30)
+    assert (header.epoch, header.tag) == (1, activation(2))
+    alice.close()
+    connection.close()
+
+
+def half_sent(link, tensor: torch.Tensor):
+    """As ``send`` leaves a message of which the kernel took only the beginning."""
+    message = _Message(0, [HUGE_HEADER, payload_view(tensor)])
+    message.written(link._socket.send(HUGE_HEADER))
+    return message
+
+
+def read_all(connection: socket.socket, num_bytes: int) -> bytearray:
+    received = bytearray()
+    while len(received) < num_bytes:
+        received += connection.recv(min(1 << 20, num_bytes - len(received)))
+    return received

@@ -4,6 +4,8 @@ import pytest
 
 from holdfast.cluster import WorkerId
 from holdfast.config import config_from
+from holdfast.control import agent, server
+from holdfast.control.checks import check_alike
 from holdfast.control.coordinator import (
     SUSPICION_S,
     Coordinator,
@@ -12,7 +14,6 @@ from holdfast.control.coordinator import (
     Phase,
     SealCheckpoint,
     Send,
-    check_alike,
 )
 from holdfast.errors import ConfigError
 from holdfast.observability import events
@@ -228,3 +229,33 @@ def test_mixed_workers_never_get_an_assignment() -> None:
         run.handle(hello(str(worker)), 0.0)
     run.handle(hello(str(run.workers[-1]), fingerprint={"torch": "3"}), 0.0)
     assert "differ in torch" in str(run.failure)
+
+
+def complaint(about: str) -> messages.Failed:
+    return messages.Failed(
+        token="t", worker="0.0", lost=about, exit_code=1, reason="lost", details=""
+    )
+
+
+def test_a_worker_that_ends_because_it_lost_another_is_not_blamed() -> None:
+    run = coordinator()
+    start(run)
+    run.handle(complaint(about="1.0"), 5.0)
+    assert run.handle(messages.WorkerExited(worker="0.0", pid=1, how="exit code 1"), 5.1) == []
+    run.tick(5.1 + SUSPICION_S)
+    assert "worker 1.0 was lost by 0.0" in str(run.failure)
+
+
+def test_workers_that_all_fall_silent_end_the_run_at_last() -> None:
+    run = coordinator()
+    start(run)
+    longest = max(map(len, run.schedule.lanes.values()))
+    limit_s = longest * config_from({}).workers.wait_limit_s
+    assert run.tick(1.0 + limit_s) == []
+    effects = run.tick(1.1 + limit_s)
+    assert "no worker reported a step" in str(run.failure)
+    assert len(sent(effects, messages.Stop)) == 4
+
+
+def test_a_stop_has_time_to_spare_within_the_promised_five_seconds() -> None:
+    assert server.STOP_LIMIT_S + agent.STOP_GRACE_S + SUSPICION_S <= 4.5

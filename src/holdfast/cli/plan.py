@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError
 from holdfast.schedule.costs import Costs
-from holdfast.schedule.generate import NAMES, make
+from holdfast.schedule.generate import NAMES, default_memory, make
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.render import grid, svg
 from holdfast.schedule.schedule import Schedule
@@ -54,7 +54,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     shape = Shape(args.pipelines, args.stages, args.microbatches)
     costs = parse_costs(args.costs, args.stages)
-    memory = 2 * args.stages if args.memory is None else args.memory
+    memory = default_memory(args.stages) if args.memory is None else args.memory
     width = shutil.get_terminal_size((120, 24)).columns if args.width is None else args.width
     if width < 20:
         raise ConfigError(f"--width {width}: expected at least 20 characters")

@@ -28,7 +28,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.spec import WorkerSpec
 
-STOP_GRACE_S = 2.0
+STOP_GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 

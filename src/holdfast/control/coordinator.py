@@ -5,22 +5,23 @@ A worker that ends too early ends the run: nobody is left waiting for it.
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
+from holdfast.control.checks import check_alike, check_fits
 from holdfast.control.costs import emulated_costs, layer_costs, measured_costs
-from holdfast.errors import CheckpointError, ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.recovery.manifest import Checkpoint, Part
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.cut import equal_cut, stage_ranges
-from holdfast.schedule.generate import make
+from holdfast.schedule.generate import default_memory, make
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import Schedule
+from holdfast.schedule.validity import check
 
 SUSPICION_S = 1.5  # an agent reports the end of a process within milliseconds
 
@@ -94,6 +95,8 @@ class Coordinator:
         self.progress = Progress()
         self._ready: set[WorkerId] = set()
         self._suspicion: tuple[float, HoldfastError] | None = None
+        self._complained: set[WorkerId] = set()
+        self._heard_s = 0.0
         self._cut: tuple[int, ...] = ()
         self._reason = ""
         self.schedule: Schedule | None = None
@@ -119,6 +122,7 @@ class Coordinator:
     def handle(self, message: messages.Message, at_s: float) -> list[Effect]:
         if self.over:
             return []
+        self._heard_s = at_s
         try:
             match message:
                 case messages.Hello():
@@ -156,7 +160,15 @@ class Coordinator:
     def tick(self, at_s: float) -> list[Effect]:
         if self._suspicion and at_s - self._suspicion[0] > SUSPICION_S:
             return self.fail(self._suspicion[1], at_s)
+        if self.phase is Phase.TRAINING and at_s - self._heard_s > self._silence_limit_s():
+            limit_s = self._silence_limit_s()
+            return self.fail(HoldfastError(f"no worker reported a step for {limit_s:g} s"), at_s)
         return []
+
+    def _silence_limit_s(self) -> float:
+        """No operation may wait longer than the limit, and a worker reports once a lane."""
+        lanes = self.schedule.lanes.values() if self.schedule else ()
+        return max(map(len, lanes), default=1) * self._config.workers.wait_limit_s
 
     def _stop_all(self, reason: str) -> list[Effect]:
         return [Send(worker, messages.Stop(reason=reason)) for worker in self.hellos]
@@ -164,14 +176,17 @@ class Coordinator:
     def _on_ending(self, message: messages.Message, at_s: float) -> list[Effect]:
         match message:
             case messages.Failed() if message.lost:
+                self._complained.add(parse_worker(message.worker))
                 return self.suspect(message.lost, f"was lost by {message.worker}", at_s)
             case messages.Failed():
                 kind = ConfigError if message.exit_code == ConfigError.exit_code else HoldfastError
                 who = "" if kind is ConfigError else f"worker {message.worker}: "
                 return self.fail(kind(who + message.reason), at_s, message.details)
             case messages.WorkerExited():
-                if parse_worker(message.worker) in self.progress.finished:
-                    return []
+                worker = parse_worker(message.worker)
+                explained = self._suspicion is not None and worker in self._complained
+                if worker in self.progress.finished or explained:
+                    return []  # tick() ends the run if nobody says what became of the suspect
                 at_step = self.first_step + self.progress.num_steps
                 why = HoldfastError(
                     f"worker {message.worker} (pid {message.pid}) ended with {message.how} "
@@ -229,10 +244,11 @@ class Coordinator:
         return self._assign(cut, measured_costs(forward, backward))
 
     def _assign(self, cut: tuple[int, ...], costs: Costs) -> list[Effect]:
-        memory = self._config.schedule.memory or 2 * self._shape.stages
+        memory = self._config.schedule.memory or default_memory(self._shape.stages)
         self.schedule = make(
             self._config.schedule.name, self._shape, costs, memory, staggered=self._staggered
         )
+        check(self.schedule, memory)
         self._cut = cut
         self.phase = Phase.BUILDING
         addresses = {str(worker): [h.host, h.port] for worker, h in self.hellos.items()}
@@ -344,28 +360,6 @@ class Coordinator:
         for number, (digest, _) in sorted(digests.items()):
             together.update(f"{number}:{digest}\n".encode())
         return together.hexdigest()
-
-
-def check_fits(checkpoint: Checkpoint, num_layers: int) -> None:
-    if checkpoint.num_layers != num_layers:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.directory} holds {checkpoint.num_layers} layers, the job has "
-            f"{num_layers}; resume with the job that wrote it"
-        )
-
-
-def check_alike(fingerprints: Mapping[str, Mapping[str, str]], *, allow_mixed: bool) -> None:
-    """Bits depend on threads, instruction set and libraries: refuse to mix them unaware."""
-    first, *others = fingerprints
-    for other in others:
-        one, two = fingerprints[first], fingerprints[other]
-        for key in sorted(one.keys() | two.keys()):
-            if one.get(key) != two.get(key) and not allow_mixed:
-                raise ConfigError(
-                    f"workers {first} and {other} differ in {key}: {one.get(key)} and "
-                    f"{two.get(key)}; results would not be exact. Make them alike, or accept it "
-                    "with --set workers.allow_mixed=true"
-                )
 
 
 def _worker_ready(hello: messages.Hello, at_s: float) -> events.WorkerReady:

@@ -17,7 +17,7 @@ from typing import Protocol
 from holdfast.config import RunConfig
 from holdfast.control.coordinator import Coordinator, Effect, Emit, OpenRun, SealCheckpoint, Send
 from holdfast.control.server import Server, listen
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.observability import events
 from holdfast.observability.summary import SUMMARY_FILE, Summary, summarize, write_summary
 from holdfast.protocol.messages import StartWorkers
@@ -36,6 +36,10 @@ class Starter(Protocol):
     """Brings up whatever runs the workers, as processes or as threads."""
 
     def start(self, host: str, port: int, token: str, order: StartWorkers) -> None: ...
+
+    def ended(self) -> str | None:
+        """Why nobody will say hello any more; None: all is well."""
+        ...
 
     def stop(self) -> None:
         """Leave nothing behind, whatever state the workers are in."""
@@ -65,6 +69,10 @@ class AgentProcess:
             env=environment,
             stdin=subprocess.DEVNULL,
         )
+
+    def ended(self) -> str | None:
+        code = None if self._process is None else self._process.poll()
+        return None if code is None else f"the agent that starts workers ended with code {code}"
 
     def stop(self) -> None:
         if self._process is None:
@@ -97,6 +105,16 @@ class _Recorder:
             case Send():
                 raise AssertionError("messages are sent by the server")
 
+    def close(self, summary: Summary, details: str) -> None:
+        if self.sink is None:
+            return
+        self.sink.close()
+        write_summary(self.run_dir / SUMMARY_FILE, summary)
+        if details:
+            (self.run_dir / "error.txt").write_text(details)
+        if self.sink.num_dropped:
+            sys.stderr.write(f"holdfast: {self.sink.num_dropped} events could not be written\n")
+
     def _emit(self, event: events.Event) -> None:
         if self.sink is not None:
             self.sink.emit(event)
@@ -115,14 +133,19 @@ class _Recorder:
             self.sink.emit(event)
 
     def _seal(self, effect: SealCheckpoint) -> None:
-        path = seal(
-            self.run_dir,
-            effect.step,
-            effect.parts,
-            seed=self.config.train.seed,
-            microbatches=self.config.parallel.microbatches,
-        )
-        trim(self.run_dir, self.config.checkpoint.keep)
+        try:
+            path = seal(
+                self.run_dir,
+                effect.step,
+                effect.parts,
+                seed=self.config.train.seed,
+                microbatches=self.config.parallel.microbatches,
+            )
+            trim(self.run_dir, self.config.checkpoint.keep)
+        except OSError as why:
+            raise HoldfastError(
+                f"the checkpoint of step {effect.step} in {self.run_dir} cannot be written: {why}"
+            ) from why
         saved = events.CheckpointSaved(
             at_s=time.monotonic(), step=effect.step, path=str(path), took_s=effect.took_s
         )
@@ -152,11 +175,10 @@ def launch(
     server = Server(listener, token, coordinator, recorder.perform, order)
     _serve(server, listener, starter, token, order, config.workers.start_limit_s)
     summary = summarize(recorder.kept, config=config.to_dict())
-    if recorder.sink is not None:
-        write_summary(run_dir / SUMMARY_FILE, summary)
-        if coordinator.details:
-            (run_dir / "error.txt").write_text(coordinator.details)
-        recorder.sink.close()
+    try:
+        recorder.close(summary, coordinator.details)
+    except OSError as why:  # what went wrong first is what the user must hear
+        raise coordinator.failure or unwritable(run_dir, why) from why
     if coordinator.failure is not None:
         raise coordinator.failure
     return summary
@@ -174,7 +196,7 @@ def _serve(
     with _interrupts_go_to(server.interrupt):
         try:
             starter.start(host, port, token, order)
-            server.run(start_limit_s)
+            server.run(start_limit_s, starter.ended)
         finally:
             server.close()
             starter.stop()

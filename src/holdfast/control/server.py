@@ -12,7 +12,7 @@ from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
 
-STOP_LIMIT_S = 3.0
+STOP_LIMIT_S = 2.0  # with the agent's grace well below the 5 s in which a run must have stopped
 HELLO_LIMIT_BYTES = 1 << 18  # a first message may carry a traceback
 HELLO_LIMIT_S = 30.0
 
@@ -64,18 +64,21 @@ class Server:
         """Ask the loop to stop the run; safe in a signal handler."""
         self._interrupted = True
 
-    def run(self, start_limit_s: float) -> None:
+    def run(
+        self, start_limit_s: float, agent_ended: Callable[[], str | None] = lambda: None
+    ) -> None:
         """Until the run is over and its workers are gone."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         started_s = time.monotonic()
         while not self._coordinator.over:
             self._turn(0.1)
             now_s = time.monotonic()
-            for stranger in [c for c, until_s in self._strangers.items() if now_s > until_s]:
-                self._drop(stranger)
+            self._drop_strangers(now_s)
             self._apply(self._coordinator.tick(now_s))
             if self._interrupted:
                 self._fail(HoldfastError("interrupted; all workers were stopped"))
+            elif self._agent is None and (why := agent_ended()):
+                self._fail(HoldfastError(why))
             elif self._starting() and now_s - started_s > start_limit_s:
                 waited = f"workers.start_limit_s={start_limit_s:g} reached while "
                 self._fail(HoldfastError(waited + self._coordinator.waiting_for()))
@@ -89,6 +92,10 @@ class Server:
         self._selector.close()
         self._listener.close()
 
+    def _drop_strangers(self, now_s: float) -> None:
+        for stranger in [c for c, until_s in self._strangers.items() if now_s > until_s]:
+            self._drop(stranger)
+
     def _starting(self) -> bool:
         return self._coordinator.phase in (Phase.STARTING, Phase.MEASURING, Phase.BUILDING)
 
@@ -101,12 +108,20 @@ class Server:
     def _turn(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
-                connection = Connection(self._listener.accept()[0], HELLO_LIMIT_BYTES)
+                connection = self._accept()
+                if connection is None:
+                    continue
                 self._names[connection] = ""
                 self._strangers[connection] = time.monotonic() + HELLO_LIMIT_S
                 self._selector.register(connection, selectors.EVENT_READ)
             elif isinstance(key.fileobj, Connection) and key.fileobj in self._names:
                 self._read(key.fileobj)
+
+    def _accept(self) -> Connection | None:
+        try:
+            return Connection(self._listener.accept()[0], HELLO_LIMIT_BYTES)
+        except OSError:  # a caller that gave up, or out of descriptors
+            return None
 
     def _read(self, connection: Connection) -> None:
         try:

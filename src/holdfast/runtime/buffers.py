@@ -62,6 +62,7 @@ class LayerBuffers:
         self._check_constant(constants)
         if not self._known:
             self._learn(written)
+        self._check_changing(written)
         for place in self._changing:
             if id(place.tensor) in written:
                 changes[place.path] = _change(place.tensor, written.pop(id(place.tensor)))
@@ -77,6 +78,14 @@ class LayerBuffers:
         self._constant = [place for place in self._changing if id(place.tensor) not in written]
         self._changing = [place for place in self._changing if id(place.tensor) in written]
         self._known = True
+
+    def _check_changing(self, written: Mapping[int, Tensor]) -> None:
+        for place in self._changing:
+            if id(place.tensor) not in written:
+                raise ConfigError(
+                    f"buffer {place.path} was written in the first forward and not in a later one; "
+                    "write to it in every forward or in none"
+                )
 
     def _check_constant(self, before: list[tuple[Tensor, int]]) -> None:
         for place, (tensor, version) in zip(self._constant, before, strict=True):

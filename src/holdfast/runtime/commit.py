@@ -3,8 +3,8 @@
     COLLECTING -> REDUCED -> COMMITTED (= COLLECTING of the next step)
                      `-> ON_TRUST -> COMMITTED, or taken back and applied as it should have been
 
-Reduced gradients are kept until the commit and accumulators are not written over, so that a
-step can always be finished from what some worker holds.
+Reduced gradients are kept until the commit, so that a step can always be finished from what some
+worker holds. Accumulators are kept until the reduction is complete here; the next step clears them.
 """
 
 from collections.abc import Callable, Mapping

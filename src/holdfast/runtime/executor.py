@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError
 from holdfast.job import Batches, num_tokens
 from holdfast.runtime.commit import Committed, Phase, StageCommit
 from holdfast.runtime.emulation import EmulatedDevice
@@ -107,11 +107,13 @@ class Executor:
                     self._settle()
             case Phase.ON_TRUST:
                 # A bad verdict must end the wait for an input: the sender will never send it.
-                if op.kind is Kind.R or not self._input_comes_first(op):
+                if not self._input_comes_first(op):
                     self._settle()
 
     def _input_comes_first(self, op: Op) -> bool:
         """Whether there is work to do before the verdict of the step before is known."""
+        if op.kind is Kind.R:
+            return False  # nothing is reduced before the step before is settled
         while missing := self._lane.commit.missing():
             wanted = self._wanted(op)
             if not wanted:
@@ -232,7 +234,7 @@ class Executor:
         if not 0 <= to_stage <= self._last_stage:
             return
         if len(tensors) > MAX_BORDER_TENSORS:
-            raise HoldfastError(
+            raise ConfigError(
                 f"stage {op.stage} hands on {len(tensors)} tensors; at most {MAX_BORDER_TENSORS}"
             )
         to = self._lane.schedule.route(to_stage, op.microbatch)

@@ -4,7 +4,7 @@ Everyone sends the owner their part of its shard; the owner adds, rounds, and se
 all. Two rounds for any number of members, and no bit of an exact result depends on that number.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, chain, pairwise
@@ -15,24 +15,11 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, ProtocolError
+from holdfast.runtime.buckets import Bucket
 from holdfast.runtime.gradients import ALIGNMENT, Gradients, Layout
 from holdfast.transport.base import Channel, Tag, Transport
 
-ParameterName = tuple[int, str]  # layer, name in the layer
 _Arrival = tuple[WorkerId, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Parameters that the same workers reduce together, as one vector.
-
-    ``groups`` has an entry for each parameter: the slots of this worker that hold it, which are
-    several if the stage holds twins of a tied parameter.
-    """
-
-    number: int
-    members: tuple[WorkerId, ...]
-    groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +39,6 @@ class Reduced:
             self.layout.view(self.flat, slot) if used else None
             for slot, used in enumerate(self.touched)
         ]
-
-
-def plan_buckets(
-    stage: int,
-    *,
-    slots: Mapping[int, Sequence[ParameterName]],
-    ties: Sequence[Sequence[ParameterName]],
-    holders: Mapping[int, Iterable[WorkerId]],
-) -> tuple[Bucket, ...]:
-    """What a holder of ``stage`` takes part in: bucket 0 untied, bucket 1 + i the i-th tie.
-
-    ``slots`` and ``holders`` are those of every stage; all workers must see the same ties.
-    """
-    own = slots[stage]
-    tied = {name for tie in ties for name in tie}
-    untied = tuple((slot,) for slot, name in enumerate(own) if name not in tied)
-    buckets = [Bucket(0, tuple(sorted(holders[stage])), untied)] if untied else []
-    for number, tie in enumerate(ties, start=1):
-        if twins := tuple(slot for slot, name in enumerate(own) if name in tie):
-            stages = [s for s, names in slots.items() if not set(names).isdisjoint(tie)]
-            members = {worker for s in stages for worker in holders[s]}
-            buckets.append(Bucket(number, tuple(sorted(members)), (twins,)))
-    return tuple(buckets)
 
 
 def reduce_gradients(

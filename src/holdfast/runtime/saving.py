@@ -42,6 +42,11 @@ class BackgroundWriter:
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
 
+    def check(self) -> None:
+        """Raises what went wrong while writing."""
+        if self._error is not None:
+            raise self._error
+
     def wait(self) -> None:
         """Until the last part is on disk; raises what went wrong while writing it."""
         if self._thread is not None:
@@ -52,5 +57,4 @@ class BackgroundWriter:
                     f"{self._limit_s:g} s; is the disk stuck?"
                 )
             self._thread = None
-        if self._error is not None:
-            raise self._error
+        self.check()

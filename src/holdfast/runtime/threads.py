@@ -10,7 +10,7 @@ from holdfast.config import config_from
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages import StartWorkers
 from holdfast.protocol.spec import WorkerSpec
-from holdfast.runtime.worker import prepare_torch, run_worker
+from holdfast.runtime.worker import prepare_torch, run_worker, transport_limits
 from holdfast.transport.local import LocalHub, LocalTransport
 
 _END_LIMIT_S = 30.0
@@ -28,7 +28,7 @@ class WorkerThreads:
         prepare_torch(config)
         for name in order.workers:
             spec = WorkerSpec(parse_worker(name), host, port, token, order.job, config)
-            transport = LocalTransport(spec.worker, hub)
+            transport = LocalTransport(spec.worker, hub, limits=transport_limits(config))
             thread = threading.Thread(
                 target=run_worker,
                 args=(spec, transport, compute),
@@ -37,6 +37,9 @@ class WorkerThreads:
             )
             self._threads.append(thread)
             thread.start()
+
+    def ended(self) -> str | None:
+        return None  # a thread that fails says so itself
 
     def stop(self) -> None:
         for thread in self._threads:

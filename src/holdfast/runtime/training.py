@@ -10,18 +10,19 @@ from torch import Tensor, nn
 
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
-from holdfast.errors import HoldfastError
+from holdfast.errors import CheckpointError, HoldfastError
 from holdfast.job import Batches, Job
 from holdfast.protocol import messages
 from holdfast.recovery.checkpoint import read_layers
 from holdfast.recovery.manifest import load_manifest
+from holdfast.runtime.buckets import plan_buckets
 from holdfast.runtime.buffer_sums import BufferSums
 from holdfast.runtime.commit import Committed, StageCommit
 from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.executor import Executor, Lane, StepRecord
 from holdfast.runtime.gradients import ExactGradients, FastGradients, Layout
 from holdfast.runtime.optimizer import StageOptimizer
-from holdfast.runtime.reduction import Reduced, plan_buckets, reduce_gradients
+from holdfast.runtime.reduction import Reduced, reduce_gradients
 from holdfast.runtime.saving import BackgroundWriter
 from holdfast.runtime.stage import Slot, Stage
 from holdfast.runtime.state import Layers, layer_digest, load_state_tensors, state_tensors
@@ -191,7 +192,10 @@ class StageTraining:
     def _save_if_due(self, version: int) -> None:
         checkpoint, last = self._config.checkpoint, version == self._config.train.steps
         due = bool(checkpoint.every_steps) and version % checkpoint.every_steps == 0
-        if self._writer is None or not (due or (last and checkpoint.at_end)):
+        if self._writer is None:
+            return
+        self._writer.check()
+        if not (due or (last and checkpoint.at_end)):
             return
 
         def done(directory: str, digests: dict[str, str], took_s: float) -> None:
@@ -226,6 +230,10 @@ class StageTraining:
         self._optimizer.load_state_tensors(state)
         if isinstance(self._gradients, ExactGradients) and exponents:
             keys = [f"{slot.key}/{_EXPONENT}" for slot in self._stage.slots]
+            if missing := [key for key in keys if key not in exponents]:
+                raise CheckpointError(
+                    f"checkpoint {directory} lacks {missing[0]}; resume with the job that wrote it"
+                )
             self._exponents = tuple(int(exponents[key]) for key in keys)
 
 

@@ -29,7 +29,7 @@ from holdfast.protocol.spec import WorkerSpec
 from holdfast.runtime.fingerprint import fingerprint
 from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.training import StageTraining
-from holdfast.transport.base import Transport
+from holdfast.transport.base import Limits, Transport
 from holdfast.transport.tcp import TcpTransport
 
 _CONNECT_LIMIT_S = 10.0
@@ -49,12 +49,15 @@ class ControlLink:
         self._on_stop = on_stop
         self._inbox: queue.Queue[messages.Message] = queue.Queue()
         self._lock = threading.Lock()  # the checkpoint thread sends too
+        self._stopped: str | None = None
         self._thread = threading.Thread(target=self._read, name="control", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def send(self, message: messages.Message) -> None:
+        if self._stopped is not None:  # a run of one worker waits for nobody: it hears it here
+            raise Stopped(self._stopped)
         with self._lock:
             self._connection.send(message)
 
@@ -87,10 +90,14 @@ class ControlLink:
                 for message in self._connection.read():
                     self._inbox.put(message)
                     if isinstance(message, messages.Stop):
-                        self._on_stop()
+                        self._stop(message.reason)
         except HoldfastError as why:  # the launcher is gone, or speaks nonsense
             self._inbox.put(messages.Stop(reason=str(why)))
-            self._on_stop()
+            self._stop(str(why))
+
+    def _stop(self, reason: str) -> None:
+        self._stopped = reason
+        self._on_stop()
 
 
 class Worker:
@@ -192,7 +199,8 @@ def run_process(spec: WorkerSpec) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prepare_torch(spec.config)
-    transport = TcpTransport(spec.worker, bytes.fromhex(spec.token))
+    limits = transport_limits(spec.config)
+    transport = TcpTransport(spec.worker, bytes.fromhex(spec.token), limits=limits)
     return run_worker(spec, transport, nullcontext())
 
 
@@ -213,6 +221,12 @@ def run_worker(spec: WorkerSpec, transport: Transport, compute: AbstractContextM
         transport.close()
         link.close()
     return 0
+
+
+def transport_limits(config: RunConfig) -> Limits:
+    """A full receiver is waited for as long as a missing tensor."""
+    wait_s = config.workers.wait_limit_s
+    return Limits(send_limit_s=wait_s, silence_limit_s=max(wait_s, Limits().silence_limit_s))
 
 
 def prepare_torch(config: RunConfig) -> None:
@@ -238,8 +252,8 @@ def _tell_failure(spec: WorkerSpec, link: ControlLink, why: Exception) -> int:
     )
     try:
         link.send(failed)
-    except PeerLost:
-        return failed.exit_code  # the launcher is gone; there is nobody to tell
+    except (PeerLost, Stopped):
+        return failed.exit_code  # the launcher is gone, or knows already
     return failed.exit_code
 
 

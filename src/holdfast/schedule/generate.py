@@ -22,6 +22,11 @@ _ROUNDING = 1e-9
 _OnePipeline = Sequence[Lane]  # one lane a stage, without R, micro-batches from 0
 
 
+def default_memory(stages: int) -> int:
+    """Micro-batches in flight a worker that let zero-bubble lanes reach the bound."""
+    return 2 * stages
+
+
 def gpipe(shape: Shape, memory: int | None = None) -> Schedule:
     """All forwards, then all backwards; in waves of ``memory`` micro-batches if that is fewer."""
     count = shape.microbatches_per_pipeline

@@ -89,8 +89,7 @@ def encode_frame(epoch: int, tag: Tag, tensor: Tensor, payload_limit_bytes: int)
     """The header that goes before ``payload_view(tensor)``; ``tensor`` is in wire form."""
     if tensor.nbytes > payload_limit_bytes:
         raise ProtocolError(
-            f"{tag} has {tensor.nbytes} bytes, the limit is {payload_limit_bytes} "
-            "(transport.payload_bytes)"
+            f"{tag} has {tensor.nbytes} bytes, the limit is {payload_limit_bytes} of the transport"
         )
     channel, *name = tag
     return _sealed(_encode_form(channel, tensor.dtype, tensor.shape) + _pack(_NAME, epoch, *name))

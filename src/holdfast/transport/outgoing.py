@@ -24,14 +24,16 @@ _Buffer = bytes | memoryview
 class _Message:
     """What is left to write of one message."""
 
-    __slots__ = ("buffers", "epoch", "num_bytes")
+    __slots__ = ("buffers", "epoch", "is_begun", "num_bytes")
 
     def __init__(self, epoch: int, buffers: list[_Buffer]) -> None:
         self.epoch = epoch
         self.buffers = buffers
+        self.is_begun = False
         self.num_bytes = sum(map(len, buffers))
 
     def written(self, num_bytes: int) -> None:
+        self.is_begun = True
         self.num_bytes -= num_bytes
         buffers = self.buffers
         while buffers and num_bytes >= len(buffers[0]):
@@ -93,12 +95,12 @@ class Outgoing:
             self.sent_bytes += len(payload)
 
     def drop_before(self, epoch: int) -> None:
-        """What waits of earlier epochs would be refused: do not send it."""
+        """What waits of earlier epochs would be refused: do not send it, unless it is half sent."""
         with self._changed:
             self._epoch = max(self._epoch, epoch)
-            dropped = [message for message in self._queue if message.epoch < epoch]
+            dropped = [m for m in self._queue if m.epoch < epoch and not m.is_begun]
             if dropped:
-                self._queue = deque(m for m in self._queue if m.epoch >= epoch)
+                self._queue = deque(m for m in self._queue if m not in dropped)
                 self._queued_bytes -= sum(message.num_bytes for message in dropped)
             self._changed.notify_all()
 
