@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if not job.is_file():
         raise ConfigError(f"{job}: no such job file")
     resume = _find_checkpoint(args.resume, config) if args.resume else None
-    run_dir = _run_dir(args, job)
+    run_dir = _run_dir(args.run_dir, job, resume)
     num_workers = config.parallel.pipelines * config.parallel.stages
     sys.stdout.write(f"starting {num_workers} worker {config.workers.kind} ...\n")
     sys.stdout.flush()
@@ -115,12 +115,11 @@ def _find_checkpoint(place: str, config: RunConfig) -> Checkpoint:
     return checkpoint
 
 
-def _run_dir(args: argparse.Namespace, job: Path) -> Path:
-    if args.run_dir:
-        return Path(args.run_dir)
-    if args.resume:
-        place = Path(args.resume)
-        return place.parent.parent if place.name.startswith("step-") else place
+def _run_dir(given: str | None, job: Path, resume: Checkpoint | None) -> Path:
+    if given:
+        return Path(given)
+    if resume is not None:
+        return resume.run_dir
     return Path("runs") / f"{job.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 

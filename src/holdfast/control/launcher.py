@@ -20,16 +20,18 @@ from holdfast.control.server import Server, listen
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.observability import events
 from holdfast.observability.summary import SUMMARY_FILE, Summary, summarize, write_summary
+from holdfast.observability.view import View
 from holdfast.protocol.messages import StartWorkers
-from holdfast.recovery.manifest import Checkpoint, clear_leftovers, seal, trim
+from holdfast.recovery.manifest import (
+    Checkpoint,
+    clear_leftovers,
+    seal,
+    set_aside_after,
+    trim,
+)
 
 TOKEN_VARIABLE = "HOLDFAST_TOKEN"  # by environment: a command line shows in ps
 _AGENT_END_LIMIT_S = 5.0
-
-
-class View(Protocol):
-    def handle(self, event: events.Event) -> None: ...
-    def close(self) -> None: ...
 
 
 class Starter(Protocol):
@@ -90,6 +92,7 @@ class _Recorder:
 
     config: RunConfig
     run_dir: Path
+    resume: Checkpoint | None
     view: View
     kept: list[events.Event] = field(default_factory=list)
     sink: events.JsonLines | None = None
@@ -126,6 +129,8 @@ class _Recorder:
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             clear_leftovers(self.run_dir)
+            if self.resume is not None and same_place(self.resume.run_dir, self.run_dir):
+                set_aside_after(self.run_dir, self.resume.step)
             self.sink = events.JsonLines.open(self.run_dir / events.EVENTS_FILE)
         except OSError as why:
             raise unwritable(self.run_dir, why) from why
@@ -165,7 +170,7 @@ def launch(
     check_run_dir(run_dir, resume)
     listener = listen(config)
     coordinator = Coordinator(config, str(run_dir), resume)
-    recorder = _Recorder(config, run_dir, view)
+    recorder = _Recorder(config, run_dir, resume, view)
     order = StartWorkers(
         workers=[str(worker) for worker in coordinator.workers],
         job=str(job.resolve()),
@@ -216,7 +221,7 @@ def _interrupts_go_to(interrupt: Callable[[], None]) -> Iterator[None]:
 
 def check_run_dir(run_dir: Path, resume: Checkpoint | None) -> None:
     """Find out now, not after minutes of training; leaves nothing behind."""
-    continues = resume is not None and resume.run_dir.resolve() == run_dir.resolve()
+    continues = resume is not None and same_place(resume.run_dir, run_dir)
     if not continues and (run_dir / events.EVENTS_FILE).exists():
         raise ConfigError(
             f"--run-dir {run_dir}: already holds a run; choose another directory, "
@@ -229,6 +234,10 @@ def check_run_dir(run_dir: Path, resume: Checkpoint | None) -> None:
         os.rmdir(tempfile.mkdtemp(prefix=".holdfast-", dir=existing))
     except OSError as why:
         raise unwritable(run_dir, why) from why
+
+
+def same_place(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
 
 
 def unwritable(run_dir: Path, why: OSError) -> ConfigError:

@@ -51,7 +51,7 @@ class Checkpoint:
 
     @property
     def run_dir(self) -> Path:
-        return Path(self.directory).parent.parent
+        return Path(os.path.abspath(self.directory)).parent.parent
 
     @property
     def num_layers(self) -> int:
@@ -93,6 +93,15 @@ def clear_leftovers(run_dir: str | Path) -> None:
     for pattern in ("step-*.partial", "step-*.replaced"):
         for leftover in (Path(run_dir) / _FOLDER).glob(pattern):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def set_aside_after(run_dir: str | Path, step: int) -> None:
+    """Later checkpoints of a history that is being rewritten: kept, but no longer found."""
+    for path in _sealed(Path(run_dir)):
+        if int(path.name.removeprefix("step-")) > step:
+            aside = path.with_suffix(".abandoned")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
 
 
 def trim(run_dir: str | Path, keep: int) -> None:
@@ -163,7 +172,7 @@ def _sealed(run_dir: Path) -> list[Path]:
     return sorted(
         path.parent
         for path in (run_dir / _FOLDER).glob(f"step-*/{_MANIFEST}")
-        if not path.parent.suffix  # neither .partial nor .replaced
+        if not path.parent.suffix  # not .partial, .replaced or .abandoned
     )
 
 

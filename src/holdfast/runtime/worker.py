@@ -134,7 +134,7 @@ class Worker:
         self._link.send(messages.Ready(worker=str(self._spec.worker)))
         go = self._link.expect(messages.Go, limit_s)
         training.run(message.first_step, config.train.steps, Path(go.run_dir))
-        self._flush()
+        self._transport.flush(_FLUSH_LIMIT_S)
         self._link.send(training.finished(_peak_memory_bytes()))
         self._link.expect(messages.Stop, config.workers.wait_limit_s)
 
@@ -188,10 +188,6 @@ class Worker:
             tell=self._link.send,
             compute=self._compute,
         )
-
-    def _flush(self) -> None:
-        if isinstance(self._transport, TcpTransport):
-            self._transport.flush(_FLUSH_LIMIT_S)
 
 
 def run_process(spec: WorkerSpec) -> int:
