@@ -1,1 +1,1 @@
-"""Training on machines that fail."""
+"""PyTorch training whose result does not depend on who ran what."""

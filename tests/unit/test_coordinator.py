@@ -134,7 +134,7 @@ def test_a_worker_that_ends_too_early_stops_all_the_others_and_is_named() -> Non
     gone = messages.WorkerExited(worker="1.0", pid=42, how="signal SIGKILL")
     effects = run.handle(gone, 5.0)
     assert run.phase is Phase.FAILED
-    for word in ("worker 1.0", "pid 42", "SIGKILL", "step 0"):
+    for word in ("worker 1.0", "pid 42", "SIGKILL", "step 1"):
         assert word in str(run.failure)
     assert len(sent(effects, messages.Stop)) == 4
     assert emitted(effects, events.RunFailed)

@@ -219,7 +219,7 @@ def test_plain_lines_tell_what_went_wrong_at_once():
     )
     assert lines[2].endswith("not finite: skipped")
     assert lines[3:] == [
-        "worker 1.2 took back step 1: not finite",
+        "worker 1.2 took back step 2: not finite",
         "checkpoint of step 2 saved to run/step-2",
         "failed after 2 steps: worker 0.1 ended with signal 9",
     ]

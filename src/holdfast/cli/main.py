@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import NoReturn
 
 from holdfast.cli import agent, plan, trace, train
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"holdfast {version('holdfast')}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (train, plan, trace, agent):
         command.add_parser(subparsers)

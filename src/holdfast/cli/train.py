@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     resume = _find_checkpoint(args.resume, config) if args.resume else None
     run_dir = _run_dir(args.run_dir, job, resume)
     num_workers = config.parallel.pipelines * config.parallel.stages
-    sys.stdout.write(f"starting {num_workers} worker {config.workers.kind} ...\n")
+    emulated = f" on emulated devices ({config.device.emulate})" if config.device.emulate else ""
+    sys.stdout.write(f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n")
     sys.stdout.flush()
     view = make_view(sys.stdout)
     try:
@@ -133,6 +134,7 @@ def _starter(config: RunConfig) -> Starter:
 
 def _closing_lines(summary: Summary, run_dir: Path) -> str:
     rate = f"{summary.tokens_per_s:.0f} tokens/s" if summary.tokens_per_s else "too short to time"
+    rate += " (emulated)" if summary.config["device"]["emulate"] else ""
     return (
         f"{summary.steps} steps, last loss {summary.losses[-1]:.4f}, {rate}\n"
         f"parameters sha256 {summary.parameters_sha256}\n"

@@ -190,16 +190,17 @@ class Coordinator:
                 at_step = self.first_step + self.progress.num_steps
                 why = HoldfastError(
                     f"worker {message.worker} (pid {message.pid}) ended with {message.how} "
-                    f"{self._where(at_step)}; all workers were stopped. {self._advice()}"
+                    f"{self._where(at_step)}; all workers were stopped. {self.advice()}"
                 )
                 return self.fail(why, at_s)
             case _:
                 raise HoldfastError(f"unexpected {type(message).__name__} while {self.phase.name}")
 
     def _where(self, step: int) -> str:
-        return f"in step {step}" if self.phase is Phase.TRAINING else "before training started"
+        return f"in step {step + 1}" if self.phase is Phase.TRAINING else "before training started"
 
-    def _advice(self) -> str:
+    def advice(self) -> str:
+        """How to go on after a run that was stopped."""
         sealed = [s for s, parts in self.progress.parts.items() if len(parts) == self._shape.stages]
         if sealed:
             return f"Go on from the last checkpoint with --resume {self._run_dir}"

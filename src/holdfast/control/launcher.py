@@ -25,6 +25,7 @@ from holdfast.protocol.messages import StartWorkers
 from holdfast.recovery.manifest import (
     Checkpoint,
     clear_leftovers,
+    has_checkpoint,
     seal,
     set_aside_after,
     trim,
@@ -60,6 +61,8 @@ class AgentProcess:
         environment = os.environ | {
             TOKEN_VARIABLE: token,
             "OMP_NUM_THREADS": threads,
+            # Threads that spin while they wait take the cores from the other workers.
+            "OMP_WAIT_POLICY": "PASSIVE",
             "MKL_NUM_THREADS": threads,
             # Freed tensors stay with the process: page faults cost up to 10 % otherwise.
             "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -223,9 +226,9 @@ def check_run_dir(run_dir: Path, resume: Checkpoint | None) -> None:
     """Find out now, not after minutes of training; leaves nothing behind."""
     continues = resume is not None and same_place(resume.run_dir, run_dir)
     if not continues and (run_dir / events.EVENTS_FILE).exists():
+        cure = f", or go on with it by --resume {run_dir}" if has_checkpoint(run_dir) else ""
         raise ConfigError(
-            f"--run-dir {run_dir}: already holds a run; choose another directory, "
-            f"or go on with it by --resume {run_dir}"
+            f"--run-dir {run_dir}: already holds a run; choose another directory{cure}"
         )
     existing = run_dir
     while not existing.exists():

@@ -76,7 +76,8 @@ class Server:
             self._drop_strangers(now_s)
             self._apply(self._coordinator.tick(now_s))
             if self._interrupted:
-                self._fail(HoldfastError("interrupted; all workers were stopped"))
+                advice = self._coordinator.advice()
+                self._fail(HoldfastError(f"interrupted; all workers were stopped. {advice}"))
             elif self._agent is None and (why := agent_ended()):
                 self._fail(HoldfastError(why))
             elif self._starting() and now_s - started_s > start_limit_s:

@@ -18,7 +18,7 @@ _KINDS = {
     "B": ("input gradient", "thread_state_runnable"),
     "W": ("weight gradient", "yellow"),
     "BW": ("whole backward", "thread_state_iowait"),
-    "R": ("reduce and step", "grey"),
+    "R": ("reduce", "grey"),
 }
 _OTHER = ("other", "generic_work")
 

@@ -102,7 +102,7 @@ class PlainView:
                 if event.skipped or self._now() >= self._next_line_s:
                     self._tell_step()
             case StepTakenBack():
-                self._say(f"worker {event.worker} took back step {event.step}: {event.reason}")
+                self._say(f"worker {event.worker} took back step {event.step + 1}: {event.reason}")
             case CheckpointSaved():
                 self._say(f"checkpoint of step {event.step} saved to {event.path}")
             case RunFailed() | RunFinished():

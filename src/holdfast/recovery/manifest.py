@@ -125,6 +125,10 @@ def find(place: str | Path) -> Checkpoint:
     return load_manifest(sealed[-1])
 
 
+def has_checkpoint(run_dir: Path) -> bool:
+    return bool(_sealed(run_dir))
+
+
 def load_manifest(path: Path) -> Checkpoint:
     try:
         values = json.loads((path / _MANIFEST).read_text())

@@ -4,7 +4,8 @@ Each layer draws its own random numbers, works on copies of the buffers it write
 gives a flat tuple of tensors, whether or not its neighbours are in the same stage.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,10 +77,10 @@ class LayerStack:
         seed_layer(self._seed, run.step, run.microbatch, number)
         if run.mode is not None:
             run.mode.enter_layer()
-        with self._buffers[index].private() as changes:
+        with self._buffers[index].private() as changes, named(number, layer, values):
             result = layer(*values) if self._unpack else layer(joined(values))
         run.buffer_changes.update((f"{number}.{path}", c) for path, c in changes.items())
-        return self._flat(number, result)
+        return flat(number, result, self._unpack)
 
     def _run_checkpointed(self, run: Run, index: int, values: Tensors) -> Tensors:
         versions = [tensor._version for tensor in values]
@@ -97,18 +98,34 @@ class LayerStack:
             )
         return result
 
-    def _flat(self, number: int, result: Any) -> Tensors:
-        values = (result,) if isinstance(result, Tensor) else result
-        if not isinstance(values, list | tuple) or not all(isinstance(v, Tensor) for v in values):
-            raise ConfigError(
-                f"layer {number} returned {_describe(result)}; "
-                "between layers only a tensor or a flat tuple of tensors can be passed"
-            )
-        if values is result and len(values) < 2 and not self._unpack:
-            raise ConfigError(
-                f"layer {number} returned a tuple of {len(values)}; return the tensor itself"
-            )
-        return tuple(values)
+
+def flat(number: int, result: Any, unpack: bool) -> Tensors:
+    """A layer's result as the tuple that is handed on; refuses what cannot be."""
+    values = (result,) if isinstance(result, Tensor) else result
+    if not isinstance(values, list | tuple) or not all(isinstance(v, Tensor) for v in values):
+        raise ConfigError(
+            f"layer {number} returned {_describe(result)}; "
+            "between layers only a tensor or a flat tuple of tensors can be passed"
+        )
+    if values is result and len(values) < 2 and not unpack:
+        raise ConfigError(
+            f"layer {number} returned a tuple of {len(values)}; return the tensor itself"
+        )
+    return tuple(values)
+
+
+@contextmanager
+def named(number: int, layer: nn.Module, values: Tensors) -> Iterator[None]:
+    """An error inside a layer says which layer it was and what it was given.
+
+    A note, not another exception: torch's checkpointing passes exceptions of its own through here.
+    """
+    try:
+        yield
+    except Exception as why:
+        shapes = ", ".join(str(tuple(value.shape)) for value in values)
+        why.add_note(f"in layer {number} ({type(layer).__name__}), input {shapes}")
+        raise
 
 
 def joined(values: Tensors) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.job import Batches, Job
+from holdfast.runtime.layers import flat, named
 
 _ROUNDS = 2  # the first also warms up; the faster of the two counts
 
@@ -40,11 +41,12 @@ def _one_round(
         leaves = (v.detach().requires_grad_(v.is_floating_point()) for v in values)
         inputs = tuple(leaf.clone() for leaf in leaves)  # a layer may write to its input
         start_s = time.perf_counter()
-        out = layer(*inputs) if unpack or len(inputs) == 1 else layer(inputs)
+        with named(number, layer, inputs):
+            out = layer(*inputs) if unpack or len(inputs) == 1 else layer(inputs)
         if number == len(layers) - 1:
             out = loss(out, target)
         forward_s.append(time.perf_counter() - start_s)
-        values = tuple(out) if isinstance(out, tuple | list) else (out,)
+        values = flat(number, out, unpack)
         steps.append((inputs, values))
     return forward_s, [_backward_s(outputs) for _, outputs in steps]
 

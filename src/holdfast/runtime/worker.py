@@ -238,12 +238,13 @@ def prepare_torch(config: RunConfig) -> None:
 
 def _tell_failure(spec: WorkerSpec, link: ControlLink, why: Exception) -> int:
     mine = isinstance(why, HoldfastError)
+    notes = getattr(why, "__notes__", [])
     failed = messages.Failed(
         token=spec.token,
         worker=str(spec.worker),
         lost=why.worker if isinstance(why, PeerLost) else "",
         exit_code=why.exit_code if isinstance(why, HoldfastError) else 1,
-        reason=str(why) if mine else f"{type(why).__name__}: {why}",
+        reason="; ".join([str(why) if mine else f"{type(why).__name__}: {why}", *notes]),
         details="" if isinstance(why, ConfigError) else traceback.format_exc(),
     )
     try:
