@@ -3,7 +3,6 @@
 A setting is named ``section.field`` in TOML files, in ``--set`` and in error messages.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -12,6 +11,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from holdfast.errors import ConfigError
 
 _DURATION = re.compile(r"([A-Z]+)=(\d+(?:\.\d+)?)(us|ms|s)")
+MAX_WORKERS = 4096
+MAX_THREADS = 1024
+MAX_LIMIT_S = 1_000_000
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -44,6 +46,9 @@ class ParallelConfig:
             self.microbatches,
             f"must be divisible by the {self.pipelines} pipelines, which share them equally",
         )
+        workers = self.pipelines * self.stages
+        expected = f"{workers} workers; at most {MAX_WORKERS} on one machine"
+        _require(workers <= MAX_WORKERS, "parallel.pipelines", self.pipelines, expected)
         if self.cut:
             _require(
                 len(self.cut) == self.stages - 1,
@@ -117,8 +122,9 @@ class WorkersConfig:
     def __post_init__(self) -> None:
         for name in ("compute_threads", "start_limit_s", "wait_limit_s"):
             value = getattr(self, name)
-            good = 0 < value < math.inf
-            _require(good, f"workers.{name}", value, "must be a finite number above 0")
+            most = MAX_THREADS if name == "compute_threads" else MAX_LIMIT_S
+            good = 0 < value <= most
+            _require(good, f"workers.{name}", value, f"must be above 0 and at most {most}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +182,8 @@ class DeviceConfig:
             )
             assert match is not None
             found[match[1]] = float(match[2]) * _UNIT_S[match[3]]
+            good = found[match[1]] <= MAX_LIMIT_S
+            _require(good, "device.emulate", self.emulate, f"at most {MAX_LIMIT_S} s")
         missing = {"F", "B", "W"} - found.keys()
         _require(found.get("F") != 0, "device.emulate", self.emulate, "F must take some time")
         _require(not missing, "device.emulate", self.emulate, f"lacks {', '.join(sorted(missing))}")

@@ -160,7 +160,7 @@ def test_restore_returns_every_bit_and_the_step_done_again_gives_the_same(factor
     for step in range(steps_before):
         stage.step(step, gradients(step))
     before = bits(own), state_bits(stage)
-    snapshot = stage.snapshot()
+    snapshot = stage.snapshot(steps_before)
     stage.step(steps_before, gradients(steps_before))
     after = bits(own), state_bits(stage)
     assert after != before
@@ -240,7 +240,7 @@ def test_single_number_tensors_in_the_state_come_back_as_tensors():
     stage.step(0, gradients(0))
     _, fresh = make(partial(Tensors, lr=0.1))
     fresh.load_state_tensors(stage.state_tensors())
-    for state in fresh.snapshot().states:
+    for state in fresh.snapshot(1).states:
         assert state == {"count": torch.tensor(1), "share": torch.tensor(0.1, dtype=torch.float64)}
         assert [type(value) for value in state.values()] == [Tensor, Tensor]
 
@@ -277,7 +277,7 @@ def test_no_gradient_is_left_on_the_parameters():
 
 def test_a_stage_without_parameters_steps_saves_loads_and_goes_back():
     stage = StageOptimizer([], [], OPTIMIZERS["AdamW"], SCHEDULES["StepLR"])
-    snapshot = stage.snapshot()
+    snapshot = stage.snapshot(0)
     stage.step(0, [])
     stage.restore(snapshot)
     stage.load_state_tensors(stage.state_tensors())

@@ -33,7 +33,7 @@ def test_the_defaults_are_valid_and_survive_a_round_trip() -> None:
         ({"device": {"emulate": "F=0ms,B=1ms,W=1ms"}}, ["device.emulate=F=0ms", "some time"]),
         ({"control": {"port": 70000}}, ["control.port=70000", "65535"]),
         ({"control": {"host": "0.0.0.0"}}, ["control.host=0.0.0.0", "loopback"]),
-        ({"workers": {"wait_limit_s": float("inf")}}, ["workers.wait_limit_s=inf", "finite"]),
+        ({"workers": {"wait_limit_s": float("inf")}}, ["workers.wait_limit_s=inf", "at most"]),
         ({"workers": {"wait_limit_s": 0}}, ["workers.wait_limit_s=0", "above 0"]),
     ],
 )

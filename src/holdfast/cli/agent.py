@@ -6,7 +6,7 @@ import signal
 
 from holdfast.control.agent import Agent
 from holdfast.control.launcher import TOKEN_VARIABLE
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.protocol.connection import connect
 
 _CONNECT_LIMIT_S = 10.0
@@ -30,5 +30,8 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from holdfast.runtime import warm, worker  # torch: a second that only this process pays
 
-    connection = connect(host, int(port), _CONNECT_LIMIT_S)
+    try:
+        connection = connect(host, int(port), _CONNECT_LIMIT_S)
+    except HoldfastError:
+        return 1  # the launcher has ended meanwhile and needs no word from here
     return Agent(connection, (host, int(port)), token, warm.prepare, worker.run_process).run()

@@ -27,6 +27,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  as long as the process
     parser = _Parser(
         prog="holdfast",
         description=_DESCRIPTION,
@@ -42,6 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HoldfastError as why:
         sys.stderr.write(f"holdfast: {' '.join(str(why).split())}\n")
         return why.exit_code
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # e.g. piped into head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as why:  # e.g. a path that no file system can hold
+        sys.stderr.write(f"holdfast: {why}\n")
+        return ConfigError.exit_code

@@ -1,5 +1,6 @@
 """One run on this machine, from start to summary: port, workers, server, run directory."""
 
+import fcntl
 import os
 import secrets
 import signal
@@ -32,7 +33,7 @@ from holdfast.recovery.manifest import (
 )
 
 TOKEN_VARIABLE = "HOLDFAST_TOKEN"  # by environment: a command line shows in ps
-_AGENT_END_LIMIT_S = 5.0
+_AGENT_END_LIMIT_S = 2.0
 
 
 class Starter(Protocol):
@@ -131,14 +132,26 @@ class _Recorder:
     def _open(self) -> None:
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
+            self.sink = self._only_writer()
             clear_leftovers(self.run_dir)
             if self.resume is not None and same_place(self.resume.run_dir, self.run_dir):
                 set_aside_after(self.run_dir, self.resume.step)
-            self.sink = events.JsonLines.open(self.run_dir / events.EVENTS_FILE)
         except OSError as why:
             raise unwritable(self.run_dir, why) from why
         for event in self.kept:
             self.sink.emit(event)
+
+    def _only_writer(self) -> events.JsonLines:
+        """The events file, locked as long as this process lives: two runs would mix in it."""
+        file = (self.run_dir / events.EVENTS_FILE).open("ab", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as why:
+            file.close()
+            raise ConfigError(
+                f"--run-dir {self.run_dir}: another run is writing there; choose another directory"
+            ) from why
+        return events.JsonLines(file)
 
     def _seal(self, effect: SealCheckpoint) -> None:
         try:

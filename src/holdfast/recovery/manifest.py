@@ -90,6 +90,9 @@ def seal(
 
 def clear_leftovers(run_dir: str | Path) -> None:
     """Remove what a run that was killed while writing left behind."""
+    for replaced in (Path(run_dir) / _FOLDER).glob("step-*.replaced"):
+        if not replaced.with_suffix("").exists():  # killed between the two renames of seal()
+            replaced.rename(replaced.with_suffix(""))
     for pattern in ("step-*.partial", "step-*.replaced"):
         for leftover in (Path(run_dir) / _FOLDER).glob(pattern):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -106,7 +106,10 @@ class StageCommit:
         pending = self._pending
         assert pending is not None
         assert self.phase is Phase.REDUCED
-        before = self._optimizer.snapshot(), buffer_values(self._layers, pending.buffers)
+        before = (
+            self._optimizer.snapshot(pending.step),
+            buffer_values(self._layers, pending.buffers),
+        )
         self._pending = replace(pending, before=before)
         if not pending.reduced.nonfinite:
             self._apply(pending, scale=None)

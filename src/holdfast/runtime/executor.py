@@ -17,12 +17,14 @@ from holdfast.errors import ConfigError
 from holdfast.job import Batches, num_tokens
 from holdfast.runtime.commit import Committed, Phase, StageCommit
 from holdfast.runtime.emulation import EmulatedDevice
-from holdfast.runtime.stage import Stage, carries_gradient
+from holdfast.runtime.stage import Stage
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.schedule import Schedule
 from holdfast.transport.base import Channel, Tag, Transport
 
 MAX_BORDER_TENSORS = 16
+_MORE = 32  # tensor i of k travels as part _MORE * i + k ...
+_CONSTANT = 1024  # ... plus this if it is an activation that takes no gradient
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Executor:
         self._step = 0
         self._attempt = 0
         self._trust = lane.staggered  # until a verdict shows that trust costs more than it gains
-        self._border_tensors = 1
+        self._border_part = 1  # of the first tensor of the last input
         self._carries: dict[int, list[bool]] = {}  # which outputs get a gradient back
 
     def run(self, first_step: int, end_step: int) -> None:
@@ -177,13 +179,18 @@ class Executor:
                 loaded, target = lane.batches.load(self._step, microbatch)
             inputs = loaded if stage == 0 else inputs
         outputs = lane.stage.forward(
-            self._step, microbatch, inputs, target, split=microbatch in self._split
+            self._step,
+            microbatch,
+            inputs,
+            target,
+            split=microbatch in self._split,
+            constants=[i for i, tensor in enumerate(inputs) if not tensor.requires_grad],
         )
         if stage == self._last_stage:
             record.losses[microbatch] = lane.stage.take_loss(microbatch)
             record.num_tokens += num_tokens(target)
         lane.on_forward(lane.stage.take_buffer_changes(microbatch))
-        self._carries[microbatch] = [carries_gradient(tensor) for tensor in outputs]
+        self._carries[microbatch] = [tensor.requires_grad for tensor in outputs]
         return outputs
 
     def _placed(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
@@ -196,11 +203,14 @@ class Executor:
     def _wanted(self, op: Op) -> list[tuple[WorkerId, Tag]]:
         """First messages any of which says that the operation's input is here; [] if it needs none.
 
-        Tensor i of k travels as part 32 * i + k, so the first one tells how many there are.
+        The part of the first one tells how many there are.
         """
         if op.kind is Kind.F and op.stage > 0:
-            counts = [self._border_tensors, *range(1, MAX_BORDER_TENSORS + 1)]
-            return [self._address(op, count) for count in counts]
+            as_before = self._address(op, self._border_part)
+            if self._lane.transport.has(*as_before):
+                return [as_before]
+            counts = range(1, MAX_BORDER_TENSORS + 1)
+            return [self._address(op, n + flag) for n in counts for flag in (0, _CONSTANT)]
         if op.kind in (Kind.B, Kind.BW) and op.stage < self._last_stage:
             assert op.microbatch is not None
             count = sum(self._carries[op.microbatch])
@@ -220,11 +230,20 @@ class Executor:
             return ()
         lane = self._lane
         first = wanted[lane.transport.wait_any(wanted, lane.timeout_s)]
-        count = first[1].part
+        count = first[1].part % _MORE
         if op.kind is Kind.F:
-            self._border_tensors = count
-        addresses = [self._address(op, 32 * i + count) for i in range(count)]
+            self._border_part = first[1].part
+            return tuple(self._receive_activation(op, _MORE * i + count) for i in range(count))
+        addresses = [self._address(op, _MORE * i + count) for i in range(count)]
         return tuple(lane.transport.receive(*address, lane.timeout_s) for address in addresses)
+
+    def _receive_activation(self, op: Op, part: int) -> Tensor:
+        """With ``requires_grad`` as the sender had it: some kernels are chosen by it."""
+        lane = self._lane
+        either = [self._address(op, part), self._address(op, part + _CONSTANT)]
+        found = lane.transport.wait_any(either, lane.timeout_s)
+        tensor = lane.transport.receive(*either[found], lane.timeout_s)
+        return tensor.requires_grad_(found == 0)
 
     def _send(self, op: Op, tensors: tuple[Tensor, ...]) -> None:
         if op.microbatch is None or op.kind is Kind.W:
@@ -233,6 +252,8 @@ class Executor:
         to_stage = op.stage + 1 if forward else op.stage - 1
         if not 0 <= to_stage <= self._last_stage:
             return
+        if forward and not tensors:
+            raise ConfigError(f"stage {op.stage} hands on no tensor; a layer must return some")
         if len(tensors) > MAX_BORDER_TENSORS:
             raise ConfigError(
                 f"stage {op.stage} hands on {len(tensors)} tensors; at most {MAX_BORDER_TENSORS}"
@@ -240,7 +261,9 @@ class Executor:
         to = self._lane.schedule.route(to_stage, op.microbatch)
         channel = Channel.ACTIVATION if forward else Channel.GRADIENT
         for i, tensor in enumerate(tensors):
-            part = 32 * i + len(tensors)
+            part = _MORE * i + len(tensors)
+            if forward and not tensor.requires_grad:
+                part += _CONSTANT
             tag = Tag(channel, self._step, self._attempt, op.microbatch, part)
             self._lane.transport.send(to, tag, tensor)
 

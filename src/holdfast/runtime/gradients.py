@@ -206,7 +206,7 @@ class FastGradients:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.flat = torch.zeros(layout.numel)
+        self.flat = torch.zeros(layout.numel, dtype=torch.float32)
         self.native = all(slot.dtype == torch.float32 for slot in layout.slots)
         self.exponents = (0,) * len(layout.slots)
         self._views = [layout.view(self.flat, i).data for i in range(len(layout.slots))]

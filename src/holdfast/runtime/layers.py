@@ -56,6 +56,7 @@ class LayerStack:
                 values = self._run_checkpointed(run, index, values)
             else:
                 values = self._run_layer(run, index, *values)
+            values = _as_received(values)
         if self._writes_to_inputs is None:
             self._writes_to_inputs = any(tensor._version for tensor in given)
         return values
@@ -131,6 +132,29 @@ def named(number: int, layer: nn.Module, values: Tensors) -> Iterator[None]:
 def joined(values: Tensors) -> Any:
     """What a function of one argument is given."""
     return values[0] if len(values) == 1 else values
+
+
+def _as_received(values: Tensors) -> Tensors:
+    """Between any two layers, what a border between stages would make of the tensors.
+
+    Contiguous, each in memory of its own, and so is the gradient that comes back: the kernels a
+    layer ends up in must not depend on where the stages are cut.
+    """
+    seen: set[int] = set()
+    received = []
+    for tensor in values:
+        own = tensor.contiguous()
+        if own.untyped_storage().data_ptr() in seen:
+            own = own.clone()
+        seen.add(own.untyped_storage().data_ptr())
+        if own.requires_grad and own.grad_fn is not None:
+            own.register_hook(_contiguous)  # type: ignore[no-untyped-call]
+        received.append(own)
+    return tuple(received)
+
+
+def _contiguous(gradient: Tensor) -> Tensor:
+    return gradient.contiguous()
 
 
 def _presented(tensor: Tensor, copied: bool) -> Tensor:

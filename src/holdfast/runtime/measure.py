@@ -38,7 +38,7 @@ def _one_round(
     forward_s: list[float] = []
     steps: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
     for number, layer in enumerate(layers):
-        leaves = (v.detach().requires_grad_(v.is_floating_point()) for v in values)
+        leaves = (v.detach().requires_grad_(v.requires_grad) for v in values)
         inputs = tuple(leaf.clone() for leaf in leaves)  # a layer may write to its input
         start_s = time.perf_counter()
         with named(number, layer, inputs):

@@ -27,6 +27,7 @@ class Snapshot:
 
     parameters: tuple[Tensor, ...]
     states: tuple[dict[str, Any], ...]
+    groups: tuple[dict[str, Any], ...]  # some optimizers count in their groups
 
 
 class StageOptimizer:
@@ -101,10 +102,13 @@ class StageOptimizer:
             self._schedule.step()
             self._schedule_step += 1
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, step: int) -> Snapshot:
+        """As it is before ``step``, but with the learning rate of that step already set."""
+        self._follow_schedule(step)
         return Snapshot(
             parameters=tuple(p.detach().clone() for p in self._parameters),
             states=tuple(_cloned(self._state(p)) for p in self._parameters),
+            groups=tuple(_cloned(group) for group in self._groups()),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -113,6 +117,13 @@ class StageOptimizer:
                 parameter.copy_(old)
         for parameter, state in zip(self._parameters, snapshot.states, strict=True):
             self._set_state(parameter, _cloned(state))
+        if self._optimizer is not None:
+            for group, old_group in zip(self._optimizer.param_groups, snapshot.groups, strict=True):
+                group.update(_cloned(old_group))
+
+    def _groups(self) -> list[dict[str, Any]]:
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        return [{k: v for k, v in group.items() if k != "params"} for group in groups]
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Copies of all state, under "<parameter key>/<name>"; a number as "<name>#"."""

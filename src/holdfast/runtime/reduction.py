@@ -68,7 +68,7 @@ def reduce_gradients(
         part.send_partials()
     for part in parts:
         part.reduce_own_shard()
-    flat = torch.zeros(gradients.layout.numel)
+    flat = torch.zeros(gradients.layout.numel, dtype=torch.float32)
     touched = [False] * len(gradients.layout.slots)
     for part in parts:
         part.gather_into(flat, touched)
@@ -179,7 +179,7 @@ class _Part:
         self._shards = _cut(self._vector.numel, bucket.members)
         self._sums = self._vector.read(gradients.flat)
         self._notes = [self._own_note()]
-        self._shard = torch.empty(_size(self._shards[me]))
+        self._shard = torch.empty(_size(self._shards[me]), dtype=torch.float32)
 
     @property
     def nonfinite(self) -> bool:

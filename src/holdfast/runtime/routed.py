@@ -117,8 +117,8 @@ class LayerNorm(Function):
         now, later = ctx.deferred.shares(ctx.slots, ctx.needs_input_grad[3:5])
         run = partial(
             aten.native_layer_norm_backward.default,
-            *(gradients[0], data.detach(), ctx.shape, mean, scale),
-            *(weight.detach(), None if bias is None else bias.detach()),
+            *(gradients[0], _plain(data), ctx.shape, mean, scale),
+            *(_plain(weight), None if bias is None else _plain(bias)),
         )
         ctx.deferred.put_aside(ctx.slots, later, partial(run, [False, *later]))
         found = _masked(run, [ctx.needs_input_grad[2], *now])
@@ -180,7 +180,7 @@ class Convolution(Function):
         now, later = ctx.deferred.shares(ctx.slots, ctx.needs_input_grad[3:5])
         run = partial(
             aten.convolution_backward.default,
-            *(gradients[0], data.detach(), weight.detach(), ctx.bias_shape),
+            *(gradients[0], _plain(data), _plain(weight), ctx.bias_shape),
             *(stride, padding, dilation, False, [0] * len(stride), groups),
         )
         ctx.deferred.put_aside(ctx.slots, later, partial(run, [False, *later]))
@@ -191,6 +191,11 @@ class Convolution(Function):
 def _not_a_view(tensor: Tensor) -> Tensor:
     """In-place operations on the result of a custom function are legal only if it is no view."""
     return aten._unsafe_view.default(tensor, tensor.shape) if tensor._is_view() else tensor
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Without history, unless this backward is itself to be differentiated."""
+    return tensor if torch.is_grad_enabled() else tensor.detach()
 
 
 def _masked(kernel: Callable[[list[bool]], Gradients], mask: list[bool]) -> Gradients:

@@ -37,7 +37,10 @@ class BackgroundWriter:
                 digests = write_part(partial_directory(self._run_dir, step) / self._name, tensors)
                 done(self._name, digests, time.monotonic() - start_s)
             except Exception as why:  # handed to the training thread, which stops the run
-                self._error = why
+                self._error = HoldfastError(
+                    f"the checkpoint of step {step} in {self._run_dir} cannot be written: "
+                    f"{str(why).strip().splitlines()[-1]}"
+                )
 
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()

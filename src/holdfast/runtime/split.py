@@ -29,6 +29,7 @@ from holdfast.runtime.routed import (
 
 aten = torch.ops.aten
 
+_INNER_BACKWARD = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
@@ -72,9 +73,19 @@ class DeferWeights(TorchFunctionMode):
             routed = route(*args, **kwargs)
             if routed is not None:
                 return routed
+        if func in _INNER_BACKWARD:
+            return self._run_inner_backward(func, args, kwargs)
         result = func(*args, **kwargs)
         self._note_native_uses(chain(args, kwargs.values()), result)
         return result
+
+    def _run_inner_backward(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A layer that differentiates by itself wants its gradients now: nothing is put aside."""
+        deferring, self.deferred.deferring = self.deferred.deferring, False
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.deferred.deferring = deferring
 
     def enter_layer(self) -> None:
         """Forget weights cast for autocast: parameters are not shared between layers."""
@@ -92,6 +103,8 @@ class DeferWeights(TorchFunctionMode):
     def _slots(self, data: Tensor, weight: Tensor | None, bias: Tensor | None) -> Slots | None:
         """Slots of a call's weights, or None if the call has to stay native."""
         if weight is None or id(weight) not in self._slot_of or type(data) not in _PLAIN_TENSORS:
+            return None
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # vmap, grad, jvp ...
             return None
         if _has_hooks(weight) or (bias is not None and _has_hooks(bias)):
             return None

@@ -5,7 +5,7 @@ weight gradients go to a sink. Knows nothing of schedules, peers or optimizers.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -134,6 +134,7 @@ class Stage:
         target: Any = None,
         *,
         split: bool = False,
+        constants: Collection[int] = (),
     ) -> Tensors:
         """The tensors for the next stage; none on the last one, see :meth:`take_loss`.
 
@@ -144,14 +145,19 @@ class Stage:
             raise ScheduleError(f"forward of micro-batch {microbatch}, which is in flight already")
         run = Run(step, microbatch, DeferWeights(self._slot_of) if split else None, {})
         with self._lock, torch.enable_grad():
-            leaves = tuple(self._leaf(tensor) for tensor in inputs)
+            leaves = tuple(
+                tensor.detach() if index in constants else self._leaf(tensor)
+                for index, tensor in enumerate(inputs)
+            )
             with run.mode or nullcontext():
                 outputs = self._stack.forward(run, leaves)
                 if self._loss is not None:
                     outputs = (self._run_loss(self._loss, run, outputs, target),)
         self._forwarded[microbatch] = _Forwarded(leaves, outputs, run.mode)
         self._buffer_changes[microbatch] = run.buffer_changes
-        return () if self._loss is not None else tuple(tensor.detach() for tensor in outputs)
+        if self._loss is not None:
+            return ()
+        return tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs)
 
     def take_loss(self, microbatch: int) -> float:
         """The loss of a forwarded micro-batch, not scaled. Can be taken once."""
@@ -268,12 +274,12 @@ class Stage:
 
 
 def carries_gradient(tensor: Tensor) -> bool:
-    """Whether a tensor that crosses a border gets a gradient back. Known from its type alone."""
+    """Whether a tensor can get a gradient back at all."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _is_present(gradient: Tensor | None, output: Tensor) -> bool:
-    return gradient is not None and (gradient.numel() > 0 or output.numel() == 0)
+    return gradient is not None and gradient.shape == output.shape
 
 
 def _take_gradient(tensor: Tensor) -> Tensor | None:

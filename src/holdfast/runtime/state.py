@@ -1,7 +1,7 @@
 """Parameters and buffers of layers as named tensors: "3.attention.weight" is of layer 3."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +13,24 @@ Layers = Mapping[int, nn.Module]  # by number in the whole model
 
 def state_tensors(layers: Layers) -> dict[str, Tensor]:
     """Copies, so that training can go on while they are written."""
-    return {
-        f"{number}.{name}": tensor.detach().clone()
-        for number, layer in layers.items()
-        for name, tensor in layer.state_dict().items()
-        if isinstance(tensor, Tensor)
-    }
+    return {key: tensor.detach().clone() for key, tensor in _tensors(layers)}
+
+
+def _tensors(layers: Layers) -> Iterator[tuple[str, Tensor]]:
+    """Not ``state_dict()``: it leaves out some buffers, and users may have changed it."""
+    for number, layer in layers.items():
+        for name, parameter in layer.named_parameters(remove_duplicate=False):
+            yield f"{number}.{name}", parameter
+        for name, buffer in layer.named_buffers(remove_duplicate=False):
+            yield f"{number}.{name}", buffer
 
 
 def load_state_tensors(layers: Layers, tensors: Mapping[str, Tensor]) -> None:
     """Every tensor of the layers must be there, with its shape, and nothing else."""
     remaining = dict(tensors)
     with torch.no_grad():
-        for number, layer in layers.items():
-            for name, own in layer.state_dict().items():
-                if isinstance(own, Tensor):
-                    own.copy_(_fitting(f"{number}.{name}", own, remaining))
+        for key, own in _tensors(layers):
+            own.copy_(_fitting(key, own, remaining))
     if remaining:
         raise CheckpointError(
             f"checkpoint has {', '.join(sorted(remaining)[:3])}, which the job does not; "

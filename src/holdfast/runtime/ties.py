@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from holdfast.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Tie:
@@ -26,6 +28,7 @@ def untie(layers: Sequence[nn.Module]) -> tuple[list[nn.Module], tuple[Tie, ...]
     A layer that has to change is replaced by a copy, which still uses the
     original's unshared tensors; the given layers stay as they are.
     """
+    _refuse_shared_memory(layers)
     homes = _homes(layers)
     untied: list[nn.Module] = []
     seen: set[int] = set()
@@ -36,6 +39,20 @@ def untie(layers: Sequence[nn.Module]) -> tuple[list[nn.Module], tuple[Tie, ...]
         seen.update(map(id, own.values()))
     ties = tuple(Tie(tuple(members)) for members in homes.values() if len(members) > 1)
     return untied, ties
+
+
+def _refuse_shared_memory(layers: Sequence[nn.Module]) -> None:
+    """Two parameters on one memory are trained as one here and as two on two workers."""
+    owners: dict[int, tuple[int, str]] = {}
+    for index, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            place = parameter.untyped_storage().data_ptr()
+            other, known = owners.setdefault(place, (id(parameter), f"{index}.{name}"))
+            if place and parameter.requires_grad and other != id(parameter):
+                raise ConfigError(
+                    f"parameters {known} and {index}.{name} share memory but are two; "
+                    "to tie them, assign the same Parameter to both"
+                )
 
 
 def _homes(layers: Sequence[nn.Module]) -> dict[int, list[tuple[int, str]]]:
