@@ -227,3 +227,7 @@ def test_decisions_are_numbered_without_gaps_and_have_the_three_parts():
         assert text.startswith(f"# {page.name[:4]}: ")
         headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
         assert headings == ["Context", "Choice", "Price paid"], page.name
+
+
+def test_no_figure_is_left_to_be_filled_in() -> None:
+    assert "MEASURED_" not in (ROOT / "README.md").read_text()
