@@ -99,6 +99,15 @@ def test_split_and_whole_backward_have_the_bits_of_autograd(case: Case) -> None:
     check_equal(plain, run_stage(case, split=False, whole=False))  # the other way round
 
 
+# torch's compiler looks at .grad of inner tensors, and is warned of it by torch.
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_a_compiled_module_has_the_bits_of_autograd_too() -> None:
+    case = Case("compiled gpt block", lambda: torch.compile(Block(), backend="aot_eager"))
+    plain = run_plain(case)
+    check_equal(plain, run_stage(case, split=False, whole=True))
+    check_equal(plain, run_stage(case, split=True, whole=False))
+
+
 CHECKPOINTABLE = [case for case in CASES if case.name != "input written in place"]
 
 
