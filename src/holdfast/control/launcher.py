@@ -33,7 +33,7 @@ from holdfast.recovery.manifest import (
 )
 
 TOKEN_VARIABLE = "HOLDFAST_TOKEN"  # by environment: a command line shows in ps
-_AGENT_END_LIMIT_S = 2.0
+_AGENT_END_LIMIT_S = 1.5  # above its grace for the workers
 
 
 class Starter(Protocol):

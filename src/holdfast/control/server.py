@@ -12,7 +12,7 @@ from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
 
-STOP_LIMIT_S = 2.0  # with the agent's grace well below the 5 s in which a run must have stopped
+STOP_LIMIT_S = 1.5  # with the agent's grace well below the 5 s in which a run must have stopped
 HELLO_LIMIT_BYTES = 1 << 18  # a first message may carry a traceback
 HELLO_LIMIT_S = 30.0
 
