@@ -12,13 +12,22 @@ LAYERS = [
     "cli",
     "runtime | control",
     "recovery",
-    "models",
+    "models | planner",
     "observability | protocol | transport | job",
     "schedule",
     "config | cluster",
     "errors",
 ]
-PURE = ["schedule", "protocol", "control", "observability", "config", "cluster", "errors"]
+PURE = [
+    "planner",
+    "schedule",
+    "protocol",
+    "control",
+    "observability",
+    "config",
+    "cluster",
+    "errors",
+]
 RANK = {part: -row for row, parts in enumerate(LAYERS) for part in parts.split(" | ")}
 FILES = sorted(path for path in SRC.rglob("*.py") if path.parent != SRC or path.stem in RANK)
 

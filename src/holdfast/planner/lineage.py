@@ -1,0 +1,298 @@
+"""What is still to do in a half-done step, found by lineage from the facts that are left.
+
+A lost fact is made again from the facts around it; what a live worker still has is not. Knows no
+costs and no order: who takes the work that is bound to nobody is decided elsewhere.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import ScheduleError
+from holdfast.schedule.operation import Fact, Kind, Op, Shape, What
+
+Place = tuple[int, int]  # stage, micro-batch
+Kinds = tuple[Kind, ...]
+Holders = Mapping[WorkerId, tuple[int, ...]]  # live workers and the stages they hold now
+
+
+class Progress(IntEnum):
+    """How far a worker is with a micro-batch at a stage."""
+
+    NONE = 0
+    FORWARDED = 1  # has what its B will need
+    GRADED = 2  # B is done; has what its W will need
+    SUMMED = 3  # the weight gradient is in its accumulator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What one live worker has of one running step.
+
+    F and B that were run again for others, without W, are no progress: of those only the
+    tensors they made count. Otherwise a weight gradient could seem to be at two workers.
+    """
+
+    progress: Mapping[Place, Progress] = field(default_factory=dict)
+    activations: frozenset[Place] = frozenset()
+    """Kept outputs of the stage. An input that was received counts by ``progress`` only."""
+    gradients: frozenset[Place] = frozenset()
+    """Kept gradients for the stage's input, as What.GRADIENT."""
+    stepped: frozenset[int] = frozenset()
+    """Stages whose parameters here are already the next step's; the old ones are kept."""
+
+
+class Task(NamedTuple):
+    """Operations of one micro-batch at one stage, all on the same worker, in this order.
+
+    With W they may be fused. Without W they leave nothing behind but the tensor for a neighbour.
+    """
+
+    stage: int
+    microbatch: int
+    kinds: Kinds
+    worker: WorkerId | None  # who has what they start from; None: any holder of the stage
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return tuple(Op(self.stage, kind, self.microbatch) for kind in self.kinds)
+
+
+class Reduction(NamedTuple):
+    """R of a stage. ``workers`` are those of its holders that have not stepped yet."""
+
+    stage: int
+    workers: tuple[WorkerId, ...]
+    copy_from: WorkerId | None  # who has the result already; None: it is still to be reduced
+
+    @property
+    def catch_up(self) -> bool:
+        return self.copy_from is not None
+
+
+@dataclass(frozen=True)
+class Todo:
+    """``sources``: who has the boundary tensors that the tasks need and that exist already.
+
+    A task at a committed stage runs on the parameters of before the step.
+    """
+
+    tasks: tuple[Task, ...]  # by micro-batch, then stage
+    sources: Mapping[Fact, WorkerId]
+    reductions: tuple[Reduction, ...]  # by stage
+    committed: tuple[int, ...]  # stages that a live holder has stepped
+
+
+_Ints = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
+
+_NOTHING = Facts()
+_NOBODY = -1
+_BITS = {1: Kind.F, 2: Kind.B, 4: Kind.W}  # the kinds of a task as one number
+_KINDS = [tuple(kind for bit, kind in _BITS.items() if code & bit) for code in range(8)]
+
+
+def still_to_do(shape: Shape, holders: Holders, facts: Mapping[WorkerId, Facts]) -> Todo:
+    """The fewest operations that let every stage finish the step.
+
+    ``holders``: all live workers and the stages they hold now. Progress at a stage that a worker
+    no longer holds does not count: nobody would ask it for its sum. Its kept tensors do.
+
+    Two steps may be running, as stages may be a version apart: ask once a step, with the facts
+    of that step. A stage that has not begun the step has no facts; then all of it is to do.
+    """
+    _check_live(holders, facts)
+    by_stage = _holders_by_stage(shape, holders)
+    reductions = [_reduction(stage, who, facts) for stage, who in enumerate(by_stage)]
+    committed = tuple(r.stage for r in reductions if r.catch_up)
+    left = _gather(shape, by_stage, facts)
+    runs = _runs(left, committed)
+    return Todo(
+        tasks=tuple(_tasks(left, runs)),
+        sources=dict(_sources(left, runs, facts)),
+        reductions=tuple(r for r in reductions if r.workers),
+        committed=committed,
+    )
+
+
+def _check_live(holders: Holders, facts: Mapping[WorkerId, Facts]) -> None:
+    unknown = sorted(facts.keys() - holders.keys())
+    if unknown:
+        raise ScheduleError(
+            f"worker {unknown[0]} tells facts but is not among the live workers: leave them out"
+        )
+
+
+def _holders_by_stage(shape: Shape, holders: Holders) -> list[list[WorkerId]]:
+    by_stage: list[list[WorkerId]] = [[] for _ in range(shape.stages)]
+    for worker in sorted(holders):
+        for stage in holders[worker]:
+            by_stage[stage].append(worker)
+    lost = [str(stage) for stage, who in enumerate(by_stage) if not who]
+    if lost:
+        # Without a holder there is nobody who could have committed it: its work is open.
+        raise ScheduleError(
+            f"the state of stage {', '.join(lost)} is lost: expected at least one live worker "
+            "that holds it; get the state back before planning the rest of the step"
+        )
+    return by_stage
+
+
+def _reduction(stage: int, holders: list[WorkerId], facts: Mapping[WorkerId, Facts]) -> Reduction:
+    stepped = [worker for worker in holders if stage in facts.get(worker, _NOTHING).stepped]
+    behind = tuple(worker for worker in holders if stage not in facts.get(worker, _NOTHING).stepped)
+    return Reduction(stage, behind, stepped[0] if stepped else None)
+
+
+@dataclass(frozen=True)
+class _Left:
+    """The facts of all live workers together: arrays over (stage, micro-batch).
+
+    Workers are numbered in sorted order; -1 is nobody.
+    """
+
+    workers: tuple[WorkerId, ...]
+    progress: _Ints
+    owner: _Ints  # whose progress it is
+    activation: _Ints  # the lowest worker that has it
+    gradient: _Ints
+
+
+def _gather(
+    shape: Shape, by_stage: Sequence[Sequence[WorkerId]], facts: Mapping[WorkerId, Facts]
+) -> _Left:
+    workers = tuple(sorted(set(chain(facts, *by_stage))))
+    told = [facts.get(worker, _NOTHING) for worker in workers]
+    progress = np.zeros((shape.stages, shape.microbatches), np.int64)
+    owner = np.full_like(progress, _NOBODY)
+    who, stages, microbatches = _places(shape, workers, [one.progress for one in told])
+    states = np.fromiter(chain.from_iterable(one.progress.values() for one in told), np.int64)
+    counts = (states != Progress.NONE) & _holds(workers, by_stage)[who, stages]
+    who, at = who[counts], (stages[counts], microbatches[counts])
+    _check_once(shape, workers, who, at)
+    progress[at] = states[counts]
+    owner[at] = who
+    activation = _lowest(shape, workers, [one.activations for one in told])
+    gradient = _lowest(shape, workers, [one.gradients for one in told])
+    return _Left(workers, progress, owner, activation, gradient)
+
+
+def _places(
+    shape: Shape, workers: Sequence[WorkerId], groups: Sequence[Collection[Place]]
+) -> tuple[_Ints, _Ints, _Ints]:
+    """Worker number, stage and micro-batch of each place; a group of places a worker."""
+    numbers = chain.from_iterable(chain.from_iterable(groups))
+    stages, microbatches = np.fromiter(numbers, np.int64).reshape(-1, 2).T
+    who = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    outside = (stages < 0) | (stages >= shape.stages)
+    outside |= (microbatches < 0) | (microbatches >= shape.microbatches)
+    if outside.any():
+        first = int(outside.argmax())
+        raise ScheduleError(
+            f"worker {workers[who[first]]} tells of micro-batch {microbatches[first]} at stage "
+            f"{stages[first]}: expected micro-batch < {shape.microbatches}, stage < {shape.stages}"
+        )
+    return who, stages, microbatches
+
+
+def _holds(workers: Sequence[WorkerId], by_stage: Sequence[Sequence[WorkerId]]) -> _Bools:
+    number = {worker: at for at, worker in enumerate(workers)}
+    holds = np.zeros((len(workers), len(by_stage)), np.bool_)
+    for stage, holders in enumerate(by_stage):
+        holds[[number[worker] for worker in holders], stage] = True
+    return holds
+
+
+def _check_once(
+    shape: Shape, workers: Sequence[WorkerId], who: _Ints, at: tuple[_Ints, _Ints]
+) -> None:
+    index = at[0] * shape.microbatches + at[1]
+    times = np.bincount(index, minlength=1)
+    if times.max() > 1:
+        twice = int(times.argmax())
+        stage, microbatch = divmod(twice, shape.microbatches)
+        names = " and ".join(str(workers[number]) for number in who[index == twice])
+        raise ScheduleError(
+            f"micro-batch {microbatch} at stage {stage} has progress on {names}: "
+            "expected one worker, as its weight gradient must be summed once"
+        )
+
+
+def _lowest(
+    shape: Shape, workers: Sequence[WorkerId], groups: Sequence[Collection[Place]]
+) -> _Ints:
+    """The lowest worker that has each place."""
+    lowest = np.full((shape.stages, shape.microbatches), len(workers))
+    who, stages, microbatches = _places(shape, workers, groups)
+    np.minimum.at(lowest, (stages, microbatches), who)
+    return np.where(lowest < len(workers), lowest, _NOBODY)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Which operations are still to run, and which of the needed tensors exist already."""
+
+    forward: _Bools
+    backward: _Bools
+    weight: _Bools
+    activation: _Bools  # exists, and the next stage's F needs it
+    gradient: _Bools  # exists, and the B of the stage before needs it
+
+
+def _runs(left: _Left, committed: Collection[int]) -> _Runs:
+    """Wanted is every missing weight gradient; the rest is what that needs.
+
+    A missing gradient is made by a B, which may need the next stage's: found stage by stage
+    upwards. Only then is it known where an F must run, which may need the one before: downwards.
+    """
+    weight = left.progress != Progress.SUMMED
+    weight[list(committed)] = False
+    backward = weight & (left.progress != Progress.GRADED)
+    for stage in range(1, len(backward)):
+        backward[stage] |= backward[stage - 1] & (left.gradient[stage] == _NOBODY)
+    forward = backward & (left.progress != Progress.FORWARDED)
+    for stage in reversed(range(len(forward) - 1)):
+        forward[stage] |= forward[stage + 1] & (left.activation[stage] == _NOBODY)
+    activation, gradient = np.zeros_like(forward), np.zeros_like(backward)
+    activation[:-1] = forward[1:] & (left.activation[:-1] != _NOBODY)
+    gradient[1:] = backward[:-1] & (left.gradient[1:] != _NOBODY)
+    return _Runs(forward, backward, weight, activation, gradient)
+
+
+def _tasks(left: _Left, runs: _Runs) -> Iterator[Task]:
+    """What begins with F is free; what begins later is bound to whose stash it begins from."""
+    forwarded, graded = left.progress == Progress.FORWARDED, left.progress == Progress.GRADED
+    bound_backward, bound_weight = runs.backward & forwarded, runs.weight & (forwarded | graded)
+    bound = 2 * bound_backward + 4 * bound_weight
+    free = runs.forward + 2 * (runs.backward & ~bound_backward) + 4 * (runs.weight & ~bound_weight)
+    codes = np.stack((bound.T, free.T), axis=-1)  # by micro-batch, stage, then this
+    microbatches, stages, is_free = np.nonzero(codes)
+    owners = np.where(is_free, _NOBODY, left.owner[stages, microbatches])
+    workers = (*left.workers, None)  # so that -1 is nobody
+    return map(
+        Task,
+        stages.tolist(),
+        microbatches.tolist(),
+        map(_KINDS.__getitem__, codes[microbatches, stages, is_free].tolist()),
+        map(workers.__getitem__, owners.tolist()),
+    )
+
+
+def _sources(
+    left: _Left, runs: _Runs, facts: Mapping[WorkerId, Facts]
+) -> Iterator[tuple[Fact, WorkerId]]:
+    for stage, microbatch in np.argwhere(runs.activation).tolist():
+        source = left.workers[left.activation[stage, microbatch]]
+        yield Fact(What.ACTIVATION, stage, microbatch), source
+    for stage, microbatch in np.argwhere(runs.gradient).tolist():
+        source = left.workers[left.gradient[stage, microbatch]]
+        if left.progress[stage - 1, microbatch] == Progress.FORWARDED:  # then the user is known
+            user = left.workers[left.owner[stage - 1, microbatch]]
+            source = user if (stage, microbatch) in facts[user].gradients else source
+        yield Fact(What.GRADIENT, stage, microbatch), source

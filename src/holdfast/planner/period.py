@@ -1,0 +1,70 @@
+"""The steady period of fixed lanes: each worker runs its lane step after step, as early as it can.
+
+A reduction is a meeting: nobody's ends before the last holder of the stage has come to it.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.planner.fleet import Fleet
+from holdfast.planner.graph import Ints
+from holdfast.planner.order import Order
+from holdfast.planner.routing import Routing
+
+_MOST_STEPS = 40
+_LAGS = (1, 2, 3)
+
+
+def steady_period(routing: Routing, order: Order, fleet: Fleet) -> float:
+    """Ticks a step in the long run; ``order.period``, which holds for sure, if it never settles."""
+    meeting = _Meeting(routing, fleet)
+    free = np.zeros(routing.template.hosts.num_workers, np.int64)
+    history = [free.copy()]
+    for _ in range(_MOST_STEPS):
+        free = meeting.after(order.board.replay(order.layout.order, free))
+        history.append(free)
+        for lag in _LAGS[: len(history) - 1]:
+            growth = history[-1] - history[-1 - lag]
+            if (growth == growth[0]).all():
+                return float(growth[0]) / lag
+    return float(order.period)
+
+
+class _Meeting:
+    """When each worker may go on after its reductions, from when it came to them."""
+
+    def __init__(self, routing: Routing, fleet: Fleet) -> None:
+        template = routing.template
+        self._hosts, self._staggered = template.hosts, template.staggered
+        self._num_stages = template.num_stages
+        copies = np.ones(len(self._hosts.stage), np.int64)
+        for group in routing.groups:
+            width = group.members.shape[1]
+            copies[group.first_host : group.first_host + width] = len(group.members)
+        self._alone = copies == 1
+        self._link = int(fleet.units.ticks(fleet.problem.costs.link_s))
+        self._step = fleet.units.ticks(fleet.times.step)
+
+    def after(self, came: Ints) -> Ints:
+        """``came``: when each worker had done all its operations."""
+        stage, worker = self._hosts.stage, self._hosts.worker
+        here = came[worker]
+        on = np.zeros_like(here)
+        for number in range(self._num_stages):
+            mine = stage == number
+            others = here[mine] if self._staggered else here
+            on[mine] = np.maximum(here[mine], self._last_other(here, mine, others))
+        on += self._step[stage]
+        done = np.zeros_like(came)
+        np.maximum.at(done, worker, on)
+        return done
+
+    def _last_other(self, here: Ints, mine: npt.NDArray[np.bool_], others: Ints) -> Ints:
+        """When the message of the last other one is here; 0 where there is no other."""
+        highest = int(others.max())
+        only = int((others == highest).sum()) == 1
+        below = others[others < highest]
+        second = int(below.max()) if len(below) else -self._link
+        is_only = only & self._alone[mine] & (here[mine] == highest)
+        found: Ints = np.where(is_only, second, highest) + self._link
+        return found

@@ -1,0 +1,89 @@
+"""The answer: who holds what, who runs what in which order, how long a step takes, and why."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.cluster import WorkerId
+from holdfast.planner import kernel as k
+from holdfast.planner.bounds import Bound
+from holdfast.planner.fleet import Fleet
+from holdfast.planner.graph import KINDS, Ints
+from holdfast.planner.order import Order
+from holdfast.planner.roles import Move
+from holdfast.planner.routing import Group, Routing
+from holdfast.schedule.operation import Kind, Op
+from holdfast.schedule.schedule import Lane, Schedule
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Kept as a template and who follows it; lanes are written out on demand."""
+
+    fleet: Fleet  # after the moves
+    moves: tuple[Move, ...]
+    routing: Routing
+    order: Order
+    period_s: float
+    bound: Bound
+    reason: str
+
+    @property
+    def holders(self) -> dict[WorkerId, tuple[int, ...]]:
+        """The stages of every live worker, hot spares too."""
+        held = {
+            worker: {int(stage)}
+            for worker, stage in zip(self.fleet.workers, self.fleet.stage, strict=True)
+        }
+        stages = self.routing.template.hosts.stage
+        for group in self.routing.groups:
+            for copy in group.members:
+                for slot, index in enumerate(copy):
+                    held[self.fleet.workers[index]].add(int(stages[group.first_host + slot]))
+        return {worker: tuple(sorted(of_worker)) for worker, of_worker in held.items()}
+
+    def schedule(self) -> Schedule:
+        lanes: dict[WorkerId, Lane] = {}
+        holders = self.holders
+        ops = self._ops()
+        for worker, stages in holders.items():
+            reductions = tuple(Op(stage, Kind.R) for stage in stages)
+            lanes[worker] = (*ops.get(worker, ()), *reductions)
+        return Schedule(self.fleet.problem.shape, lanes)
+
+    def _ops(self) -> dict[WorkerId, Lane]:
+        found: dict[WorkerId, Lane] = {}
+        for worker, table in self.tables().items():
+            found[worker] = tuple(
+                Op(stage, KINDS[kind], number) for kind, stage, number in table.T.tolist()
+            )
+        return found
+
+    def tables(self) -> dict[WorkerId, Ints]:
+        """Every lane as a table [kind, stage, micro-batch][operation], without reductions."""
+        workers, found = self.fleet.workers, {}
+        for group in self.routing.groups:
+            lanes = self._template_lanes(group)
+            for copy, numbers in zip(group.members, group.numbers, strict=True):
+                for index, lane in lanes.items():
+                    number = numbers[lane[2]]
+                    table = np.stack([lane[0], lane[1], number])
+                    found[workers[copy[index]]] = table[:, number >= 0]
+        return found
+
+    def _template_lanes(self, group: Group) -> dict[int, Ints]:
+        """Slot of the worker's first host: [kind, stage, row of the group][operation]."""
+        graph, hosts = self.order.board.graph, self.routing.template.hosts
+        order = self.order.layout.order
+        workers = hosts.worker[graph.ops[k.HOST, order]]
+        width = group.members.shape[1]
+        lanes, seen = {}, set()
+        for slot in range(width):
+            worker = int(hosts.worker[group.first_host + slot])
+            if worker in seen:
+                continue
+            seen.add(worker)
+            ops = order[workers == worker]
+            rows = graph.microbatch[ops] - group.first_row
+            lanes[slot] = np.stack([graph.kind[ops], graph.stage[ops], rows])
+        return lanes

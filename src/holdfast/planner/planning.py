@@ -1,0 +1,140 @@
+"""From a problem to a plan: roles, then routes, then an order. One at once, better ones later.
+
+Effort is counted in trials, so a question has the same answer on every machine.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from holdfast.planner.bounds import Bound, bound, shared_work_s
+from holdfast.planner.crossing import home_routes, two_stages
+from holdfast.planner.fleet import Fleet
+from holdfast.planner.fusing import fused_where_free
+from holdfast.planner.order import Search
+from holdfast.planner.period import steady_period
+from holdfast.planner.plan import Plan
+from holdfast.planner.problem import Problem
+from holdfast.planner.roles import assign, unmoved
+from holdfast.planner.routing import Routing, relabelled
+from holdfast.planner.words import reason
+
+# Local search of one routing: trials, and operations laid out in all of them together.
+_NUM_TRIALS = 300
+_NUM_TRIED_OPS = 12_000_000
+# Routes over the whole cluster are looked at up to this size (32 x 16 workers, 64 micro-batches).
+_MOST_CROSSING_OPS = 120_000
+# Where between what all workers together could do and the period without helpers to aim at.
+_HELP_AIMS = (0.2, 0.4, 0.6, 0.8)
+# From here on memory is tight: the plan is this much above the bound, the wait at the ramp this
+# share of a step.
+_TIGHT, _RAMP_SHARE = 1.02, 0.02
+# Near enough to the bound to stop looking.
+_GOOD_ENOUGH = 1.0005
+
+
+def first_plan(problem: Problem, *, plain: bool | None = None) -> Plan:
+    """A good plan at once: relabelled pipelines, the best order of the portfolio."""
+    return _Planning(problem, plain).first()
+
+
+def refine(problem: Problem, *, plain: bool | None = None) -> Iterator[Plan]:
+    """Better and better plans, the first at once. Stop asking at any time."""
+    planning = _Planning(problem, plain)
+    best = planning.first()
+    yield best
+    for candidate in planning.more():
+        if candidate.period_s < best.period_s * (1 - 1e-9):
+            best = candidate
+            yield best
+    yield planning.tidied(best)
+
+
+def best_plan(problem: Problem, *, plain: bool | None = None) -> Plan:
+    """The last that ``refine`` has to offer."""
+    *_, last = refine(problem, plain=plain)
+    return last
+
+
+class _Planning:
+    def __init__(self, problem: Problem, plain: bool | None) -> None:
+        self._problem, self._plain = problem, plain
+        self._roles = assign(problem) if problem.may_move else unmoved(problem)
+        self._fleet = Fleet.of(problem, self._roles.stage_of)
+        self._bound = bound(self._fleet)
+        self._searches: dict[str, tuple[Routing, Search]] = {}
+
+    def first(self) -> Plan:
+        """Relabelled pipelines; if memory is tight home routes too, which leave it more room."""
+        best = self._first(relabelled(self._fleet))
+        if self._small and best.period_s > self._bound.period_s * _TIGHT and self._ramp_counts:
+            best = min(best, self._first(home_routes(self._fleet)), key=lambda plan: plan.period_s)
+        return best
+
+    def _first(self, routing: Routing) -> Plan:
+        search = self._search(routing, self._bound)
+        self._searches[routing.name] = routing, search
+        return self._plan(routing, search, self._bound)
+
+    def more(self) -> Iterator[Plan]:
+        routing, search = self._searches["relabelled pipelines"]
+        yield self._improved(routing, search, self._bound)
+        if not self._small or self._problem.shape.pipelines == 1:
+            return
+        if not search.done:
+            if "home routes" not in self._searches:
+                yield self._first(home_routes(self._fleet))
+            routing, search = self._searches["home routes"]
+            yield self._improved(routing, search, self._bound)
+        if self._problem.two_stages:
+            yield from self._with_helpers()
+
+    @property
+    def _small(self) -> bool:
+        shape = self._problem.shape
+        return 3 * shape.microbatches * shape.stages <= _MOST_CROSSING_OPS
+
+    @property
+    def _ramp_counts(self) -> bool:
+        """Whether the wait for the first gradient at stage 0 is long for the memory there is."""
+        times, memory = self._fleet.times, self._problem.memory
+        first_s = float((times.kinds[0] + times.soonest + 2 * times.hop).sum())
+        admitted = memory.limit / memory.held_at(0)
+        forward_s = float(times.kinds[0][0])
+        return first_s - admitted * forward_s > _RAMP_SHARE * self._bound.period_s
+
+    def _with_helpers(self) -> Iterator[Plan]:
+        """Helpers for several aims; the best order of these is improved."""
+        least_s = shared_work_s(self._fleet)
+        limit = Bound(least_s, "work", "the work of all workers together")
+        found = []
+        for aim in _HELP_AIMS:
+            routing = two_stages(self._fleet, least_s + aim * (self._bound.period_s - least_s))
+            if routing is not None:
+                search = self._search(routing, limit)
+                if search.best is not None:
+                    found.append((search.best.period, routing, search))
+        if found:
+            _, routing, search = min(found, key=lambda entry: entry[0])
+            yield self._improved(routing, search, limit)
+
+    def tidied(self, plan: Plan) -> Plan:
+        order = fused_where_free(plan.routing, plan.order, plan.fleet, plain=self._plain)
+        return replace(plan, order=order)
+
+    def _search(self, routing: Routing, limit: Bound) -> Search:
+        target = int(self._fleet.units.ticks(limit.period_s * _GOOD_ENOUGH))
+        search = Search(routing.template, target, plain=self._plain)
+        search.first()
+        return search
+
+    def _improved(self, routing: Routing, search: Search, limit: Bound) -> Plan:
+        num_ops = 3 * routing.template.route.size
+        search.improve(max(10, min(_NUM_TRIALS, _NUM_TRIED_OPS // num_ops)))
+        return self._plan(routing, search, limit)
+
+    def _plan(self, routing: Routing, search: Search, limit: Bound) -> Plan:
+        order = search.best
+        assert order is not None, "memory admits a micro-batch a stage, so there is an order"
+        period_s = steady_period(routing, order, self._fleet) * self._fleet.units.tick_s
+        why = reason(self._fleet, self._roles, routing, period_s, limit)
+        return Plan(self._fleet, self._roles.moves, routing, order, period_s, limit, why)

@@ -1,0 +1,44 @@
+"""A plan's reason in words: what is missing, what is done about it, and what limits it now."""
+
+from holdfast.planner.bounds import Bound, bounds
+from holdfast.planner.fleet import Fleet
+from holdfast.planner.roles import Roles
+from holdfast.planner.routing import Routing
+
+
+def reason(fleet: Fleet, roles: Roles, routing: Routing, period_s: float, limit: Bound) -> str:
+    parts = [_who(fleet), roles.reason, _routes(fleet, routing), _limited(fleet, period_s, limit)]
+    return "; ".join(part for part in parts if part)
+
+
+def _who(fleet: Fleet) -> str:
+    shape = fleet.problem.shape
+    missing = shape.pipelines * shape.stages - len(fleet.workers)
+    slow = int((fleet.speed < 1).sum())
+    lack = (
+        f"{missing} of {shape.pipelines * shape.stages} workers are missing" if missing > 0 else ""
+    )
+    late = f"{slow} run below normal speed" if slow else ""
+    return " and ".join(filter(None, (lack, late))) or "all workers are there, at normal speed"
+
+
+def _routes(fleet: Fleet, routing: Routing) -> str:
+    hosts = routing.template.hosts
+    num_helpers = len(hosts.worker) - hosts.num_workers
+    if num_helpers:
+        return f"{num_helpers} workers hold a second stage to help there"
+    if routing.name == "home routes":
+        return "micro-batches keep to their pipelines, what is over goes to peers by their speed"
+    num_pipelines = sum(len(group.members) for group in routing.groups)
+    spare = len(fleet.workers) - num_pipelines * fleet.problem.shape.stages
+    idle = f", {spare} hot spares" if spare else ""
+    return f"workers of equal speed rank form {num_pipelines} pipelines{idle}"
+
+
+def _limited(fleet: Fleet, period_s: float, limit: Bound) -> str:
+    text = f"{period_s / limit.period_s:.3f} x the bound, which is {limit.reason}"
+    if limit.limit != "granularity":
+        return text
+    without_s = next(bound.period_s for bound in bounds(fleet) if bound.limit == "work")
+    gain = 100 * (limit.period_s / without_s - 1)
+    return f"{text}; more and smaller micro-batches could gain up to {gain:.1f} %"
