@@ -30,6 +30,7 @@ test: check
 bench: $(READY)
 	$(BIN)/python bench/period.py
 	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/planner.py
 
 chaos: $(READY)
 	HOLDFAST_SWEEP=100 $(BIN)/pytest tests/chaos --timeout 3600

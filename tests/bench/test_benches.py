@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-def figures(name: str, *arguments: str) -> dict[str, float]:
+def figures(name: str, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, str(BENCH / name), *arguments],
         capture_output=True,
@@ -40,3 +41,17 @@ def test_the_overhead_bench_prints_its_figures_and_leaves_no_process() -> None:
     found = figures("overhead.py", "--rounds", "1", "--steps", "5", "--turn", "2")
     assert set(found) == {"fast_ratio", "exact_ratio", "fast_memory_ratio"}
     assert all(value > 0 for value in found.values())
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(300)
+def test_the_planner_bench_prints_its_figures() -> None:
+    found = figures("planner.py", "--quick")
+    near = {"worst_of_bound_2S", "worst_of_bound_1_5S"}
+    first = {"worst_first_of_bound_2S", "worst_first_of_bound_1_5S"}
+    slow = {"slow_of_capacity_3S", "slow_of_capacity_1_5S"}
+    times = {"first_plan_s", "exponent", "peak_bytes"}
+    assert set(found) == near | first | slow | times | {"of_ideal", "ahead_everywhere"}
+    assert all(1.0 <= found[name] < 1.1 for name in near | first), "no bound, or no good plan"
+    assert all(0.9 < found[name] <= 1.0 for name in slow)
+    assert found["ahead_everywhere"] is True

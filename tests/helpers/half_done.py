@@ -5,8 +5,8 @@ from itertools import chain
 
 from holdfast.cluster import WorkerId
 from holdfast.planner.lineage import Facts, Progress
+from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
-from holdfast.schedule.generate import NAMES, make
 from holdfast.schedule.operation import Kind, Op, Shape, What, needs
 from holdfast.schedule.schedule import Schedule
 from holdfast.schedule.validity import check, walk

@@ -276,3 +276,43 @@ def test_the_checkpoint_of_another_model_is_refused(old, tmp_path, run_dir, chan
 def test_the_trace_of_a_directory_without_a_run_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         assert_refused(holdfast(["trace", str(folder)], folder), str(folder))
+
+
+# --- plans ---
+
+BAD_PLANS = [
+    (["--dead", "0.1", "1.1"], "stage 1 has no live holder", "at least one, e.g. 0.1 or 1.1"),
+    (["--dead", "0.0,0.1,1.0,1.1"], "stage 0 has no live holder", "to be alive"),
+    (["--dead", "9.9"], "--dead 9.9: no such worker", "0.0 to 1.1"),
+    (["--dead", "0.1", "--dead", "0.1"], "worker 0.1 is given twice", "expected it once"),
+    (["--dead", "0.1", "--slow", "0.1=0.5"], "worker 0.1 is in --dead and in --slow", "one of"),
+    (["--slow", "0.1=2"], "--slow 0.1=2: ", "a speed from 1e-06 to 1"),
+    (["--slow", "0.1=-0.5"], "--slow 0.1=-0.5: ", "a speed from 1e-06 to 1"),
+    (["--slow", "0.1=fast"], "--slow 0.1=fast: ", "a speed from 1e-06 to 1"),
+    (["--slow-link", "0.0-0.1=late"], "--slow-link 0.0-0.1=late: ", "the delay in seconds"),
+    (["--memory", "0.1"], "--memory 0.1 = 0 micro-batches", "at least 1"),
+    (["--memory", "-3"], "--memory -3: ", "e.g. 16"),
+    (["--stages", "1000", "--microbatches", "100000"], "x 1000 stages", "at most 100,000"),
+    (["--pipelines", "1000000", "--microbatches", "1000000"], "1000000 x ", "at most 100,000"),
+    (["--stages", "1000000000"], "--stages 1000000000", "at most 100,000 workers"),
+    (["--costs", "F=1e308"], "'F=1e308'", "at most 1e+09 s"),
+    (["--costs", "BW=1e9"], "BW=1e+09", "at most 1000 x"),
+    (["--certify", "soon"], "--certify soon: ", "30s, 30 or 2m"),
+    (["--certify", "9", "--microbatches", "4000"], "24,000 operations", "at most 6,000"),
+    (["--schedule", "1f1b", "--dead", "0.1"], "--schedule 1f1b ", "expected no --dead"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "expected"), BAD_PLANS, ids=[" ".join(w) for w, *_ in BAD_PLANS]
+)
+def test_a_plan_that_cannot_be_is_refused_with_what_would_make_it_possible(
+    tmp_path, words, what, expected
+):
+    drawn = tmp_path / "plan.svg"
+    drawn.write_text("the last one")
+    shape = ["--pipelines", "2", "--stages", "2", "--microbatches", "8", "--svg", str(drawn)]
+    outcome = holdfast(["plan", *shape, *words], tmp_path)
+    assert_refused(outcome, what, expected)
+    assert outcome.stdout == ""
+    assert files_below(tmp_path) == {drawn: b"the last one"}

@@ -2,8 +2,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from holdfast.planner.schedules import make
 from holdfast.schedule.costs import Costs
-from holdfast.schedule.generate import make, one_f_one_b
+from holdfast.schedule.generate import one_f_one_b
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.render import grid, svg
 from holdfast.schedule.schedule import loads

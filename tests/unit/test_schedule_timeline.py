@@ -4,11 +4,15 @@ from hypothesis import strategies as st
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
+from holdfast.planner.planning import best_plan, first_plan
+from holdfast.planner.problem import Link, Links, Member, Memory, Problem
+from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
-from holdfast.schedule.generate import NAMES, gpipe, make, one_f_one_b
+from holdfast.schedule.generate import gpipe, one_f_one_b
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import loads
 from holdfast.schedule.timeline import (
+    Pace,
     barrier_bound_s,
     bound,
     path_bound_s,
@@ -58,6 +62,118 @@ def test_with_a_global_optimizer_every_stage_waits_for_the_last_weight_gradient(
     costs = Costs.uniform(2, step_s=1)
     assert times(timeline(TWO_STAGES, costs).spans)["1R"] == (4, 5)
     assert times(timeline(TWO_STAGES, costs, staggered=False).spans)["1R"] == (5, 6)
+
+
+def test_a_slow_worker_takes_longer_for_all_but_its_step():
+    costs = Costs((1, 2), (3, 4), (5, 6), step_s=(0.5, 0.25), link_s=0.125)
+    slow = timeline(TWO_STAGES, costs, pace=Pace({WorkerId(0, 1): 0.5}))
+    assert times(slow.spans) == {
+        "0F0": (0, 1),
+        "1F0": (1.125, 5.125),
+        "1B0": (5.125, 13.125),
+        "1W0": (13.125, 25.125),
+        "1R": (25.125, 25.375),
+        "0BW0": (13.25, 21.25),
+        "0R": (21.25, 21.75),
+    }
+    assert slow.busy_s == {WorkerId(0, 0): 9.5, WorkerId(0, 1): 24.25}
+    assert steady_period_s(TWO_STAGES, costs, pace=Pace({WorkerId(0, 1): 0.5})) == slow.period_s
+
+
+def test_tensors_take_the_time_of_their_border_and_way_reductions_that_of_a_message():
+    schedule = loads(
+        "schedule pipelines=1 stages=2 microbatches=1\n"
+        "0.0: 0F0 0BW0 0R\n0.1: 1F0 1BW0 1R\n1.0: 0R\n"
+    )
+    asked = []
+
+    def hop_s(border, sender, receiver):
+        asked.append((border, str(sender), str(receiver)))
+        return 3 if sender.stage else 2
+
+    found = timeline(schedule, Costs.uniform(2, link_s=0.5), pace=Pace(hop_s=hop_s)).spans
+    starts = {(str(s.worker), str(s.op)): s.start_s for s in found if s.step == 0}
+    assert starts[("0.1", "1F0")] == 1 + 2
+    assert starts[("0.0", "0BW0")] == 6 + 3
+    assert starts[("1.0", "0R")] == 11 + 0.5
+    assert set(asked) == {(0, "0.0", "0.1"), (0, "0.1", "0.0")}
+
+
+def test_a_period_that_is_known_is_not_worked_out_again():
+    assert timeline(TWO_STAGES, Costs.uniform(2), period_s=123.0).period_s == 123.0
+
+
+def test_a_reduction_for_which_a_weight_gradient_is_missing_is_stuck():
+    short = loads("schedule pipelines=1 stages=1 microbatches=2\n0.0: 0F0 0BW0 0R\n")
+    with pytest.raises(ScheduleError, match=r"worker 0\.0 never gets to run 0R: .* micro-batch 1"):
+        timeline(short, Costs.uniform(1))
+
+
+def test_a_reduction_in_the_middle_of_a_lane_holds_up_what_comes_after_it():
+    two = loads(
+        "schedule pipelines=2 stages=2 microbatches=2\n0.0: 0F0 0BW0 0R\n0.1: 1F0 1BW0 1R\n"
+        "1.0: 0F1 1F1 1BW1 0BW1 0R 1R\n"
+    )
+    moved = loads(two.dumps().replace("1BW1 0BW1 0R 1R", "1BW1 1R 0BW1 0R"))
+    costs = Costs.uniform(2, step_s=10)
+    assert times(timeline(two, costs).spans)["0BW1"] == (4, 6)
+    assert times(timeline(moved, costs).spans)["0BW1"] == (14, 16)
+
+
+@st.composite
+def problems(draw, speeds):
+    """One stage a worker, some workers dead, ``speeds`` for some of the others, maybe a bad link.
+
+    Stage 0 keeps the first pipeline's worker, and so does every other.
+    """
+    pipelines, stages, each = (draw(st.integers(1, most)) for most in (4, 4, 5))
+    everyone = [WorkerId(d, s) for d in range(pipelines) for s in range(stages)]
+    dead = draw(st.sets(st.sampled_from(everyone), max_size=3))
+    alive = [worker for worker in everyone if worker.pipeline == 0 or worker not in dead]
+    pace = dict(zip(draw(st.permutations(alive)), speeds, strict=False))
+    bad = (
+        {(WorkerId(0, 0), WorkerId(0, 1)): Link(2.5)} if stages > 1 and draw(st.booleans()) else {}
+    )
+    return Problem(
+        shape=Shape(pipelines, stages, pipelines * each),
+        costs=Costs.uniform(
+            stages,
+            forward_s=draw(st.sampled_from((1, 0.77))),
+            step_s=draw(st.sampled_from((0, 0.4))),
+            link_s=draw(st.sampled_from((0, 0.05, 0.3))),
+        ),
+        memory=Memory(limit=float(draw(st.integers(1, 2 * stages)))),
+        members=tuple(Member(w, w.stage, pace.get(w, 1.0)) for w in alive),
+        links=Links(unusual=bad),
+        staggered=draw(st.booleans()),
+        move_s=10.0,
+        two_stages=False,
+    )
+
+
+def period_of(plan):
+    problem = plan.fleet.problem
+    pace = Pace({member.worker: member.speed for member in problem.members}, problem.hop_s)
+    schedule = plan.schedule()
+    return steady_period_s(schedule, problem.costs, staggered=problem.staggered, pace=pace)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(speeds=[0.6]))
+def test_the_period_is_the_one_the_planner_names(problem):
+    """The planner lets like pipelines wait for a message of their like, even if it came before."""
+    for plan in (first_plan(problem), best_plan(problem)):
+        rounding_s = 1e-5 * plan.period_s
+        too_long_s = plan.period_s - period_of(plan)
+        assert -rounding_s <= too_long_s <= problem.costs.link_s + rounding_s
+
+
+@settings(max_examples=30, deadline=None)
+@given(problems(speeds=[0.6, 0.8, 0.5, 0.6]))
+def test_the_period_is_never_longer_than_the_planner_names(problem):
+    """Shorter where the planner takes unlike pipelines for as slow as the slowest."""
+    plan = best_plan(problem)
+    assert period_of(plan) <= plan.period_s * (1 + 1e-5)
 
 
 def test_bubbles_are_what_is_left_of_the_period():

@@ -4,8 +4,9 @@ from hypothesis import strategies as st
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
+from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
-from holdfast.schedule.generate import NAMES, gpipe, make
+from holdfast.schedule.generate import gpipe
 from holdfast.schedule.operation import Kind, Op, Shape
 from holdfast.schedule.schedule import Schedule, loads
 from holdfast.schedule.validity import check, in_flight_peak, violations

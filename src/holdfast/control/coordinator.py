@@ -14,11 +14,12 @@ from holdfast.control.checks import check_alike, check_fits
 from holdfast.control.costs import emulated_costs, layer_costs, measured_costs
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.observability import events
+from holdfast.planner.schedules import make
 from holdfast.protocol import messages
 from holdfast.recovery.manifest import Checkpoint, Part
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.cut import equal_cut, stage_ranges
-from holdfast.schedule.generate import default_memory, make
+from holdfast.schedule.generate import default_memory
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import Schedule
 from holdfast.schedule.validity import check

@@ -88,7 +88,7 @@ def _path(fleet: Fleet) -> Bound:
     for stage, of_stage in enumerate(speeds):
         body_s = least_time(_count(fleet), both[stage] / of_stage)
         longest_s = max(longest_s, way_s + body_s + after_s)
-        way_s += both[stage] / fastest[stage] + 2 * times.hop[stage]
+        way_s += both[stage] / fastest[stage] + 2 * times.least_hop[stage]
     reason = "the way of a micro-batch through all stages and back"
     return Bound(float(longest_s), "path", reason)
 
@@ -107,7 +107,7 @@ def _memory(fleet: Fleet, at_least_s: float) -> Bound:
             longest_s, worst = period_s, stage
         fastest = speeds[stage].max()
         both_s = (times.kinds[0][stage] + times.soonest[stage]) / fastest
-        round_trip_s += both_s + 2 * (times.hop[stage - 1] if stage else 0.0)
+        round_trip_s += both_s + 2 * (times.least_hop[stage - 1] if stage else 0.0)
     reason = f"memory: too few forwards fit before the first gradient is back at stage {worst}"
     return Bound(float(longest_s), "memory", reason)
 
@@ -145,5 +145,5 @@ def _barrier(fleet: Fleet) -> Bound:
     for stage, speeds in enumerate(_speeds(fleet)):
         work_s = least_time(_count(fleet), times.each[stage] / speeds)
         longest_s = max(longest_s, way_s + work_s + times.step[0])
-        way_s += times.kinds[0][stage] / speeds.max() + times.hop[stage]
+        way_s += times.kinds[0][stage] / speeds.max() + times.least_hop[stage]
     return Bound(float(longest_s), "barrier", "the global optimizer's barrier")

@@ -174,27 +174,48 @@ def two_stages(fleet: Fleet, period_s: float) -> Routing | None:
 
 
 def _helpers(fleet: Fleet, period_s: float) -> list[_Help]:
-    """Nearest donors first: windows of far stages lie apart in time."""
-    spare = {stage: _spare(fleet, stage, period_s) for stage in range(len(fleet.by_stage))}
+    """Neighbours help neighbours, so that time to spare far away comes near step by step.
+
+    Windows of far stages lie apart in time, so nobody helps further away.
+    """
     found: list[_Help] = []
     taken: set[int] = set()
-    for stage in sorted(spare, key=lambda s: (spare[s], s)):
-        donors = sorted(spare, key=lambda s: (abs(s - stage), -spare[s], s))
-        for donor in donors:
-            for worker in reversed(fleet.by_stage[donor].tolist()):
-                if spare[stage] >= 0 or spare[donor] <= 0:
-                    break
-                if worker in taken:
-                    continue
-                count = _help(fleet, worker, donor, stage, spare, period_s)
-                if count > 0:
-                    taken.add(worker)
-                    found.append(_Help(worker, stage, count))
-                    spare[stage] += count
-                    spare[donor] -= ceil(
-                        count * fleet.times.each[stage] / fleet.times.each[donor] - _ROUNDING
-                    )
-    return found if all(room >= 0 for room in spare.values()) else []
+    for (donor, stage), lacking_s in sorted(_flows_s(fleet, period_s).items()):
+        count = ceil(lacking_s / fleet.times.each[stage] - _ROUNDING)
+        for worker in reversed(fleet.by_stage[donor].tolist()):
+            most = _most_help(fleet, worker, donor, stage, period_s)
+            if count > 0 and most > 0 and worker not in taken:
+                taken.add(worker)
+                found.append(_Help(worker, stage, min(most, count)))
+                count -= min(most, count)
+        if count > 0:
+            return []
+    return found
+
+
+def _flows_s(fleet: Fleet, period_s: float) -> dict[tuple[int, int], float]:
+    """Seconds of work, at speed 1, that a stage's holders do for the one next to it.
+
+    Each stage that lacks time gets it from the nearest ones that have some to spare.
+    """
+    each_s = fleet.times.each
+    spare_s = [_spare(fleet, stage, period_s) * each_s[stage] for stage in range(len(each_s))]
+    flows_s = np.zeros(len(spare_s))  # over the border to the next stage; negative: back
+    for stage in [stage for stage, left_s in enumerate(spare_s) if left_s < 0]:
+        for donor in sorted(range(len(spare_s)), key=lambda other: (abs(other - stage), other)):
+            moved_s = min(max(spare_s[donor], 0.0), -spare_s[stage])
+            if moved_s > 0:
+                spare_s[donor] -= moved_s
+                spare_s[stage] += moved_s
+                way = slice(min(donor, stage), max(donor, stage))
+                flows_s[way] += moved_s if donor < stage else -moved_s
+    if any(left_s < -_ROUNDING * period_s for left_s in spare_s):
+        return {}
+    return {
+        (border, border + 1) if flow_s > 0 else (border + 1, border): abs(float(flow_s))
+        for border, flow_s in enumerate(flows_s)
+        if abs(flow_s) > _ROUNDING * period_s
+    }
 
 
 def _spare(fleet: Fleet, stage: int, period_s: float) -> int:
@@ -204,14 +225,9 @@ def _spare(fleet: Fleet, stage: int, period_s: float) -> int:
     return int(np.floor(room_s / unit_s).sum()) - _total(fleet)
 
 
-def _help(
-    fleet: Fleet, worker: int, donor: int, stage: int, spare: dict[int, int], period_s: float
-) -> int:
-    times, speed = fleet.times, fleet.speed[worker]
-    freed_s = spare[donor] * times.each[donor]
-    room_s = period_s - _apart_s(fleet, donor, stage) / speed
-    most = int(min(freed_s, room_s * speed) / times.each[stage] * (1 + _ROUNDING))
-    return min(most, -spare[stage])
+def _most_help(fleet: Fleet, worker: int, donor: int, stage: int, period_s: float) -> int:
+    room_s = period_s - _apart_s(fleet, donor, stage) / fleet.speed[worker]
+    return int(room_s * fleet.speed[worker] / fleet.times.each[stage] * (1 + _ROUNDING))
 
 
 def _apart_s(fleet: Fleet, one: int, other: int) -> float:

@@ -92,7 +92,8 @@ class StageTimes:
     each: Floats  # F and the whole backward of a micro-batch
     soonest: Floats  # from the start of a backward to the gradient for the stage before
     step: Floats
-    hop: Floats  # to the next stage; 0 for the last
+    hop: Floats  # to the next stage, over a usual link; 0 for the last
+    least_hop: Floats  # ... over the fastest
 
     @classmethod
     def of(cls, problem: Problem) -> "StageTimes":
@@ -101,10 +102,12 @@ class StageTimes:
         kinds = np.array([costs.forward_s, costs.input_s, costs.weight_s, costs.fused_s])
         backward = np.array([costs.backward_s(stage) for stage in stages])
         hops = [problem.usual_hop_s(stage) for stage in stages[:-1]]
+        least = [problem.least_hop_s(stage) for stage in stages[:-1]]
         return cls(
             kinds=kinds,
             each=kinds[0] + backward,
             soonest=np.minimum(kinds[1], kinds[3]),
             step=np.array(costs.step_s),
             hop=np.array([*hops, 0.0]),
+            least_hop=np.array([*least, 0.0]),
         )

@@ -34,6 +34,11 @@ class Hosts:
     def num_workers(self) -> int:
         return int(self.worker[-1]) + 1
 
+    @property
+    def shared(self) -> bool:
+        """Whether some worker has two stages."""
+        return len(self.worker) > self.num_workers
+
 
 @dataclass(frozen=True)
 class Graph:

@@ -76,7 +76,8 @@ def enqueue(slots: Row, tails: Row, heads: Row, queue: int, ready: Row, op: int)
     at = tails[queue]
     while at > heads[queue]:
         before = slots[at - 1]
-        if ready[before] < ready[op] or (ready[before] == ready[op] and before < op):
+        # Of equals the first to be known stays first: a sender's results are used in its order.
+        if ready[before] <= ready[op]:
             break
         slots[at] = before
         at -= 1

@@ -6,8 +6,9 @@ trials, never a time, so the same question has the same answer everywhere.
 """
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,10 @@ from holdfast.planner.graph import Ints, Template
 from holdfast.planner.layout import Board, Layout
 
 _ROUNDS = 6
-_NUM_FIRST = 5
+# Policies for the first order; fewer where each takes tens of milliseconds.
+_NUM_FIRST, _NUM_FIRST_IF_LARGE, _LARGE_OPS = 5, 2, 20_000
+# Ways to fuse from which the local search sets out.
+_NUM_BASES = 3
 # Rows of a policy, as in the kernel's table of hosts from RANKING on.
 _RANKING, _MOST_PENDING, _WAIT_BACKWARD, _WAIT_FORWARD = range(4)
 
@@ -57,17 +61,37 @@ def portfolio(forward: int, hop: int, num_stages: int, num_hosts: int) -> list[I
     return [np.repeat(np.array(row)[:, None], num_hosts, axis=1) for row in rows]
 
 
-class Search:
-    """Tries orders of one template and keeps the best; never tries on below ``target``."""
+def _period(order: Order) -> int:
+    return order.period
 
-    def __init__(self, template: Template, target: int, *, plain: bool | None = None) -> None:
+
+class Search:
+    """Tries orders of one template and keeps the best; never tries on below ``target``.
+
+    ``between`` is called before each trial and ends the search by raising. ``measure``: the true
+    period, where windows alone say too much.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        target: int,
+        *,
+        plain: bool | None = None,
+        between: Callable[[], None] = lambda: None,
+        measure: Callable[[Order], float] | None = None,
+    ) -> None:
         self._template, self._target, self._plain = template, target, plain
+        self._between, self._measure = between, measure
         self._hosts = template.hosts
-        self._shared = len(self._hosts.worker) > self._hosts.num_workers
+        self._shared = self._hosts.shared
         self._policies = portfolio(
             template.forward, template.hop, template.num_stages, len(self._hosts.stage)
         )
+        large = 3 * template.route.size > _LARGE_OPS
+        self._num_first = _NUM_FIRST_IF_LARGE if large else _NUM_FIRST
         self._best: Order | None = None
+        self._bases: list[Order] = []  # the best for each way to fuse
         self._boards: dict[bytes, Board] = {}
 
     @property
@@ -80,11 +104,14 @@ class Search:
 
     def first(self) -> Order | None:
         """The best few policies. None if memory is too small for any order."""
+        at_once = np.zeros(self._template.num_stages, np.int64)
         for fused in self._fusings():
-            for policy in self._policies[:_NUM_FIRST]:
-                self._try(policy, np.zeros(self._template.num_stages, np.int64), fused)
+            found = []
+            for policy in self._policies[: self._num_first]:
+                found.append(self._try(policy, at_once, fused))
                 if self.done:
                     return self._best
+            self._bases += sorted(filter(None, found), key=_period)[:1]
         return self._best
 
     def _others(self) -> None:
@@ -96,38 +123,48 @@ class Search:
         fused = self._best.fused
         for number, policy in enumerate(self._policies):
             for starts in (at_once, slant):
-                tried = starts is at_once and number < _NUM_FIRST
+                tried = starts is at_once and number < self._num_first
                 if not (self.done or tried):
                     self._try(policy, starts, fused)
 
     def improve(self, num_trials: int, seed: int = 0) -> Order:
-        """Local search: other policies at single stages or at all, other starts."""
+        """Local search from the best order, and from the best with other backwards fused."""
         assert self._best is not None
         self._others()
+        others = [base for base in self._bases if (base.fused != self._best.fused).any()]
+        bases = [self._best, *sorted(others, key=_period)[: _NUM_BASES - 1]]
         rng = random.Random(seed)
-        current = self._best
+        for base in bases:
+            self._climb(base, num_trials // len(bases), rng)
+        return self._best
+
+    def _climb(self, current: Order, num_trials: int, rng: random.Random) -> None:
+        """Other policies at some stages or at all, other turns fused, other starts."""
         for _ in range(num_trials):
             if self.done:
                 break
             policy, fused = self._mutated(current, rng)
             starts = np.zeros_like(current.starts)
             if rng.random() < 0.5:
-                starts = self._shaken(self._best.starts, rng)
+                starts = self._shaken(current.starts, rng)
             found = self._try(policy, starts, fused)
             if found is not None and found.period <= current.period:
                 current = found
-        return self._best
 
     def _try(self, policy: Ints, starts: Ints, fused: Ints) -> Order | None:
         """Lay out step after step until the starts settle; the best of these, None if stuck."""
+        self._between()
         board, found = self._board(fused), None
         for _ in range(_ROUNDS if self._template.staggered else 1):
             layout = board.lay_out(starts[self._hosts.stage], policy)
             if layout is None:
                 return None
             period, ends = self._period(layout)
-            if found is None or period < found.period:
-                found = Order(period, starts - starts.min(), policy, fused, layout, board)
+            tried = Order(period, starts - starts.min(), policy, fused, layout, board)
+            if self._measure is not None:
+                tried = replace(tried, period=ceil(self._measure(tried)))
+            if found is None or tried.period < found.period:
+                found = tried
             settled = ends - ends.min()
             if (settled == starts).all():
                 break
@@ -158,10 +195,10 @@ class Search:
             return span, np.zeros_like(ends)
         period = int((ends - starts).max())
         if self._shared:
+            # A worker with two stages starts its next step when both have met.
             first = np.full(self._hosts.num_workers, k.NEVER)
             np.minimum.at(first, self._hosts.worker, layout.first_start)
-            spans = last + self._template.tails[stage] - first[self._hosts.worker]
-            period = max(period, int(spans.max()))
+            period = max(period, int((ends[stage] - first[self._hosts.worker]).max()))
         return period, ends
 
     def _lane_ends(self, layout: Layout) -> Ints:

@@ -54,9 +54,10 @@ class _Meeting:
             mine = stage == number
             others = here[mine] if self._staggered else here
             on[mine] = np.maximum(here[mine], self._last_other(here, mine, others))
-        on += self._step[stage]
         done = np.zeros_like(came)
         np.maximum.at(done, worker, on)
+        # Who holds two stages takes their steps one after the other.
+        np.add.at(done, worker, self._step[stage])
         return done
 
     def _last_other(self, here: Ints, mine: npt.NDArray[np.bool_], others: Ints) -> Ints:

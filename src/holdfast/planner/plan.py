@@ -1,6 +1,7 @@
 """The answer: who holds what, who runs what in which order, how long a step takes, and why."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -41,6 +42,23 @@ class Plan:
                 for slot, index in enumerate(copy):
                     held[self.fleet.workers[index]].add(int(stages[group.first_host + slot]))
         return {worker: tuple(sorted(of_worker)) for worker, of_worker in held.items()}
+
+    @cached_property
+    def second_stages(self) -> tuple[Move, ...]:
+        """The copies that workers need who take a second stage, each from a holder of it."""
+        hosts = self.routing.template.hosts
+        if not hosts.shared:
+            return ()
+        (group,) = self.routing.groups
+        movers = {move.worker for move in self.moves}
+        found = []
+        for index, stage in zip(group.members[0].tolist(), hosts.stage.tolist(), strict=True):
+            own = int(self.fleet.stage[index])
+            if stage != own:
+                holders = (self.fleet.workers[i] for i in self.fleet.by_stage[stage].tolist())
+                source = next(worker for worker in holders if worker not in movers)
+                found.append(Move(self.fleet.workers[index], own, stage, source))
+        return tuple(found)
 
     def schedule(self) -> Schedule:
         lanes: dict[WorkerId, Lane] = {}

@@ -3,14 +3,14 @@
 Effort is counted in trials, so a question has the same answer on every machine.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from holdfast.planner.bounds import Bound, bound, shared_work_s
 from holdfast.planner.crossing import home_routes, two_stages
 from holdfast.planner.fleet import Fleet
 from holdfast.planner.fusing import fused_where_free
-from holdfast.planner.order import Search
+from holdfast.planner.order import Order, Search
 from holdfast.planner.period import steady_period
 from holdfast.planner.plan import Plan
 from holdfast.planner.problem import Problem
@@ -37,13 +37,21 @@ def first_plan(problem: Problem, *, plain: bool | None = None) -> Plan:
     return _Planning(problem, plain).first()
 
 
-def refine(problem: Problem, *, plain: bool | None = None) -> Iterator[Plan]:
-    """Better and better plans, the first at once. Stop asking at any time."""
-    planning = _Planning(problem, plain)
+def refine(
+    problem: Problem,
+    *,
+    plain: bool | None = None,
+    between: Callable[[], None] = lambda: None,
+) -> Iterator[Plan]:
+    """Better and better plans, the first at once. Stop asking at any time.
+
+    ``between`` is called before each trial, many times a plan; what it raises ends the search.
+    """
+    planning = _Planning(problem, plain, between)
     best = planning.first()
     yield best
     for candidate in planning.more():
-        if candidate.period_s < best.period_s * (1 - 1e-9):
+        if _pays(candidate, best):
             best = candidate
             yield best
     yield planning.tidied(best)
@@ -55,9 +63,23 @@ def best_plan(problem: Problem, *, plain: bool | None = None) -> Plan:
     return last
 
 
+def _pays(candidate: Plan, best: Plan) -> bool:
+    """Shorter, and by more than the copies for second stages cost over the horizon."""
+    problem = candidate.fleet.problem
+    gained_s = (best.period_s - candidate.period_s) * problem.horizon_steps
+    more_copies = len(candidate.second_stages) - len(best.second_stages)
+    shorter = candidate.period_s < best.period_s * (1 - 1e-9)
+    return shorter and gained_s > problem.move_s * more_copies
+
+
 class _Planning:
-    def __init__(self, problem: Problem, plain: bool | None) -> None:
-        self._problem, self._plain = problem, plain
+    def __init__(
+        self,
+        problem: Problem,
+        plain: bool | None,
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._problem, self._plain, self._between = problem, plain, between
         self._roles = assign(problem) if problem.may_move else unmoved(problem)
         self._fleet = Fleet.of(problem, self._roles.stage_of)
         self._bound = bound(self._fleet)
@@ -73,7 +95,7 @@ class _Planning:
     def _first(self, routing: Routing) -> Plan:
         search = self._search(routing, self._bound)
         self._searches[routing.name] = routing, search
-        return self._plan(routing, search, self._bound)
+        return self._plan(routing, search.best, self._bound)
 
     def more(self) -> Iterator[Plan]:
         routing, search = self._searches["relabelled pipelines"]
@@ -85,7 +107,7 @@ class _Planning:
                 yield self._first(home_routes(self._fleet))
             routing, search = self._searches["home routes"]
             yield self._improved(routing, search, self._bound)
-        if self._problem.two_stages:
+        if self._problem.two_stages and self._problem.may_move:
             yield from self._with_helpers()
 
     @property
@@ -97,9 +119,10 @@ class _Planning:
     def _ramp_counts(self) -> bool:
         """Whether the wait for the first gradient at stage 0 is long for the memory there is."""
         times, memory = self._fleet.times, self._problem.memory
-        first_s = float((times.kinds[0] + times.soonest + 2 * times.hop).sum())
-        admitted = memory.limit / memory.held_at(0)
         forward_s = float(times.kinds[0][0])
+        both_s = float((times.kinds[0] + times.soonest)[1:].sum())
+        first_s = forward_s + both_s + 2 * float(times.hop.sum())
+        admitted = memory.limit / memory.held_at(0)
         return first_s - admitted * forward_s > _RAMP_SHARE * self._bound.period_s
 
     def _with_helpers(self) -> Iterator[Plan]:
@@ -119,21 +142,30 @@ class _Planning:
 
     def tidied(self, plan: Plan) -> Plan:
         order = fused_where_free(plan.routing, plan.order, plan.fleet, plain=self._plain)
-        return replace(plan, order=order)
+        return plan if order is plan.order else self._plan(plan.routing, order, plan.bound)
 
     def _search(self, routing: Routing, limit: Bound) -> Search:
         target = int(self._fleet.units.ticks(limit.period_s * _GOOD_ENOUGH))
-        search = Search(routing.template, target, plain=self._plain)
+        hosts = routing.template.hosts
+        search = Search(
+            routing.template,
+            target,
+            plain=self._plain,
+            between=self._between,
+            measure=partial(self._measured, routing) if hosts.shared else None,
+        )
         search.first()
         return search
+
+    def _measured(self, routing: Routing, order: Order) -> float:
+        return steady_period(routing, order, self._fleet)
 
     def _improved(self, routing: Routing, search: Search, limit: Bound) -> Plan:
         num_ops = 3 * routing.template.route.size
         search.improve(max(10, min(_NUM_TRIALS, _NUM_TRIED_OPS // num_ops)))
-        return self._plan(routing, search, limit)
+        return self._plan(routing, search.best, limit)
 
-    def _plan(self, routing: Routing, search: Search, limit: Bound) -> Plan:
-        order = search.best
+    def _plan(self, routing: Routing, order: Order | None, limit: Bound) -> Plan:
         assert order is not None, "memory admits a micro-batch a stage, so there is an order"
         period_s = steady_period(routing, order, self._fleet) * self._fleet.units.tick_s
         why = reason(self._fleet, self._roles, routing, period_s, limit)

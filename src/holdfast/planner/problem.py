@@ -46,6 +46,10 @@ class Links:
                     f"link delay {link.delay_s} s, {link.bytes_s} bytes/s: "
                     "expected a finite delay >= 0 and a rate > 0"
                 )
+        twice = [pair for pair in self.unusual if pair[::-1] in self.unusual]
+        if twice:
+            one, other = min(twice)
+            raise ConfigError(f"link {one}-{other} is given twice: expected each link once")
 
     def between(self, one: WorkerId, other: WorkerId, usual_delay_s: float) -> Link:
         unusual = self.unusual.get((one, other)) or self.unusual.get((other, one))
@@ -90,7 +94,7 @@ class Problem:
     move_s: float = 0.0
     """Seconds of training that giving one worker another stage's state costs."""
     two_stages: bool = True
-    """Whether a worker may hold a second stage to help out there."""
+    """Whether a worker may be given a second stage, to help out there."""
     may_move: bool = True
     """False: everyone keeps the stage it holds, as it must until a copy has been made."""
 
@@ -152,6 +156,12 @@ class Problem:
         """From the end of an operation on ``one`` to its result being with ``other``."""
         link = self.links.between(one, other, self.costs.link_s)
         return 0.0 if one == other else link.delay_s + self.links.bytes_at(border) / link.bytes_s
+
+    def least_hop_s(self, border: int) -> float:
+        """No link is faster."""
+        size = self.links.bytes_at(border)
+        others = (link.delay_s + size / link.bytes_s for link in self.links.unusual.values())
+        return min([self.usual_hop_s(border), *others])
 
     def usual_hop_s(self, border: int) -> float:
         return self.costs.link_s + self.links.bytes_at(border) / self.links.bytes_s

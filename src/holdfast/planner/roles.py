@@ -83,8 +83,13 @@ def unmoved(problem: Problem) -> Roles:
     held = crew.held >= 0
     period_s = _period_s(_counts(problem, crew, speeds, kind), crew.speed, crew.held)
     stage_of = {crew.workers[i]: int(crew.held[i]) for i in np.flatnonzero(held)}
-    reason = f"nobody moves, {period_s:.4g} s a step"
-    return Roles(stage_of=stage_of, moves=(), period_s=period_s, proven=True, reason=reason)
+    return Roles(
+        stage_of=stage_of,
+        moves=(),
+        period_s=period_s,
+        proven=True,
+        reason="nobody may change the stage",
+    )
 
 
 @dataclass(frozen=True)
@@ -199,13 +204,14 @@ def _reason(
     problem: Problem, crew: _Crew, moves: tuple[Move, ...], before_s: float, after_s: float
 ) -> str:
     if not moves:
-        return f"all {len(crew.workers)} live workers keep their stage, {after_s:.4g} s a step"
+        return "nobody changes the stage"
     to_stages = list(dict.fromkeys(move.to_stage for move in moves))
     parts = [_gain(problem, crew, moves, to) for to in to_stages[:_SHOWN]]
     unnamed = sum(move.to_stage in to_stages[_SHOWN:] for move in moves)
     if unnamed:
         parts.append(f"{unnamed} more moves to {len(to_stages) - _SHOWN} more stages")
-    return f"{'; '.join(parts)}; period {before_s:.4g} -> {after_s:.4g} s a step"
+    parts.append(f"the busiest stage's work goes from {before_s:.4g} to {after_s:.4g} s a step")
+    return "; ".join(parts)
 
 
 def _gain(problem: Problem, crew: _Crew, moves: tuple[Move, ...], to_stage: int) -> str:

@@ -160,6 +160,7 @@ class Deal:
         self, need: Ints, leaves: Ints, bulk_home: Ints, bulk_joiners: int, most_moves: int
     ) -> Ints | None:
         tables = self.most_bulk, bulk_joiners, self.digits, self.strides, most_moves
+        leaves = np.ascontiguousarray(leaves)  # one layout, one compilation
         moves, chosen = cover(need, leaves, bulk_home, *tables)
         if moves < 0:
             return None

@@ -92,15 +92,16 @@ class _Class:
 
 
 def _classes(fleet: Fleet, members: Ints) -> list[_Class]:
-    """By the time a micro-batch takes at the slowest stage; unusual links make a class apart."""
+    """By the time of a micro-batch at the slowest stage, and memory; unusual links are apart."""
     unit_s = (fleet.times.each / fleet.speed[members]).max(axis=1)
     apart = np.array(
         [fleet.problem.links.unusual and _has_slow_link(fleet, row) for row in members]
     )
     keys = np.where(apart, -1.0 - np.arange(len(members)), _merged(unit_s))
+    limits = fleet.limit[members].min(axis=1)
     found = []
-    for key in sorted(set(keys.tolist()), reverse=True):
-        rows = np.flatnonzero(keys == key)
+    for key, limit in sorted(set(zip(keys.tolist(), limits.tolist(), strict=True)), reverse=True):
+        rows = np.flatnonzero((keys == key) & (limits == limit))
         of_class = members[rows]
         found.append(
             _Class(

@@ -1,6 +1,7 @@
 """A timeline as a text grid for the terminal and as a stand-alone SVG. Draws; decides nothing."""
 
 from collections.abc import Iterator
+from itertools import islice
 from xml.sax.saxutils import escape
 
 from holdfast.cluster import WorkerId
@@ -30,32 +31,43 @@ _FONT_SIZES = (11, 9)  # of names in boxes: the first that fits
 _CHARACTER_WIDTH = 0.66  # of its size, on average
 
 
-def grid(schedule: Schedule, timeline: Timeline, *, width: int = 120) -> str:
+def grid(
+    schedule: Schedule, timeline: Timeline, *, width: int = 120, most_lanes: int | None = None
+) -> str:
     """One row a worker, time to the right, at most ``width`` characters a row.
 
     Operations are named (``F3``, micro-batch 3) if there is room for all the names; otherwise
-    each is a letter, drawn out as long as it lasts.
+    each is a letter, drawn out as long as it lasts, a small one at a stage not the worker's own.
     """
-    rows = _rows(schedule, timeline)
+    rows = _rows(schedule, timeline, most_lanes)
     margin = max(len(str(worker)) for worker in rows) + 1
     scale = _columns_per_s(timeline, max(width - margin, 1))
     named = all(len(_label(s)) < (s.end_s - s.start_s) * scale for s in _lasting(timeline))
     lines = [f"{worker!s:<{margin}}{_cells(spans, scale, named)}" for worker, spans in rows.items()]
-    return "\n".join([*lines, _key(named)]) + "\n"
+    guests = any(_is_guest(span) for spans in rows.values() for span in spans)
+    return "\n".join([*lines, _key(named, guests)]) + "\n"
 
 
-def _key(named: bool) -> str:
+def _key(named: bool, guests: bool) -> str:
     words = [
         f"{kind.value if named else _LETTER[kind]} {meaning}" for kind, meaning in _MEANING.items()
     ]
-    return ", ".join([*words, ". idle"])
+    small = ["small letters another stage"] if guests and not named else []
+    return ", ".join([*words, *small, ". idle"])
 
 
-def _rows(schedule: Schedule, timeline: Timeline) -> dict[WorkerId, list[Span]]:
-    rows: dict[WorkerId, list[Span]] = {worker: [] for worker in schedule.lanes}
+def _rows(
+    schedule: Schedule, timeline: Timeline, most_lanes: int | None
+) -> dict[WorkerId, list[Span]]:
+    rows: dict[WorkerId, list[Span]] = {w: [] for w in islice(schedule.lanes, most_lanes)}
     for span in timeline.spans:
-        rows[span.worker].append(span)
+        if span.worker in rows:
+            rows[span.worker].append(span)
     return rows
+
+
+def _is_guest(span: Span) -> bool:
+    return span.op.stage != span.worker.stage
 
 
 def _lasting(timeline: Timeline) -> list[Span]:
@@ -77,7 +89,7 @@ def _label(span: Span) -> str:
     """Without the stage, unless the worker also holds another."""
     name = str(span.op)
     own = str(span.worker.stage)
-    return name[len(own) :] if span.op.stage == span.worker.stage else name
+    return name if _is_guest(span) else name[len(own) :]
 
 
 def _cells(spans: list[Span], columns_per_s: float, named: bool) -> str:
@@ -91,12 +103,15 @@ def _cells(spans: list[Span], columns_per_s: float, named: bool) -> str:
 def _cell(span: Span, width: int, named: bool) -> str:
     if named and width:
         return _label(span).ljust(width - 1, "-") + " "
-    return _LETTER[span.op.kind].ljust(width, "-")[:width]
+    letter = _LETTER[span.op.kind]
+    return (letter.lower() if _is_guest(span) else letter).ljust(width, "-")[:width]
 
 
-def svg(schedule: Schedule, timeline: Timeline, *, width: int = 1200) -> str:
+def svg(
+    schedule: Schedule, timeline: Timeline, *, width: int = 1200, most_lanes: int | None = None
+) -> str:
     """The same picture with colours, a legend and a tooltip on every operation."""
-    rows = _rows(schedule, timeline)
+    rows = _rows(schedule, timeline, most_lanes)
     end_s = max(span.end_s for span in timeline.spans)
     pixels_per_s = (width - _LEFT - 10) / end_s
     height = _TOP + _ROW_HEIGHT * len(rows) + 10

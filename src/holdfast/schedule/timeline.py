@@ -4,19 +4,29 @@ Workers follow their lanes step after step; on a worker, R keeps two steps apart
 of how the lanes were made.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
 from holdfast.schedule.costs import Costs
-from holdfast.schedule.operation import Fact, Op, Shape, makes, needs
-from holdfast.schedule.schedule import Schedule
+from holdfast.schedule.operation import Fact, Kind, Op, Shape, makes, needs
+from holdfast.schedule.schedule import Lane, Schedule
 from holdfast.schedule.validity import walk
 
 # Sums of the same durations in another order differ by rounding only.
 _ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How workers and links differ from ``Costs``. Reductions take what they always do."""
+
+    speeds: Mapping[WorkerId, float] = field(default_factory=dict)
+    """0.5 = operations take twice as long. Who is not named has speed 1."""
+    hop_s: Callable[[int, WorkerId, WorkerId], float] | None = None
+    """Border (the stage before it), sender, receiver: how long a tensor is under way."""
 
 
 class Span(NamedTuple):
@@ -48,75 +58,145 @@ class Timeline:
 
 
 class _Task(NamedTuple):
-    """An operation, whom it keeps busy, and the earlier tasks of other workers it waits for."""
+    """An operation, whom it keeps busy, and what it waits for of other workers.
+
+    ``waits_for``: an earlier task, and the seconds from its end to its result being here.
+    """
 
     worker: WorkerId
     op: Op
     duration_s: float
-    waits_for: tuple[int, ...]
+    waits_for: tuple[tuple[int, float], ...]
 
 
 def timeline(
-    schedule: Schedule, costs: Costs, *, steps: int = 2, staggered: bool = True
+    schedule: Schedule,
+    costs: Costs,
+    *,
+    steps: int = 2,
+    staggered: bool = True,
+    pace: Pace | None = None,
+    period_s: float | None = None,
 ) -> Timeline:
-    """Run ``steps`` steps of every lane as early as the facts allow."""
-    tasks = _tasks(schedule, costs, staggered)
+    """Run ``steps`` steps of every lane as early as the facts allow. ``period_s``: if known."""
+    tasks = _tasks(schedule, costs, staggered, pace or Pace())
     free_s = dict.fromkeys(schedule.lanes, 0.0)
     spans: list[Span] = []
     busy_s = dict.fromkeys(schedule.lanes, 0.0)
     for task in tasks:
         busy_s[task.worker] += task.duration_s
     for step in range(steps):
-        ends_s = _run_step(tasks, free_s, costs.link_s)
+        ends_s = _run_step(tasks, free_s)
         spans += (
             Span(step, task.worker, task.op, end_s - task.duration_s, end_s)
             for task, end_s in zip(tasks, ends_s, strict=True)
         )
     return Timeline(
         spans=tuple(spans),
-        period_s=_period(tasks, schedule, costs),
+        period_s=_period(tasks, schedule) if period_s is None else period_s,
         makespan_s=max(span.end_s for span in spans if span.step == 0),
         busy_s=busy_s,
     )
 
 
-def steady_period_s(schedule: Schedule, costs: Costs, *, staggered: bool = True) -> float:
+def steady_period_s(
+    schedule: Schedule, costs: Costs, *, staggered: bool = True, pace: Pace | None = None
+) -> float:
     """Seconds a step in the long run, exact: the largest mean cycle of the lanes' dependencies."""
-    return _period(_tasks(schedule, costs, staggered), schedule, costs)
+    return _period(_tasks(schedule, costs, staggered, pace or Pace()), schedule)
 
 
-def _tasks(schedule: Schedule, costs: Costs, staggered: bool) -> list[_Task]:
+def _tasks(schedule: Schedule, costs: Costs, staggered: bool, pace: Pace) -> list[_Task]:
     """All operations of a step in an order in which each comes after what it waits for."""
     costs.require_stages(schedule.shape.stages)
-    walked = walk(schedule, staggered=staggered)
+    listing = _Tasks(schedule, costs, staggered, pace)
+    # Nothing in a step waits for a reduction. Those at the end of the lanes are left out of the
+    # walk: it would look through all micro-batches again for each of them.
+    bare = {worker: _without_last_reductions(lane) for worker, lane in schedule.lanes.items()}
+    walked = walk(Schedule(schedule.shape, bare), staggered=staggered)
     if walked.missing:
         worker, (op, fact) = next(iter(walked.missing.items()))
-        raise ScheduleError(f"worker {worker} never gets to run {op}: nobody makes the {fact}")
-    made_by: dict[Fact, int] = {}
-    tasks: list[_Task] = []
+        raise _stuck(worker, op, fact)
     for worker, op in walked.order:
-        makers = (made_by[fact] for fact in needs(op, schedule.shape, staggered=staggered))
-        # Of one other worker only the latest task counts; its own are in lane order anyway.
-        latest = {tasks[maker].worker: maker for maker in sorted(makers)}
-        latest.pop(worker, None)
-        tasks.append(_Task(worker, op, costs.duration_s(op), tuple(latest.values())))
-        made_by.update(dict.fromkeys(makes(op), len(tasks) - 1))
-    return tasks
+        listing.add(worker, op)
+    for worker, lane in schedule.lanes.items():
+        for op in lane[len(bare[worker]) :]:
+            listing.add(worker, op)
+    return listing.tasks
 
 
-def _run_step(tasks: Sequence[_Task], free_s: dict[WorkerId, float], link_s: float) -> list[float]:
+def _without_last_reductions(lane: Lane) -> Lane:
+    end = len(lane)
+    while end and lane[end - 1].kind is Kind.R:
+        end -= 1
+    return lane[:end]
+
+
+def _stuck(worker: WorkerId, op: Op, fact: Fact) -> ScheduleError:
+    return ScheduleError(f"worker {worker} never gets to run {op}: nobody makes the {fact}")
+
+
+class _Tasks:
+    """The operations of a step, listed one after another."""
+
+    def __init__(self, schedule: Schedule, costs: Costs, staggered: bool, pace: Pace) -> None:
+        self.tasks: list[_Task] = []
+        self._shape, self._costs = schedule.shape, costs
+        self._staggered, self._pace = staggered, pace
+        self._made_by: dict[Fact, int] = {}
+        self._last_weights: dict[int, dict[WorkerId, int]] = {}
+
+    def add(self, worker: WorkerId, op: Op) -> None:
+        duration_s = self._costs.duration_s(op)
+        if op.kind is Kind.R:
+            waits = tuple(self._reduction_waits(worker, op))
+        else:
+            waits = tuple(self._waits(worker, op))
+            duration_s /= self._pace.speeds.get(worker, 1.0)
+        self.tasks.append(_Task(worker, op, duration_s, waits))
+        self._made_by.update(dict.fromkeys(makes(op), len(self.tasks) - 1))
+
+    def _waits(self, worker: WorkerId, op: Op) -> Iterable[tuple[int, float]]:
+        hop_s = self._pace.hop_s
+        for fact in needs(op, self._shape):
+            maker = self._made_by[fact]
+            sender = self.tasks[maker].worker
+            if sender != worker:
+                border = min(fact.stage, op.stage)
+                yield maker, self._costs.link_s if hop_s is None else hop_s(border, sender, worker)
+
+    def _reduction_waits(self, worker: WorkerId, op: Op) -> Iterable[tuple[int, float]]:
+        """Of each other worker the last task that counts; its own are in lane order anyway."""
+        if op.stage not in self._last_weights:
+            self._last_weights[op.stage] = self._last_makers(worker, op)
+        for sender, maker in self._last_weights[op.stage].items():
+            if sender != worker:
+                yield maker, self._costs.link_s
+
+    def _last_makers(self, worker: WorkerId, op: Op) -> dict[WorkerId, int]:
+        last: dict[WorkerId, int] = {}
+        for fact in needs(op, self._shape, staggered=self._staggered):
+            if fact not in self._made_by:
+                raise _stuck(worker, op, fact)
+            maker = self._made_by[fact]
+            sender = self.tasks[maker].worker
+            last[sender] = max(maker, last.get(sender, maker))
+        return last
+
+
+def _run_step(tasks: Sequence[_Task], free_s: dict[WorkerId, float]) -> list[float]:
     """End of every task; moves ``free_s`` to the end of the step."""
     ends_s: list[float] = []
     for task in tasks:
         start_s = free_s[task.worker]
-        for maker in task.waits_for:
-            start_s = max(start_s, ends_s[maker] + link_s)
+        for maker, hop_s in task.waits_for:
+            start_s = max(start_s, ends_s[maker] + hop_s)
         free_s[task.worker] = start_s + task.duration_s
         ends_s.append(free_s[task.worker])
     return ends_s
 
 
-def _period(tasks: Sequence[_Task], schedule: Schedule, costs: Costs) -> float:
+def _period(tasks: Sequence[_Task], schedule: Schedule) -> float:
     """A step maps the workers' free times to the next ones by sums and maxima; its growth a step.
 
     Usually soon periodic: then the growth is read off. If not, Karp's formula over as
@@ -125,7 +205,7 @@ def _period(tasks: Sequence[_Task], schedule: Schedule, costs: Costs) -> float:
     free_s = dict.fromkeys(schedule.lanes, 0.0)
     history = [tuple(free_s.values())]
     for _ in schedule.lanes:
-        _run_step(tasks, free_s, costs.link_s)
+        _run_step(tasks, free_s)
         history.append(tuple(free_s.values()))
         for lag in range(1, min(4, len(history))):
             growth = [now - was for now, was in zip(history[-1], history[-1 - lag], strict=True)]

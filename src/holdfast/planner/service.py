@@ -1,0 +1,284 @@
+"""Plans when they are needed: one at once, better ones from a thread, and some before they are.
+
+Says when planning happens, never what a plan looks like. Who follows a plan, and when workers
+change over to a better one, is not known here.
+"""
+
+import threading
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+
+import numpy as np
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import ConfigError, WaitTimeout
+from holdfast.planner.plan import Plan
+from holdfast.planner.planning import first_plan, refine
+from holdfast.planner.problem import Member, Memory, Problem
+from holdfast.schedule.costs import Costs
+from holdfast.schedule.operation import Shape
+
+# In a larger cluster the next death comes before all are prepared for.
+_MOST_PREPARED = 256
+# Operations in all prepared plans together; each takes about 130 bytes.
+_MOST_PREPARED_OPS = 1_000_000
+_SOON_S = 30.0
+
+
+class _DroppedError(Exception):
+    """Nobody wants the answer any more."""
+
+
+@dataclass(frozen=True, eq=False)  # the same question asked again is another task
+class _Refining:
+    problem: Problem
+    key: Hashable
+
+
+@dataclass(frozen=True, eq=False)
+class _Preparing:
+    key: Hashable
+    deaths: Iterator[Problem]
+
+
+_Task = _Refining | _Preparing
+
+
+class Planner:
+    """Asked by one thread. Background work is done by one other, which ends when there is none.
+
+    What went wrong in the background is raised by the next call.
+    """
+
+    def __init__(self, *, plain: bool | None = None) -> None:
+        self._plain = plain
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        # All below is shared with the thread and changed under the lock.
+        self._working = False
+        self._refining: _Refining | None = None
+        self._preparing: _Preparing | None = None
+        self._prepared: dict[Hashable, Plan] = {}
+        self._num_prepared_ops = 0
+        self._given: tuple[Hashable, Plan] | None = None
+        self._found: tuple[Hashable, Plan] | None = None
+        self._error: Exception | None = None
+
+    def plan_now(self, problem: Problem) -> Plan:
+        """The prepared plan if this was expected, else the first. Ends work on other questions."""
+        self._raise_error()
+        key = question(problem)
+        with self._lock:
+            prepared = self._prepared.get(key)
+            self._drop_others(key)
+        if prepared is None:
+            plan = first_plan(problem, plain=self._plain)
+        else:
+            plan = replace(prepared, fleet=replace(prepared.fleet, problem=problem))
+        with self._lock:
+            self._given = (key, plan)
+        return plan
+
+    def refine_in_background(self, problem: Problem) -> None:
+        """Look for better plans; ``better`` has them. Replaces what was being refined."""
+        self._raise_error()
+        key = question(problem)
+        with self._lock:
+            if self._refining is None or self._refining.key != key:
+                self._refining, self._found = _Refining(problem, key), None
+            self._start()
+
+    def better(self) -> Plan | None:
+        """The best plan so far for what is refined, if it is better than the one given out last."""
+        self._raise_error()
+        with self._lock:
+            found, given, self._found = self._found, self._given, None
+            if found is None:
+                return None
+            if given is not None and given[0] == found[0] and not _is_better(found[1], given[1]):
+                return None
+            self._given = found
+            return found[1]
+
+    def prepare(self, problem: Problem) -> None:
+        """Plan for the death of any one worker, when nothing is to be refined.
+
+        Replaces what was prepared. Nothing is prepared for more than 256 workers.
+        """
+        self._raise_error()
+        key = question(problem)
+        with self._lock:
+            if self._preparing is None or self._preparing.key != key:
+                self._prepared, self._num_prepared_ops = {}, 0
+                self._preparing = _Preparing(key, _deaths(problem))
+            self._start()
+
+    def finish(self, timeout_s: float) -> bool:
+        """Wait until all background work is done. False if it is not within the time."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        self._raise_error()
+        return self._thread is None or not self._thread.is_alive()
+
+    def stop(self, timeout_s: float = _SOON_S) -> None:
+        """End all background work and its thread. What was found and prepared stays."""
+        with self._lock:
+            self._refining = self._preparing = None
+        if not self.finish(timeout_s):
+            raise WaitTimeout(
+                f"the planner's thread is still busy after {timeout_s:g} s: "
+                "expected it to end between two trials; allow it more time"
+            )
+
+    def _raise_error(self) -> None:
+        with self._lock:
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _drop_others(self, key: Hashable) -> None:
+        """Work on another question than this is for a cluster that is no more."""
+        if self._refining is not None and self._refining.key != key:
+            self._refining = None
+        if self._preparing is not None and self._preparing.key != key:
+            self._preparing = None
+        if self._found is not None and self._found[0] != key:
+            self._found = None
+
+    def _start(self) -> None:
+        """Under the lock: a thread that is about to end either sees new work or has told so."""
+        if not self._working:
+            self._working = True
+            self._thread = threading.Thread(target=self._work, name="planner", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                task = self._refining or self._preparing
+                if task is None:
+                    self._working = False
+                    return
+            try:
+                self._do(task)
+            except _DroppedError:
+                pass
+            except Exception as error:  # the thread's last frame: the next call raises it
+                self._done(task, error)
+
+    def _do(self, task: _Task) -> None:
+        if isinstance(task, _Refining):
+            self._refine(task)
+        else:
+            self._prepare_one(task)
+
+    def _refine(self, task: _Refining) -> None:
+        def between() -> None:
+            if self._refining is not task:
+                raise _DroppedError
+
+        for plan in refine(task.problem, plain=self._plain, between=between):
+            with self._lock:
+                between()
+                self._found = (task.key, plan)
+        self._done(task)
+
+    def _prepare_one(self, task: _Preparing) -> None:
+        """One death, so that refining never waits for more than one plan."""
+
+        def between() -> None:
+            if self._preparing is not task:
+                raise _DroppedError
+
+        problem = next(task.deaths, None)
+        if problem is None or self._num_prepared_ops > _MOST_PREPARED_OPS:
+            self._done(task)
+            return
+        try:
+            plan = next(refine(problem, plain=self._plain, between=between))
+        except ConfigError:
+            return  # a stage is lost with it: no plan can help, and plan_now will say so
+        with self._lock:
+            between()
+            self._prepared[question(problem)] = plan
+            self._num_prepared_ops += plan.order.board.graph.num_ops
+
+    def _done(self, task: _Task, error: Exception | None = None) -> None:
+        with self._lock:
+            self._error = error or self._error
+            if self._refining is task:
+                self._refining = None
+            if self._preparing is task:
+                self._preparing = None
+
+
+def question(problem: Problem) -> Hashable:
+    """Equal for problems that have the same plans.
+
+    Versions count only against each other, the dead and the order of the members not at all.
+    """
+    live = sorted(_live(problem), key=lambda member: member.worker)
+    newest: dict[int | None, int] = {}
+    for member in live:
+        newest[member.stage] = max(member.version, newest.get(member.stage, member.version))
+    picture = tuple(m._replace(version=int(m.version == newest[m.stage])) for m in live)
+    there = {member.worker for member in live}
+    limits = {w: limit for w, limit in problem.memory.limits.items() if w in there}
+    unusual = {pair: link for pair, link in problem.links.unusual.items() if there.issuperset(pair)}
+    memory = replace(problem.memory, limits=limits)
+    links = replace(problem.links, unusual=unusual)
+    return picture, _frozen(replace(problem, members=(), memory=memory, links=links))
+
+
+def _live(problem: Problem) -> list[Member]:
+    return [member for member in problem.members if member.speed > 0]
+
+
+def _frozen(value: object) -> Hashable:
+    """All fields, so that one that is added later counts too."""
+    if is_dataclass(value):
+        return tuple(_frozen(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, Mapping):
+        return tuple(sorted(value.items()))
+    assert isinstance(value, Hashable)
+    return value
+
+
+def _deaths(problem: Problem) -> Iterator[Problem]:
+    live = sorted(_live(problem), key=lambda member: member.worker)
+    for dead in live if len(live) <= _MOST_PREPARED else ():
+        yield replace(problem, members=tuple(m for m in live if m is not dead))
+
+
+def _is_better(found: Plan, given: Plan) -> bool:
+    """Both for one question. At the same period the later one has fewer split backwards."""
+    if found.period_s != given.period_s or found.routing.name != given.routing.name:
+        return found.period_s <= given.period_s
+    one, other = found.order, given.order
+    return not (
+        np.array_equal(one.layout.order, other.layout.order)
+        and np.array_equal(one.board.graph.kind, other.board.graph.kind)
+    )
+
+
+def warm_up(*, plain: bool | None = None) -> None:
+    """Compile, or load, all that planning needs, so that the first real plan waits for nothing."""
+    # Of unequal speeds, with too few workers and with enough: all kernels in all their types.
+    for speeds in ((0.5, 1.0), (1.0, 0.5, 1.0, 0.75, 1.0)):
+        first_plan(_example(speeds), plain=plain)
+
+
+def _example(speeds: Sequence[float]) -> Problem:
+    """Two stages. The last worker has only just come, the one before it missed a step."""
+    workers = [WorkerId(*divmod(number, 2)) for number in range(len(speeds))]
+    members = [Member(w, w.stage, speed) for w, speed in zip(workers, speeds, strict=True)]
+    if len(members) > 3:
+        members[-1] = members[-1]._replace(stage=None)
+        members[-2] = members[-2]._replace(version=-1)
+    return Problem(
+        shape=Shape(2, 2, 8),
+        costs=Costs.uniform(2, fused_s=1.8, link_s=0.1),
+        memory=Memory(limit=3.0),
+        members=tuple(members),
+        move_s=1.0,
+    )
