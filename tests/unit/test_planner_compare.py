@@ -90,6 +90,7 @@ def test_every_policy_and_every_bound_has_one_row() -> None:
         "Holdfast",
         "Holdfast, nobody missing",
         *limits,
+        "bound: all work",
     ]
 
 

@@ -66,7 +66,12 @@ def test_plans_do_not_depend_on_compiling(number):
 @pytest.mark.usefixtures("few_trials")
 def test_the_random_problems_meet_every_kind_of_routing():
     names = {plan.routing.name for problem in PROBLEMS for plan in refine(problem)}
-    assert names == {"relabelled pipelines", "home routes", "two stages on some workers"}
+    assert names == {
+        "relabelled pipelines",
+        "home routes",
+        "joined routes",
+        "two stages on some workers",
+    }
     assert {problem.staggered for problem in PROBLEMS} == {True, False}
 
 

@@ -76,7 +76,8 @@ def _add_faults(group: "argparse._ArgumentGroup") -> None:
         nargs="+",
         action="extend",
         metavar="A-B=SECONDS",
-        help="delay of a tensor between two workers, e.g. 0.1-0.2=0.5",
+        help="delay of a tensor between two workers, both ways, instead of the usual one, "
+        "e.g. 0.1-0.2=0.5",
     )
 
 
@@ -85,13 +86,13 @@ def _add_planning(group: "argparse._ArgumentGroup") -> None:
         "--schedule",
         choices=(_PLANNED, *_NAMES),
         default=_PLANNED,
-        help="a fixed schedule instead of a plan, with nobody missing",
+        help="planned (the default), or a schedule by name for a step in which nobody is missing",
     )
     group.add_argument(
         "--memory",
         metavar="LIMIT",
-        help="micro-batches in flight a worker: a whole number such as 16, or a multiple of the "
-        "number of stages, with a point or an S: 2.0 or 2S (default: 2S)",
+        help="micro-batches in flight a worker and stage it holds: a whole number such as 16, or a "
+        "multiple of the number of stages, with a point or an S: 2.0 or 2S (default: 2S)",
     )
     group.add_argument(
         "--costs",
@@ -99,9 +100,18 @@ def _add_planning(group: "argparse._ArgumentGroup") -> None:
         help="durations in seconds, e.g. 'F=1,B=1,W=1,BW=2,R=0,link=0' (these are the defaults; "
         "BW is B+W unless given)",
     )
-    group.add_argument("--optimizer", choices=("staggered", "global"), default="staggered")
-    group.add_argument("--first", action="store_true", help="the first plan, not refined")
-    group.add_argument("--no-moves", action="store_true", help="everyone keeps its stage")
+    group.add_argument(
+        "--optimizer",
+        choices=("staggered", "global"),
+        default="staggered",
+        help="whether a stage steps when its own gradients are there, or all wait for all",
+    )
+    group.add_argument(
+        "--first", action="store_true", help="the plan there is at once, not refined"
+    )
+    group.add_argument(
+        "--no-moves", action="store_true", help="nobody copies a stage, not even as a second one"
+    )
     group.add_argument("--one-stage", action="store_true", help="nobody holds a second stage")
     group.add_argument(
         "--move-cost",
@@ -110,7 +120,10 @@ def _add_planning(group: "argparse._ArgumentGroup") -> None:
         help="of training, to give a worker another stage (default: the work of two steps)",
     )
     group.add_argument(
-        "--horizon", type=int, metavar="STEPS", help="in which a move must pay (default: 1000)"
+        "--horizon",
+        type=int,
+        metavar="STEPS",
+        help="in which a move must pay, unless a stage has only one holder left (default: 1000)",
     )
     group.add_argument("--compare", action="store_true", help="with published policies and bounds")
     group.add_argument(

@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.cli.plan_problem import Room
 from holdfast.cluster import WorkerId
-from holdfast.planner.bounds import ideal_s
+from holdfast.planner.bounds import bound, ideal_s
 from holdfast.planner.compare import compare
 from holdfast.planner.plan import Plan
 from holdfast.planner.published import fault_free_s
@@ -52,6 +52,9 @@ def _facts(plan: Plan, room: Room, times: Timeline | None) -> Lines:
     yield "throughput", f"{base_s / plan.period_s:.3f} of fault-free 1F1B ({base_s:.6g} s a step)"
     yield "", f"{peak_s / plan.period_s:.3f} of the fault-free zero-bubble peak ({peak_s:.6g} s)"
     yield "bound", f"{plan.bound.period_s:.6g} s, set by {plan.bound.limit}: {plan.bound.reason}"
+    if plan.second_stages:
+        alone_s = bound(plan.fleet).period_s
+        yield "", f"with one stage a worker no plan could be below {alone_s:.6g} s"
     yield "period / bound", f"{plan.period_s / plan.bound.period_s:.3f}"
     if times is not None:
         yield "idle", f"{100 * times.bubble_share:.1f} % of the live workers' time"

@@ -108,7 +108,7 @@ def _memory(fleet: Fleet, at_least_s: float) -> Bound:
         fastest = speeds[stage].max()
         both_s = (times.kinds[0][stage] + times.soonest[stage]) / fastest
         round_trip_s += both_s + 2 * (times.least_hop[stage - 1] if stage else 0.0)
-    reason = f"memory: too few forwards fit before the first gradient is back at stage {worst}"
+    reason = f"too few forwards fit before the first gradient is back at stage {worst}"
     return Bound(float(longest_s), "memory", reason)
 
 

@@ -9,7 +9,7 @@ from math import isinf
 from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
-from holdfast.planner.bounds import bounds, ideal_s
+from holdfast.planner.bounds import bounds, ideal_s, shared_work_s
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import best_plan
 from holdfast.planner.problem import Member, Problem
@@ -53,6 +53,7 @@ def _periods(problem: Problem, plan: Plan, base_s: float) -> Iterator[tuple[str,
     yield f"{HOLDFAST}, nobody missing", whole.period_s, "everyone at full speed"
     for limit in bounds(plan.fleet):
         yield f"bound: {limit.limit}", limit.period_s, "for one stage a worker"
+    yield "bound: all work", shared_work_s(plan.fleet), "also with second stages"
 
 
 def _nobody_missing(problem: Problem) -> Problem:

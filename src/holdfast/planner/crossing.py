@@ -39,6 +39,19 @@ def home_routes(fleet: Fleet) -> Routing:
     return _routing("home routes", fleet, dealt)
 
 
+def joined_routes(fleet: Fleet) -> Routing:
+    """As home routes, but gaps are all in the last pipelines, and who has changed over stays.
+
+    So micro-batches cross only where two stages have unlike numbers of holders.
+    """
+    dealt = []
+    for stage, held in enumerate(fleet.by_stage):
+        counts = shares(_total(fleet), _unit_s(fleet, stage, held))
+        for rank, (index, count) in enumerate(zip(held.tolist(), counts.tolist(), strict=True)):
+            dealt.append(Share(index, stage, rank, count))
+    return _routing("joined routes", fleet, dealt, stay=True)
+
+
 def round_robin(fleet: Fleet) -> Routing:
     """The micro-batches of a missing holder go to its peers in turn, whatever their speed."""
     per_pipeline = fleet.problem.shape.microbatches_per_pipeline
@@ -84,15 +97,21 @@ def _pipelines(fleet: Fleet, stage: int) -> dict[int, int]:
     return {index: at_home[index] if index in at_home else next(gaps, _NOBODYS) for index in held}
 
 
-def _routing(name: str, fleet: Fleet, dealt: Sequence[Share]) -> Routing:
-    """Rows of the template are the micro-batches turn by turn, over all pipelines."""
+def _routing(name: str, fleet: Fleet, dealt: Sequence[Share], *, stay: bool = False) -> Routing:
+    """Rows of the template are the micro-batches turn by turn, over all pipelines.
+
+    ``stay``: a micro-batch that has come to another pipeline belongs to it from there on.
+    """
     shape, units = fleet.problem.shape, fleet.units
     dealt = sorted(dealt, key=lambda share: (share.worker, share.stage))
     turns, pipelines = np.divmod(np.arange(shape.microbatches), shape.pipelines)
+    belongs = pipelines
     route = np.empty((shape.microbatches, shape.stages), np.int64)
     for stage in range(shape.stages):
         of_stage = [(host, share) for host, share in enumerate(dealt) if share.stage == stage]
-        route[:, stage] = _deal(pipelines, of_stage)
+        route[:, stage] = _deal(belongs, of_stage)
+        if stay:
+            belongs = np.array([share.pipeline for share in dealt])[route[:, stage]]
     members = np.array([share.worker for share in dealt])
     hosts = fleet.hosts(
         stage=np.array([share.stage for share in dealt]),

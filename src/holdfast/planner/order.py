@@ -91,6 +91,7 @@ class Search:
         large = 3 * template.route.size > _LARGE_OPS
         self._num_first = _NUM_FIRST_IF_LARGE if large else _NUM_FIRST
         self._best: Order | None = None
+        self._tried_others = False
         self._bases: list[Order] = []  # the best for each way to fuse
         self._boards: dict[bytes, Board] = {}
 
@@ -117,6 +118,7 @@ class Search:
     def _others(self) -> None:
         """The rest of the portfolio, and all of it from other starts."""
         assert self._best is not None
+        self._tried_others = True
         num_stages = self._template.num_stages
         at_once = np.zeros(num_stages, np.int64)
         slant = np.arange(num_stages) * (self._template.forward + self._template.hop)
@@ -130,7 +132,8 @@ class Search:
     def improve(self, num_trials: int, seed: int = 0) -> Order:
         """Local search from the best order, and from the best with other backwards fused."""
         assert self._best is not None
-        self._others()
+        if not self._tried_others:
+            self._others()
         others = [base for base in self._bases if (base.fused != self._best.fused).any()]
         bases = [self._best, *sorted(others, key=_period)[: _NUM_BASES - 1]]
         rng = random.Random(seed)

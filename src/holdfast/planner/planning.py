@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from holdfast.planner.bounds import Bound, bound, shared_work_s
-from holdfast.planner.crossing import home_routes, two_stages
+from holdfast.planner.crossing import home_routes, joined_routes, two_stages
 from holdfast.planner.fleet import Fleet
 from holdfast.planner.fusing import fused_where_free
 from holdfast.planner.order import Order, Search
@@ -21,6 +21,8 @@ from holdfast.planner.words import reason
 # Local search of one routing: trials, and operations laid out in all of them together.
 _NUM_TRIALS = 300
 _NUM_TRIED_OPS = 12_000_000
+# Relabelled pipelines are small: they are searched from several seeds.
+_NUM_SEEDS = 4
 # Routes over the whole cluster are looked at up to this size (32 x 16 workers, 64 micro-batches).
 _MOST_CROSSING_OPS = 120_000
 # Where between what all workers together could do and the period without helpers to aim at.
@@ -72,6 +74,11 @@ def _pays(candidate: Plan, best: Plan) -> bool:
     return shorter and gained_s > problem.move_s * more_copies
 
 
+def _period(search: Search) -> int:
+    assert search.best is not None
+    return search.best.period
+
+
 class _Planning:
     def __init__(
         self,
@@ -86,11 +93,14 @@ class _Planning:
         self._searches: dict[str, tuple[Routing, Search]] = {}
 
     def first(self) -> Plan:
-        """Relabelled pipelines; if memory is tight home routes too, which leave it more room."""
+        """Relabelled pipelines; if memory is tight other routes too, which leave it more room."""
         best = self._first(relabelled(self._fleet))
         if self._small and best.period_s > self._bound.period_s * _TIGHT and self._ramp_counts:
-            best = min(best, self._first(home_routes(self._fleet)), key=lambda plan: plan.period_s)
+            return min([best, *self._crossing()], key=lambda plan: plan.period_s)
         return best
+
+    def _crossing(self) -> list[Plan]:
+        return [self._first(make(self._fleet)) for make in (home_routes, joined_routes)]
 
     def _first(self, routing: Routing) -> Plan:
         search = self._search(routing, self._bound)
@@ -98,14 +108,15 @@ class _Planning:
         return self._plan(routing, search.best, self._bound)
 
     def more(self) -> Iterator[Plan]:
-        routing, search = self._searches["relabelled pipelines"]
-        yield self._improved(routing, search, self._bound)
+        routing, search = self._searches.pop("relabelled pipelines")
+        for seed in range(_NUM_SEEDS):
+            yield self._improved(routing, search, self._bound, seed)
         if not self._small or self._problem.shape.pipelines == 1:
             return
         if not search.done:
-            if "home routes" not in self._searches:
-                yield self._first(home_routes(self._fleet))
-            routing, search = self._searches["home routes"]
+            if not self._searches:
+                yield from self._crossing()
+            routing, search = min(self._searches.values(), key=lambda entry: _period(entry[1]))
             yield self._improved(routing, search, self._bound)
         if self._problem.two_stages and self._problem.may_move:
             yield from self._with_helpers()
@@ -160,9 +171,9 @@ class _Planning:
     def _measured(self, routing: Routing, order: Order) -> float:
         return steady_period(routing, order, self._fleet)
 
-    def _improved(self, routing: Routing, search: Search, limit: Bound) -> Plan:
+    def _improved(self, routing: Routing, search: Search, limit: Bound, seed: int = 0) -> Plan:
         num_ops = 3 * routing.template.route.size
-        search.improve(max(10, min(_NUM_TRIALS, _NUM_TRIED_OPS // num_ops)))
+        search.improve(max(10, min(_NUM_TRIALS, _NUM_TRIED_OPS // num_ops)), seed)
         return self._plan(routing, search.best, limit)
 
     def _plan(self, routing: Routing, order: Order | None, limit: Bound) -> Plan:

@@ -27,6 +27,8 @@ def _routes(fleet: Fleet, routing: Routing) -> str:
     num_helpers = len(hosts.worker) - hosts.num_workers
     if num_helpers:
         return f"{num_helpers} workers hold a second stage to help there"
+    if routing.name == "joined routes":
+        return "micro-batches change pipelines only between stages with unlike numbers of holders"
     if routing.name == "home routes":
         return "micro-batches keep to their pipelines, what is over goes to peers by their speed"
     num_pipelines = sum(len(group.members) for group in routing.groups)
