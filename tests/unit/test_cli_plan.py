@@ -1,11 +1,12 @@
 import argparse
+import os
 import subprocess
 import sys
 from xml.etree import ElementTree
 
 import pytest
 
-from holdfast.cli import plan
+from holdfast.cli import main, plan
 from holdfast.errors import ConfigError
 from holdfast.planner import certificate, checker
 
@@ -385,3 +386,34 @@ def test_a_wrong_value_is_one_clear_error(words, message, monkeypatch):
         run(*SMALL, *words)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_a_picture_never_replaces_a_pipe_and_follows_a_link(tmp_path, capsys):
+    pipe, link, drawn = tmp_path / "pipe", tmp_path / "link.svg", tmp_path / "drawn.svg"
+    os.mkfifo(pipe)
+    link.symlink_to(drawn)
+    asked = ["plan", "--pipelines", "1", "--stages", "2", "--microbatches", "4", "--svg"]
+    assert main.main([*asked, str(pipe)]) == 2
+    assert "not a regular file" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    assert main.main([*asked, str(link)]) == 0
+    assert link.is_symlink()
+    assert drawn.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    "costs",
+    ["F=1e-12,BW=0,link=1e6", "F=1e-300,BW=0,R=1", "F=1e-7,BW=0", "F=1,B=1,W=10000000,BW=1"],
+)
+def test_costs_that_cannot_be_counted_together_are_refused(costs, capsys):
+    asked = ["plan", "--pipelines", "2", "--stages", "4", "--microbatches", "8", "--first"]
+    assert main.main([*asked, "--costs", costs]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "expected" in error
+
+
+def test_a_part_that_is_dearer_than_the_whole_does_not_blur_the_period(capsys):
+    asked = ["plan", "--pipelines", "2", "--stages", "4", "--microbatches", "8", "--first"]
+    assert main.main([*asked, "--costs", "F=1,B=1,W=100000,BW=1"]) == 0
+    assert "period          14 s a step" in capsys.readouterr().out

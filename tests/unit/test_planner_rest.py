@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from helpers.half_done import World, cross_routed, grid
 from holdfast.cluster import WorkerId
+from holdfast.errors import ScheduleError
 from holdfast.planner.lineage import Facts, Progress
 from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.planner.rest import rest_of_step
@@ -134,3 +135,35 @@ def test_the_rest_is_the_same_compiled_or_plain(plain):
     problem = asked(shape, world.holders)
     found = rest_of_step(problem, world.holders, world.facts(), plain=plain)
     assert found == rest_of_step(problem, world.holders, world.facts())
+
+
+def test_a_lost_tensor_is_made_again_apart_from_the_work_that_is_pending():
+    # Worker 0.1 has its W pending but did not keep the gradient that stage 0 still needs.
+    shape, holders = Shape(1, 2, 1), grid(1, 2)
+    facts = {WorkerId(0, 1): Facts(progress={(1, 0): Progress.GRADED})}
+    rest = rest_of_step(asked(shape, holders, limit=2), holders, facts)
+    lane = [str(op) for op in rest.lanes[WorkerId(0, 1)]]
+    assert sorted(lane) == ["1B0", "1F0", "1R", "1W0"]
+    world = World(shape, holders, {})
+    world.stash[WorkerId(0, 1)][1, 0] = Progress.GRADED
+    assert [str(op) for op in rest.lanes[WorkerId(0, 0)]] == ["0F0", "0B0", "0W0", "0R"]
+
+
+def test_memory_above_the_limit_is_worked_off_before_anything_new_begins():
+    shape, holders = Shape(1, 1, 6), grid(1, 1)
+    held = {(0, m): Progress.FORWARDED for m in range(4)}
+    rest = rest_of_step(
+        asked(shape, holders, limit=2), holders, {WorkerId(0, 0): Facts(progress=held)}
+    )
+    used = 4
+    for op in rest.lanes[WorkerId(0, 0)]:
+        used += CHANGE[op.kind]
+        assert op.kind is not Kind.F or used <= 2
+
+
+def test_work_that_finds_no_room_beside_what_is_held_is_refused_in_words():
+    shape, holders = Shape(1, 2, 1), grid(1, 2)
+    # Forwarded, but its activation was not kept: the forward must run again where there is no room.
+    facts = {WorkerId(0, 0): Facts(progress={(0, 0): Progress.FORWARDED})}
+    with pytest.raises(ScheduleError, match="does not fit into memory"):
+        rest_of_step(asked(shape, holders, limit=1), holders, facts)

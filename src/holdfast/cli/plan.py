@@ -22,6 +22,7 @@ from holdfast.cli.plan_problem import (
 )
 from holdfast.errors import ConfigError
 from holdfast.planner.problem import Problem
+from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import one_f_one_b
 from holdfast.schedule.operation import Shape
@@ -33,7 +34,6 @@ from holdfast.schedule.validity import check, in_flight_peak
 if TYPE_CHECKING:
     from holdfast.planner.plan import Plan
 
-_NAMES = ("gpipe", "1f1b", "zero-bubble")
 _PLANNED = "planned"
 _PLANNED_ONLY = (
     *("dead", "slow", "slow_link", "first", "no_moves", "one_stage", "move_cost", "horizon"),
@@ -84,7 +84,7 @@ def _add_faults(group: "argparse._ArgumentGroup") -> None:
 def _add_planning(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--schedule",
-        choices=(_PLANNED, *_NAMES),
+        choices=(_PLANNED, *NAMES),
         default=_PLANNED,
         help="planned (the default), or a schedule by name for a step in which nobody is missing",
     )
@@ -213,8 +213,6 @@ def _run_fixed(
     if args.svg is not None:
         _require_writable(args.svg)
     staggered = args.optimizer == "staggered"
-    from holdfast.planner.schedules import make  # Numba: not for --help
-
     schedule = make(args.schedule, shape, costs, memory, staggered=staggered)
     check(schedule, memory)
     times = timeline(schedule, costs, staggered=staggered)
@@ -288,6 +286,8 @@ def _require_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"--svg {path}: not a regular file: expected a file to write or make")
         _temporary(path).touch()
         _temporary(path).unlink()
     except OSError as error:
@@ -296,6 +296,7 @@ def _require_writable(path: Path) -> None:
 
 def _write_atomically(path: Path, text: str) -> None:
     """All or nothing: a reader never sees half a file, a failure leaves the old one."""
+    path = path.resolve()  # a link stays a link, its target is written
     temporary = _temporary(path)
     try:
         try:

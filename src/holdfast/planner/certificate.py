@@ -17,6 +17,7 @@ from holdfast.schedule import validity
 from holdfast.schedule.schedule import Schedule
 
 _MOST_OPERATIONS = 6000
+_SURELY_CUT_SHORT = 0.8  # of the limit; without a proof the solver goes on to its end
 _ROUNDED = 1e-3  # how far rounded costs may keep an optimum from its bound
 
 
@@ -56,6 +57,8 @@ def certify(
     solver.parameters.num_workers = num_threads
     solver.parameters.random_seed = 1
     status = solver.solve(search.model)
+    if status in (cp.FEASIBLE, cp.UNKNOWN) and solver.wall_time < _SURELY_CUT_SHORT * limit_s:
+        raise KeyboardInterrupt  # the solver takes Ctrl-C for its own and ends early
     optimum_s = None
     if status in (cp.OPTIMAL, cp.FEASIBLE):
         optimum_s = _confirmed_s(search.found(solver), routing)

@@ -54,8 +54,10 @@ class Fleet:
 
     @cached_property
     def units(self) -> Units:
-        costs = self.problem.costs
-        longest_s = max(*costs.forward_s, *costs.input_s, *costs.weight_s, *costs.fused_s)
+        # Of what is sure to be run: a part that is dearer than the whole may never be.
+        longest_s = float(
+            max(self.times.kinds[0].max(), (self.times.each - self.times.kinds[0]).max())
+        )
         return Units.of(longest_s, float(self.limit.max()))
 
     def hosts(self, stage: Ints, worker: Ints, speed: Floats, limit: Floats) -> Hosts:

@@ -1,5 +1,6 @@
 """Joins B and W wherever the period does not get longer: splitting a backward costs compute."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +18,17 @@ _NUM_TRIALS = 48
 
 
 def fused_where_free(
-    routing: Routing, order: Order, fleet: Fleet, *, plain: bool | None = None
+    routing: Routing,
+    order: Order,
+    fleet: Fleet,
+    *,
+    plain: bool | None = None,
+    between: Callable[[], None] = lambda: None,
 ) -> Order:
-    """Tries whole stages first and halves what does not fit. A W that comes earlier is free."""
+    """Tries whole stages first and halves what does not fit. A W that comes earlier is free.
+
+    ``between`` is called before each trial and ends them by raising.
+    """
     limit = steady_period(routing, order, fleet)
     size = routing.template.route.size
     backwards = order.board.graph.kind[size : 2 * size].reshape(routing.template.route.shape)
@@ -29,6 +38,7 @@ def fused_where_free(
     for _ in range(_NUM_TRIALS):
         if not trials:
             break
+        between()
         stage, rows = trials.pop()
         tried = fused.copy()
         tried[rows, stage] = True

@@ -78,7 +78,7 @@ class Units:
 class Template:
     """A step to be put in order: its routes, and what a period is made of besides operations.
 
-    Several like pipelines are one here; ``copies`` counts them.
+    Several like pipelines are one here.
     """
 
     hosts: Hosts

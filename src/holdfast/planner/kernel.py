@@ -21,8 +21,8 @@ NUM_HOST_ROWS = 8
 # Values of RANKING.
 BACKWARD_FIRST, FORWARD_FIRST, WEIGHT_FIRST = range(3)
 # Rows of the hosts' running state.
-USED, PEAK, FIRST_START, LAST_END = range(4)
-NUM_STATE_ROWS = 4
+USED, FIRST_START, LAST_END = range(3)
+NUM_STATE_ROWS = 3
 
 NEVER = 1 << 62
 
@@ -273,8 +273,6 @@ def lay_out(
 def account(op: int, host: int, start: int, end: int, ops: Table, state: Table) -> None:
     """Memory and window of the host. Its worker does nothing else until ``end``."""
     state[USED][host] += ops[TAKES][op]
-    if state[USED][host] > state[PEAK][host]:
-        state[PEAK][host] = state[USED][host]
     state[USED][host] += ops[GIVES][op]
     if start < state[FIRST_START][host]:
         state[FIRST_START][host] = start

@@ -13,12 +13,11 @@ from holdfast.planner.graph import Graph, Ints
 
 @dataclass(frozen=True)
 class Layout:
-    """``order``: operations as started. Windows and peaks are a host's."""
+    """``order``: operations as started. Windows are a host's."""
 
     order: Ints
     first_start: Ints
     last_end: Ints
-    peak: Ints
 
 
 class Board:
@@ -67,7 +66,7 @@ class Board:
             num_done = self._lay_out(*args)
         if num_done < graph.num_ops:
             return None
-        return Layout(order[:num_done], state[k.FIRST_START], state[k.LAST_END], state[k.PEAK])
+        return Layout(order[:num_done], state[k.FIRST_START], state[k.LAST_END])
 
     def _enqueue_at_once(self, ops: Ints, slots: Ints, tails: Ints) -> None:
         """What waits for nothing stands in its queue from the start, soonest first."""

@@ -16,7 +16,11 @@ _LAGS = (1, 2, 3)
 
 
 def steady_period(routing: Routing, order: Order, fleet: Fleet) -> float:
-    """Ticks a step in the long run; ``order.period``, which holds for sure, if it never settles."""
+    """Ticks a step in the long run; ``order.period`` if it never settles.
+
+    On the template: pipelines that are planned as one count as equal, so the lanes may be a
+    little faster, never slower.
+    """
     meeting = _Meeting(routing, fleet)
     free = np.zeros(routing.template.hosts.num_workers, np.int64)
     history = [free.copy()]
@@ -52,7 +56,7 @@ class _Meeting:
         on = np.zeros_like(here)
         for number in range(self._num_stages):
             mine = stage == number
-            others = here[mine] if self._staggered else here
+            others = here[mine] if self._staggered else came
             on[mine] = np.maximum(here[mine], self._last_other(here, mine, others))
         done = np.zeros_like(came)
         np.maximum.at(done, worker, on)

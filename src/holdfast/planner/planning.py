@@ -152,11 +152,15 @@ class _Planning:
             yield self._improved(routing, search, limit)
 
     def tidied(self, plan: Plan) -> Plan:
-        order = fused_where_free(plan.routing, plan.order, plan.fleet, plain=self._plain)
+        order = fused_where_free(
+            plan.routing, plan.order, plan.fleet, plain=self._plain, between=self._between
+        )
         return plan if order is plan.order else self._plan(plan.routing, order, plan.bound)
 
     def _search(self, routing: Routing, limit: Bound) -> Search:
-        target = int(self._fleet.units.ticks(limit.period_s * _GOOD_ENOUGH))
+        # A bound leaves out the one message that holders of equal work wait for.
+        message_s = self._problem.costs.link_s
+        target = int(self._fleet.units.ticks(limit.period_s * _GOOD_ENOUGH + message_s))
         hosts = routing.template.hosts
         search = Search(
             routing.template,

@@ -15,6 +15,7 @@ from holdfast.schedule.operation import Shape
 
 # Larger steps would take minutes to plan.
 _MOST_PLACES = 100_000
+_LARGEST_RATIO = 1_000_000
 
 
 class Member(NamedTuple):
@@ -99,6 +100,11 @@ class Problem:
     """False: everyone keeps the stage it holds, as it must until a copy has been made."""
 
     def __post_init__(self) -> None:
+        if self.horizon_steps < 0 or not 0 <= self.move_s < inf:
+            raise ConfigError(
+                f"horizon_steps = {self.horizon_steps}, move_s = {self.move_s}: "
+                "expected numbers >= 0"
+            )
         self._check_members()
         self._check_memory()
         self._check_size()
@@ -106,7 +112,7 @@ class Problem:
     def _check_members(self) -> None:
         seen: set[WorkerId] = set()
         for worker, stage, speed, _version in self.members:
-            if not 0 <= speed <= 1:
+            if not (speed == 0 or 1 / _LARGEST_RATIO <= speed <= 1):
                 raise ConfigError(
                     f"worker {worker} has speed {speed}: expected 0 (dead) to 1 (normal); "
                     "costs are those of a normal worker"
@@ -121,7 +127,16 @@ class Problem:
 
     def _check_memory(self) -> None:
         memory = self.memory
-        least = min([memory.limit, *memory.limits.values()])
+        for name, row, wanted in (
+            ("memory.held", memory.held, self.shape.stages),
+            ("memory.pending", memory.pending, self.shape.stages),
+            ("links.border_bytes", self.links.border_bytes, self.shape.stages - 1),
+        ):
+            if row and len(row) != wanted:
+                raise ConfigError(f"{name} has {len(row)} entries: expected {wanted}, or none")
+        live = self._live
+        theirs = [limit for worker, limit in memory.limits.items() if worker in live]
+        least = min([memory.limit, *theirs])
         for stage in range(self.shape.stages):
             held, pending = memory.held_at(stage), memory.pending_at(stage)
             if not 0 < held < inf or not 0 <= pending <= held:
@@ -135,11 +150,16 @@ class Problem:
                     f"{held:g} for a single micro-batch"
                 )
 
+    @property
+    def _live(self) -> set[WorkerId]:
+        return {member.worker for member in self.members if member.speed > 0}
+
     def _check_size(self) -> None:
         """The longest sum of durations there can be must be a number."""
         costs = self.costs
         costs.require_stages(self.shape.stages)
         rows = (costs.forward_s, costs.input_s, costs.weight_s, costs.fused_s, costs.step_s)
+        self._check_ratios([seconds for row in rows for seconds in row])
         longest_s = sum(map(sum, rows)) + 2 * self.shape.stages * costs.link_s
         if not isfinite(longest_s * self.shape.microbatches * 1e6):
             raise ConfigError(
@@ -152,6 +172,18 @@ class Problem:
                 f"{self.shape.stages} stages: expected a product of at most {_MOST_PLACES:,}"
             )
 
+    def _check_ratios(self, durations_s: list[float]) -> None:
+        """Times are counted in whole ticks: none may vanish beside another."""
+        costs, stages = self.costs, range(self.shape.stages)
+        delays_s = [link.delay_s for link in self.links.unusual.values()]
+        longest_s = max([costs.link_s, *durations_s, *delays_s])
+        shortest_s = min(costs.forward_s[stage] + costs.backward_s(stage) for stage in stages)
+        if longest_s > _LARGEST_RATIO * shortest_s:
+            raise ConfigError(
+                f"costs from {shortest_s:g} s (F and backward of a stage) to {longest_s:g} s: "
+                f"expected none above {_LARGEST_RATIO:,} times another"
+            )
+
     def hop_s(self, border: int, one: WorkerId, other: WorkerId) -> float:
         """From the end of an operation on ``one`` to its result being with ``other``."""
         link = self.links.between(one, other, self.costs.link_s)
@@ -159,8 +191,12 @@ class Problem:
 
     def least_hop_s(self, border: int) -> float:
         """No link is faster."""
-        size = self.links.bytes_at(border)
-        others = (link.delay_s + size / link.bytes_s for link in self.links.unusual.values())
+        size, live = self.links.bytes_at(border), self._live
+        others = (
+            link.delay_s + size / link.bytes_s
+            for pair, link in self.links.unusual.items()
+            if live.issuperset(pair)
+        )
         return min([self.usual_hop_s(border), *others])
 
     def usual_hop_s(self, border: int) -> float:

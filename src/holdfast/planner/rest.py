@@ -5,10 +5,12 @@ Finished work stays where it is; only what nobody has any more is given out anew
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from holdfast.cluster import WorkerId
+from holdfast.errors import ScheduleError
 from holdfast.planner import kernel as k
 from holdfast.planner.fleet import Fleet
 from holdfast.planner.graph import KINDS, Graph, Hosts, Ints
@@ -107,9 +109,12 @@ class _Order:
         self._fleet = Fleet.of(problem, {worker: 0 for worker in holders})
         self._pairs = sorted((w, stage) for w, held in holders.items() for stage in held)
         self._host = {pair: number for number, pair in enumerate(self._pairs)}
-        self._ops: list[tuple[WorkerId, Op]] = [
-            (task.worker, op) for task in placed if task.worker for op in self._written(task)
-        ]
+        self._ops: list[tuple[WorkerId, Op]] = []
+        self._follows: dict[Op, Op] = {}  # within a task; a task for others is apart from it
+        for task in placed:
+            ops = self._written(task)
+            self._follows |= dict(pairwise(ops))
+            self._ops += ((task.worker, op) for op in ops if task.worker)
         self._number = {op: number for number, (_, op) in enumerate(self._ops)}
         self._used = self._memory_in_use(facts)
 
@@ -144,7 +149,11 @@ class _Order:
             layout = board.lay_out(np.zeros(num_hosts, np.int64), policy)
             if layout is not None and (best is None or layout.last_end.max() < best.last_end.max()):
                 best = layout
-        assert best is not None, "the last stage can always go on, and with it all others"
+        if best is None:
+            raise ScheduleError(
+                "the rest of the step does not fit into memory: work that is done again needs room "
+                "beside what is held; expected that senders still have what they have sent"
+            )
         for number in best.order.tolist():
             worker, op = self._ops[number]
             lanes[worker].append(op)
@@ -169,8 +178,8 @@ class _Order:
     def _hosts(self) -> Hosts:
         index = {worker: number for number, worker in enumerate(self._fleet.workers)}
         workers = np.array([index[worker] for worker, _ in self._pairs])
-        # What is held already leaves so much less; when it goes the rest is free again.
-        limit = np.maximum(0.0, self._fleet.limit[workers] - self._used)
+        # What is held already leaves so much less; when it goes there is room again.
+        limit = self._fleet.limit[workers] - self._used
         return self._fleet.hosts(
             stage=np.array([stage for _, stage in self._pairs]),
             worker=np.unique(workers, return_inverse=True)[1].astype(np.int64),
@@ -189,20 +198,9 @@ class _Order:
             ops[k.GIVES, number] = (pending if self._own(op) is not None else 0) - held
 
     def _own(self, op: Op) -> int | None:
-        """What follows for the same micro-batch on the same host."""
-        if op.kind is Kind.F:
-            fused = self._same_worker(op, Op(op.stage, Kind.BW, op.microbatch))
-            split = self._same_worker(op, Op(op.stage, Kind.B, op.microbatch))
-            return split if fused is None else fused
-        if op.kind is Kind.B:
-            return self._same_worker(op, Op(op.stage, Kind.W, op.microbatch))
-        return None
-
-    def _same_worker(self, op: Op, other: Op) -> int | None:
-        number = self._number.get(other)
-        if number is None or self._ops[number][0] != self._ops[self._number[op]][0]:
-            return None
-        return number
+        """What follows for the same micro-batch in the same task."""
+        following = self._follows.get(op)
+        return None if following is None else self._number[following]
 
     def _join(self, ops: Ints, number: int) -> None:
         worker, op = self._ops[number]

@@ -16,6 +16,7 @@ from holdfast.planner.graph import Ints, Template
 _ROUNDING = 1e-9
 # Kinds of pipeline that are put in order one by one; more are merged to the slower one.
 _MOST_CLASSES = 24
+_MOST_EXACT_CLASSES = 6
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ def _ranks(fleet: Fleet) -> Ints:
     num_pipelines = min(len(held) for held in fleet.by_stage)
     members = np.stack([held[:num_pipelines] for held in fleet.by_stage], axis=1)
     if fleet.problem.links.unusual:
-        _avoid_slow_links(fleet, members)
+        _avoid_unusual_links(fleet, members)
     return members
 
 
-def _avoid_slow_links(fleet: Fleet, members: Ints) -> None:
+def _avoid_unusual_links(fleet: Fleet, members: Ints) -> None:
     """Swap workers of equal speed so that an unusual link joins no two of a pipeline."""
     for one, other in sorted(fleet.problem.links.unusual):
         for pipeline in range(len(members)):
@@ -69,13 +70,14 @@ def _swap_with_like(fleet: Fleet, members: Ints, pipeline: int, stage: int) -> N
             pair = [pipeline, like]
             members[pair, stage] = members[pair[::-1], stage]
             if not (
-                _has_slow_link(fleet, members[pipeline]) or _has_slow_link(fleet, members[like])
+                _has_unusual_link(fleet, members[pipeline])
+                or _has_unusual_link(fleet, members[like])
             ):
                 return
             members[pair, stage] = members[pair[::-1], stage]
 
 
-def _has_slow_link(fleet: Fleet, pipeline: Ints) -> bool:
+def _has_unusual_link(fleet: Fleet, pipeline: Ints) -> bool:
     names = [fleet.workers[index] for index in pipeline]
     unusual = fleet.problem.links.unusual
     return any((one, other) in unusual or (other, one) in unusual for one, other in pairwise(names))
@@ -93,12 +95,12 @@ class _Class:
 
 def _classes(fleet: Fleet, members: Ints) -> list[_Class]:
     """By the time of a micro-batch at the slowest stage, and memory; unusual links are apart."""
-    unit_s = (fleet.times.each / fleet.speed[members]).max(axis=1)
+    unit_s = _alike(fleet.times.each / fleet.speed[members])
     apart = np.array(
-        [fleet.problem.links.unusual and _has_slow_link(fleet, row) for row in members]
+        [fleet.problem.links.unusual and _has_unusual_link(fleet, row) for row in members]
     )
     keys = np.where(apart, -1.0 - np.arange(len(members)), _merged(unit_s))
-    limits = fleet.limit[members].min(axis=1)
+    limits = -_merged(-fleet.limit[members].min(axis=1))
     found = []
     for key, limit in sorted(set(zip(keys.tolist(), limits.tolist(), strict=True)), reverse=True):
         rows = np.flatnonzero((keys == key) & (limits == limit))
@@ -112,6 +114,16 @@ def _classes(fleet: Fleet, members: Ints) -> list[_Class]:
             )
         )
     return found
+
+
+def _alike(each_s: Floats) -> Floats:
+    """A number for each pipeline by its slowest stage; if there are few kinds, by all of them."""
+    slowest_s: Floats = each_s.max(axis=1)
+    kinds, kind = np.unique(each_s, axis=0, return_inverse=True)
+    if len(kinds) <= _MOST_EXACT_CLASSES:
+        # A shade apart, in the order of the slowest stages.
+        slowest_s = slowest_s * (1 + _ROUNDING * kind.reshape(-1))
+    return slowest_s
 
 
 def _merged(unit_s: Floats) -> Floats:
@@ -176,7 +188,7 @@ def _without_surplus(most: Ints, classes: Sequence[_Class], num_pipelines: int, 
     """Every pipeline the most of its class, then one fewer here and there, the slow ones first."""
     counts = np.zeros(num_pipelines, np.int64)
     for kind, count in zip(classes, most, strict=True):
-        counts[kind.pipelines] = count
+        counts[kind.pipelines] = min(int(count), total)
     surplus = int(counts.sum()) - total
     order = np.concatenate([kind.pipelines[::-1] for kind in classes])
     while surplus > 0:

@@ -58,6 +58,7 @@ class Planner:
         self._working = False
         self._refining: _Refining | None = None
         self._preparing: _Preparing | None = None
+        self._prepared_for: Hashable = None
         self._prepared: dict[Hashable, Plan] = {}
         self._num_prepared_ops = 0
         self._given: tuple[Hashable, Plan] | None = None
@@ -108,8 +109,8 @@ class Planner:
         self._raise_error()
         key = question(problem)
         with self._lock:
-            if self._preparing is None or self._preparing.key != key:
-                self._prepared, self._num_prepared_ops = {}, 0
+            if self._prepared_for != key:
+                self._prepared, self._num_prepared_ops, self._prepared_for = {}, 0, key
                 self._preparing = _Preparing(key, _deaths(problem))
             self._start()
 
@@ -123,6 +124,8 @@ class Planner:
     def stop(self, timeout_s: float = _SOON_S) -> None:
         """End all background work and its thread. What was found and prepared stays."""
         with self._lock:
+            if self._preparing is not None:
+                self._prepared_for = None  # not all of it
             self._refining = self._preparing = None
         if not self.finish(timeout_s):
             raise WaitTimeout(
@@ -141,7 +144,7 @@ class Planner:
         if self._refining is not None and self._refining.key != key:
             self._refining = None
         if self._preparing is not None and self._preparing.key != key:
-            self._preparing = None
+            self._preparing = self._prepared_for = None
         if self._found is not None and self._found[0] != key:
             self._found = None
 

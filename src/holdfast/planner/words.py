@@ -15,10 +15,9 @@ def _who(fleet: Fleet) -> str:
     shape = fleet.problem.shape
     missing = shape.pipelines * shape.stages - len(fleet.workers)
     slow = int((fleet.speed < 1).sum())
-    lack = (
-        f"{missing} of {shape.pipelines * shape.stages} workers are missing" if missing > 0 else ""
-    )
-    late = f"{slow} run below normal speed" if slow else ""
+    of_all = f"of {shape.pipelines * shape.stages} workers"
+    lack = f"{missing} {of_all} {'is' if missing == 1 else 'are'} missing" if missing > 0 else ""
+    late = f"{slow} {'runs' if slow == 1 else 'run'} below normal speed" if slow else ""
     return " and ".join(filter(None, (lack, late))) or "all workers are there, at normal speed"
 
 
