@@ -3,6 +3,7 @@
 Sound for one stage a worker; a second stage on some workers is bounded by ``shared_work_s``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +33,12 @@ def bounds(fleet: Fleet) -> tuple[Bound, ...]:
 
 
 def bound(fleet: Fleet) -> Bound:
-    """The largest; on a tie the simpler reason."""
-    best, *others = bounds(fleet)
+    return largest(bounds(fleet))
+
+
+def largest(found: Sequence[Bound]) -> Bound:
+    """On a tie the one with the simpler reason."""
+    best, *others = found
     for other in others:
         if other.period_s > best.period_s * (1 + _ROUNDING):
             best = other

@@ -11,7 +11,8 @@ from holdfast.planner.graph import Ints
 from holdfast.planner.order import Order
 from holdfast.planner.routing import Routing
 
-_MOST_STEPS = 40
+# After so many steps the windows' length is taken, which holds with one stage a worker.
+_MOST_STEPS, _MOST_STEPS_IF_SHARED = 10, 40
 _LAGS = (1, 2, 3)
 
 
@@ -22,9 +23,12 @@ def steady_period(routing: Routing, order: Order, fleet: Fleet) -> float:
     little faster, never slower.
     """
     meeting = _Meeting(routing, fleet)
-    free = np.zeros(routing.template.hosts.num_workers, np.int64)
+    # From the starts in which the order was found it is soon settled.
+    hosts = routing.template.hosts
+    free = np.zeros(hosts.num_workers, np.int64)
+    np.maximum.at(free, hosts.worker, order.starts[hosts.stage])
     history = [free.copy()]
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MOST_STEPS_IF_SHARED if hosts.shared else _MOST_STEPS):
         free = meeting.after(order.board.replay(order.layout.order, free))
         history.append(free)
         for lag in _LAGS[: len(history) - 1]:

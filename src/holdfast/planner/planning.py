@@ -6,7 +6,7 @@ Effort is counted in trials, so a question has the same answer on every machine.
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from holdfast.planner.bounds import Bound, bound, shared_work_s
+from holdfast.planner.bounds import Bound, bounds, largest, shared_work_s
 from holdfast.planner.crossing import home_routes, joined_routes, two_stages
 from holdfast.planner.fleet import Fleet
 from holdfast.planner.fusing import fused_where_free
@@ -89,7 +89,8 @@ class _Planning:
         self._problem, self._plain, self._between = problem, plain, between
         self._roles = assign(problem) if problem.may_move else unmoved(problem)
         self._fleet = Fleet.of(problem, self._roles.stage_of)
-        self._bound = bound(self._fleet)
+        found = bounds(self._fleet)
+        self._bound, self._work_s = largest(found), found[0].period_s
         self._searches: dict[str, tuple[Routing, Search]] = {}
 
     def first(self) -> Plan:
@@ -183,5 +184,5 @@ class _Planning:
     def _plan(self, routing: Routing, order: Order | None, limit: Bound) -> Plan:
         assert order is not None, "memory admits a micro-batch a stage, so there is an order"
         period_s = steady_period(routing, order, self._fleet) * self._fleet.units.tick_s
-        why = reason(self._fleet, self._roles, routing, period_s, limit)
+        why = reason(self._fleet, self._roles, routing, period_s, limit, self._work_s)
         return Plan(self._fleet, self._roles.moves, routing, order, period_s, limit, why)

@@ -1,13 +1,16 @@
 """A plan's reason in words: what is missing, what is done about it, and what limits it now."""
 
-from holdfast.planner.bounds import Bound, bounds
+from holdfast.planner.bounds import Bound
 from holdfast.planner.fleet import Fleet
 from holdfast.planner.roles import Roles
 from holdfast.planner.routing import Routing
 
 
-def reason(fleet: Fleet, roles: Roles, routing: Routing, period_s: float, limit: Bound) -> str:
-    parts = [_who(fleet), roles.reason, _routes(fleet, routing), _limited(fleet, period_s, limit)]
+def reason(
+    fleet: Fleet, roles: Roles, routing: Routing, period_s: float, limit: Bound, work_s: float
+) -> str:
+    """``work_s``: the period if micro-batches could be cut."""
+    parts = [_who(fleet), roles.reason, _routes(fleet, routing), _limited(period_s, limit, work_s)]
     return "; ".join(part for part in parts if part)
 
 
@@ -36,10 +39,9 @@ def _routes(fleet: Fleet, routing: Routing) -> str:
     return f"workers of equal speed rank form {num_pipelines} pipelines{idle}"
 
 
-def _limited(fleet: Fleet, period_s: float, limit: Bound) -> str:
+def _limited(period_s: float, limit: Bound, work_s: float) -> str:
     text = f"{period_s / limit.period_s:.3f} x the bound, which is {limit.reason}"
     if limit.limit != "granularity":
         return text
-    without_s = next(bound.period_s for bound in bounds(fleet) if bound.limit == "work")
-    gain = 100 * (limit.period_s / without_s - 1)
+    gain = 100 * (limit.period_s / work_s - 1)
     return f"{text}; more and smaller micro-batches could gain up to {gain:.1f} %"
