@@ -263,10 +263,6 @@ def test_a_time_limit_is_in_seconds_or_minutes(text, limit_s):
     assert plan.parse_limit_s(text) == limit_s
 
 
-def test_what_the_solver_would_refuse_is_refused_before_planning():
-    assert plan.MOST_CERTIFIED == certificate._MOST_OPERATIONS
-
-
 def test_of_many_lanes_the_first_are_drawn_and_the_others_counted(capsys, tmp_path):
     target = tmp_path / "plan.svg"
     words = ("--stages", "2", "--first", "--svg", str(target))

@@ -21,6 +21,7 @@ from holdfast.cli.plan_problem import (
     shape_of,
 )
 from holdfast.errors import ConfigError
+from holdfast.planner.certificate import MOST_OPERATIONS
 from holdfast.planner.problem import Problem
 from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
@@ -41,7 +42,7 @@ _PLANNED_ONLY = (
 )
 _MOST_LANES, _MOST_SVG_LANES = 64, 256
 # What is worked out one by one for a picture; the solver's own limit on what it looks at.
-_MOST_DRAWN, MOST_CERTIFIED = 400_000, 6_000
+_MOST_DRAWN = 400_000
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -149,10 +150,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_planned(args: argparse.Namespace, problem: Problem, room: Room, width: int) -> None:
     limit_s = None if args.certify is None else parse_limit_s(args.certify)
-    if limit_s is not None and _num_operations(problem.shape) > MOST_CERTIFIED:
+    if limit_s is not None and _num_operations(problem.shape) > MOST_OPERATIONS:
         raise ConfigError(
             f"--certify {args.certify}: the step has {_num_operations(problem.shape):,} "
-            f"operations: expected at most {MOST_CERTIFIED:,}; ask for fewer micro-batches, "
+            f"operations: expected at most {MOST_OPERATIONS:,}; ask for fewer micro-batches, "
             "stages or pipelines"
         )
     if args.svg is not None:

@@ -16,7 +16,7 @@ from holdfast.planner.problem import Problem
 from holdfast.schedule import validity
 from holdfast.schedule.schedule import Schedule
 
-_MOST_OPERATIONS = 6000
+MOST_OPERATIONS = 6000
 _SURELY_CUT_SHORT = 0.8  # of the limit; without a proof the solver goes on to its end
 _ROUNDED = 1e-3  # how far rounded costs may keep an optimum from its bound
 
@@ -73,10 +73,10 @@ def certify(
 
 def _check(schedule: Schedule, problem: Problem, limit_s: float, num_threads: int) -> None:
     num_operations = 3 * problem.shape.stages * problem.shape.microbatches
-    if num_operations > _MOST_OPERATIONS:
+    if num_operations > MOST_OPERATIONS:
         raise ConfigError(
             f"--certify: the step has {num_operations} operations: expected at most "
-            f"{_MOST_OPERATIONS}; ask for fewer micro-batches, stages or pipelines"
+            f"{MOST_OPERATIONS}; ask for fewer micro-batches, stages or pipelines"
         )
     if not (limit_s > 0 and num_threads >= 1):
         raise ConfigError(

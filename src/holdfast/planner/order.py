@@ -41,7 +41,7 @@ class Order:
 def portfolio(forward: int, hop: int, num_stages: int, num_hosts: int) -> list[Ints]:
     """Policies for all hosts alike, the most promising first."""
     never, late = k.NEVER, forward * 7 // 8
-    # By what they win over many shapes and memories; the first five hardly ever lose.
+    # In the order of what they won in a sweep over shapes and memories (lab book, section 2).
     rows = [
         (k.BACKWARD_FIRST, never, forward // 2, forward // 2),
         (k.BACKWARD_FIRST, never, forward // 4, forward // 4),
