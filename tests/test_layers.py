@@ -11,7 +11,7 @@ SRC = Path(__file__).parents[1] / "src" / "holdfast"
 LAYERS = [
     "cli",
     "runtime | control",
-    "recovery",
+    "recovery | faults",
     "models | planner",
     "observability | protocol | transport | job",
     "schedule",
@@ -24,6 +24,7 @@ PURE = [
     "protocol",
     "control",
     "observability",
+    "faults",
     "config",
     "cluster",
     "errors",

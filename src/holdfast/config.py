@@ -12,6 +12,7 @@ from holdfast.errors import ConfigError
 
 _DURATION = re.compile(r"([A-Z]+)=(\d+(?:\.\d+)?)(us|ms|s)")
 MAX_WORKERS = 4096
+DEFAULT_MICROBATCHES = 4  # a pipeline
 MAX_THREADS = 1024
 MAX_LIMIT_S = 1_000_000
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -30,16 +31,19 @@ class ParallelConfig:
     stages: int = 1
     """Parts the layers are cut into (pipeline parallel)."""
 
-    microbatches: int = 4
-    """Micro-batches in one step, over all pipelines; must be divisible by the pipelines."""
+    microbatches: int = 0
+    """Micro-batches in one step, over all pipelines, which share them equally; 0: four each."""
 
     cut: tuple[int, ...] = ()
     """First layer of each stage after the first; empty: the job's cut, or equal measured cost."""
 
     def __post_init__(self) -> None:
-        for name in ("pipelines", "stages", "microbatches"):
+        for name in ("pipelines", "stages"):
             value = getattr(self, name)
             _require(value >= 1, f"parallel.{name}", value, "must be at least 1")
+        _require(self.microbatches >= 0, "parallel.microbatches", self.microbatches, "must be >= 0")
+        if self.microbatches == 0:
+            object.__setattr__(self, "microbatches", DEFAULT_MICROBATCHES * self.pipelines)
         _require(
             self.microbatches % self.pipelines == 0,
             "parallel.microbatches",
@@ -92,6 +96,9 @@ class ScheduleConfig:
     memory: int = 0
     """Most micro-batches in flight on a worker, in any schedule; 0: twice the stages."""
 
+    file: str = ""
+    """Lanes to run instead, in the text form of a schedule; workers without a lane stay away."""
+
     def __post_init__(self) -> None:
         _require(self.memory >= 0, "schedule.memory", self.memory, "must be 0 (automatic) or more")
 
@@ -116,11 +123,15 @@ class WorkersConfig:
     start_limit_s: float = 180.0
     """Longest wait for all workers to start, load the job and build their stages."""
 
-    wait_limit_s: float = 300.0
-    """Longest wait of a worker for a tensor from another one."""
+    silence_limit_s: float = 0.0
+    """A worker that is silent for longer is lost; 0: twice a step, from 2 to 60 s."""
 
     def __post_init__(self) -> None:
-        for name in ("compute_threads", "start_limit_s", "wait_limit_s"):
+        silence_s = self.silence_limit_s
+        good = silence_s == 0 or 0.1 <= silence_s <= MAX_LIMIT_S
+        expected = f"must be 0 (automatic), or from 0.1 to {MAX_LIMIT_S}"
+        _require(good, "workers.silence_limit_s", silence_s, expected)
+        for name in ("compute_threads", "start_limit_s"):
             value = getattr(self, name)
             most = MAX_THREADS if name == "compute_threads" else MAX_LIMIT_S
             good = 0 < value <= most

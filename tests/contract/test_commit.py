@@ -9,22 +9,20 @@ import torch
 from torch import Tensor, nn, optim
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import PeerLost
-from holdfast.runtime.commit import Committed, Phase, StageCommit
+from holdfast.errors import EpochPast, PeerLost
+from holdfast.runtime.commit import Committed, Phase, Result, StageCommit
 from holdfast.runtime.gradients import FastGradients, Layout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import Reduced, conclude
 from holdfast.runtime.stage import Stage
 from holdfast.runtime.state import state_tensors
-from holdfast.runtime.verdict import VerdictExchange
-from holdfast.schedule.schedule import loads
+from holdfast.runtime.step_sums import Totals
+from holdfast.runtime.verdict import Verdict, VerdictExchange
 from holdfast.transport.base import Channel, Tag
 from holdfast.transport.local import LocalHub, LocalTransport
 
 ME, PEER = WorkerId(0, 0), WorkerId(0, 1)
-SCHEDULE = loads(
-    "schedule pipelines=1 stages=2 microbatches=1\n0.0: 0F0 0BW0 0R\n0.1: 1F0 1BW0 1R\n"
-)
+HOLDERS = [[ME], [PEER]]
 TIMEOUT_S = 20.0
 GOOD, CLIPPED, SKIPPED = 0.0, 400.0, math.nan  # sums of squares that the other stage may send
 
@@ -49,24 +47,34 @@ class OneStage:
         self.optimizer = StageOptimizer(parameters, keys, OPTIMIZERS[optimizer], None)
         hub = LocalHub()
         self.transport, self.peer = LocalTransport(ME, hub), LocalTransport(PEER, hub)
-        exchange = VerdictExchange(ME, SCHEDULE, self.transport, clip_norm=10.0)
         self.commit = StageCommit(
-            self.optimizer,
-            stage,
-            self.layers,
-            exchange,
-            self.transport,
-            counted or (True,) * len(parameters),
-            TIMEOUT_S,
+            self.optimizer, stage, self.layers, counted or (True,) * len(parameters)
         )
+        self.enter()
         self._learn_buffers(stage)
+
+    def enter(self, known: dict[int, Verdict] | None = None) -> None:
+        exchange = VerdictExchange(ME, 0, HOLDERS, self.transport, 10.0, known)
+        self.commit.enter(exchange, self.transport, TIMEOUT_S)
+
+    def advance(self, epoch: int) -> None:
+        self.peer.advance(epoch)
+        self.transport.advance(epoch)
 
     def _learn_buffers(self, stage: Stage) -> None:
         stage.forward(0, 0, (torch.randn(8, 3),))
         stage.drop_all()
 
     def reduce(self, step: int, attempt: int = 0, scale: float = 1.0) -> Reduced:
-        return self.commit.reduce(step, attempt, lambda: (self.gradient(step, scale), CHANGES))
+        reduced = self.accept(step, attempt, scale)
+        self.commit.tell()
+        return reduced
+
+    def accept(self, step: int, attempt: int = 0, scale: float = 1.0) -> Reduced:
+        """What a reduction, or a copy of one, brings."""
+        reduced = self.gradient(step, scale)
+        self.commit.accept(Result(step, attempt, reduced, Totals(CHANGES)))
+        return reduced
 
     def gradient(self, step: int, scale: float) -> Reduced:
         torch.manual_seed(50 + step)
@@ -124,6 +132,7 @@ def test_the_phases_follow_each_other():
 def test_reducing_changes_nothing_and_tells_the_other_stage_the_squares():
     stage = OneStage()
     before = stage.bits()
+    stage.commit.restart(2)
     reduced = stage.reduce(2, attempt=1)
     assert stage.bits() == before
     told = stage.peer.receive(ME, Tag(Channel.VERDICT, 2, 1), TIMEOUT_S)
@@ -216,6 +225,7 @@ def test_an_own_nonfinite_gradient_is_never_applied_not_even_on_trust(bad):
 
 def test_a_piece_of_an_earlier_attempt_settles_nothing():
     stage = OneStage()
+    stage.commit.restart(1)
     stage.reduce(1, attempt=1)
     stage.hear(1, CLIPPED, attempt=0)
     assert stage.commit.missing() == [(PEER, Tag(Channel.VERDICT, 1, 1))]
@@ -239,3 +249,98 @@ def test_a_step_cannot_be_reduced_before_the_one_before_is_settled():
     stage.reduce(0)
     with pytest.raises(AssertionError, match="must be settled first"):
         stage.reduce(1)
+
+
+# --- what others may still need ---
+
+
+def test_the_versions_of_a_step_are_told_apart():
+    stage = OneStage()
+    assert (stage.commit.reduced, stage.commit.oldest, stage.commit.result) == (0, 0, None)
+    stage.reduce(0)
+    # Reduced and not applied: the present weights are still those of step 0.
+    assert (stage.commit.reduced, stage.commit.oldest) == (1, 0)
+    stage.commit.apply_on_trust()
+    assert (stage.commit.reduced, stage.commit.oldest) == (1, 0)
+    stage.hear(0, GOOD)
+    stage.commit.settle()
+    assert (stage.commit.reduced, stage.commit.oldest) == (1, 0)
+    run_step(stage, 1, GOOD, trust=False)
+    assert (stage.commit.reduced, stage.commit.oldest) == (2, 1)
+    assert list(stage.commit.verdicts) == [0, 1]
+    run_step(stage, 2, GOOD, trust=True)
+    assert (stage.commit.reduced, stage.commit.oldest) == (3, 2)
+    assert list(stage.commit.verdicts) == [1, 2]
+
+
+def test_the_result_of_the_newest_step_stays_until_the_next_one_is_here():
+    stage = OneStage()
+    run_step(stage, 0, CLIPPED, trust=True)
+    first = stage.commit.result
+    assert first is not None
+    assert first.step == 0
+    expected = stage.gradient(0, 1.0).flat
+    assert torch.equal(first.reduced.flat, expected), "clipping must not touch what others may need"
+    stage.reduce(1)
+    assert stage.commit.result is not None
+    assert stage.commit.result.step == 1
+
+
+def test_a_joiner_that_follows_settled_updates_has_the_same_bits():
+    member, joiner = OneStage(), OneStage()
+    for step, square in enumerate([GOOD, CLIPPED, SKIPPED, GOOD]):
+        committed = run_step(member, step, square, trust=True)
+        joiner.commit.follow(committed.result, committed.verdict)
+        assert joiner.bits() == member.bits()
+        assert joiner.commit.reduced == member.commit.reduced
+        assert joiner.commit.oldest == member.commit.oldest
+        assert repr(joiner.commit.verdicts) == repr(member.commit.verdicts)
+
+
+# --- a new epoch between reduced and settled ---
+
+
+@pytest.mark.parametrize("trust", [True, False], ids=["on trust", "waiting"])
+def test_what_was_told_in_a_past_epoch_is_told_again_in_the_next(trust):
+    stage, calm = OneStage(), OneStage()
+    run_step(calm, 0, CLIPPED, trust=False)
+    reduced = stage.reduce(0)
+    if trust:
+        stage.commit.apply_on_trust()
+    stage.transport.interrupt(1)
+    with pytest.raises(EpochPast):
+        stage.commit.settle()
+    stage.advance(1)
+    stage.enter()
+    told = stage.peer.receive(ME, Tag(Channel.VERDICT, 0, 0), TIMEOUT_S)
+    assert told.tolist() == [0.0, *reduced.squares]
+    assert len(stage.commit.missing()) == 1
+    stage.hear(0, CLIPPED)
+    assert stage.commit.settle().taken_back == trust
+    assert stage.bits() == calm.bits()
+
+
+@pytest.mark.parametrize("trust", [True, False], ids=["on trust", "waiting"])
+@pytest.mark.parametrize("square", [GOOD, CLIPPED, SKIPPED], ids=["good", "clipped", "skipped"])
+def test_a_verdict_that_somebody_else_has_heard_settles_the_step_without_a_message(square, trust):
+    stage, calm = OneStage(), OneStage()
+    heard = run_step(calm, 0, square, trust=False).verdict
+    stage.accept(0)
+    if trust:
+        stage.commit.apply_on_trust()
+    sent = stage.transport.statistics.sent_messages
+    stage.enter({0: heard})
+    assert stage.commit.missing() == []
+    committed = stage.commit.settle()
+    assert repr(committed.verdict) == repr(heard)
+    assert committed.taken_back == (trust and not heard.good)
+    assert stage.bits() == calm.bits()
+    assert stage.transport.statistics.sent_messages == sent
+
+
+def test_a_new_epoch_with_nothing_open_tells_nothing():
+    stage = OneStage()
+    run_step(stage, 0, GOOD, trust=True)
+    sent = stage.transport.statistics.sent_messages
+    stage.enter()
+    assert stage.transport.statistics.sent_messages == sent

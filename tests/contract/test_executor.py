@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from holdfast.config import RunConfig, config_from
 from holdfast.errors import HoldfastError, PeerLost
 from holdfast.job import Batches, Job
 from holdfast.protocol import messages
+from holdfast.runtime.injection import Injector
 from holdfast.runtime.training import StageTraining
 from holdfast.schedule.generate import one_f_one_b
 from holdfast.schedule.operation import Shape
@@ -201,7 +201,6 @@ class Cluster:
             "parallel": {"microbatches": MICROBATCHES},
             "train": {"steps": STEPS},
             "checkpoint": {"every_steps": 0, "at_end": False},
-            "workers": {"wait_limit_s": 20.0},
         }
         return config_from(plain | self.settings)
 
@@ -213,23 +212,46 @@ class Cluster:
             job=job,
             batches=Batches(job, 0, MICROBATCHES),
             transport=self.transports[worker],
-            assign=self._assign(),
-            tell=self.reports.setdefault(worker, []).append,
+            assign=self._assign(worker),
+            tell=partial(self._hear, worker),
+            check=lambda: None,
+            injector=Injector([], lambda *_: None),
             compute=compute,
         )
 
-    def _assign(self) -> messages.Assign:
+    def _hear(self, worker: WorkerId, message: messages.Message) -> None:
+        if isinstance(message, messages.StepReport):
+            self.reports.setdefault(worker, []).append(message)
+
+    def _assign(self, worker: WorkerId) -> messages.Assign:
         return messages.Assign(
-            epoch=0,
+            stage=worker.stage,
             cut=list(self.cut),
-            schedule=self.schedule,
-            addresses={},
             checkpoint="",
             first_step=0,
+            run_dir="unused",
+            beat_s=1.0,
+            wait_s=20.0,
+            faults=[],
+        )
+
+    @property
+    def proceed(self) -> messages.Proceed:
+        return messages.Proceed(
+            epoch=1,
+            stages={str(worker): worker.stage for worker in self.trainings},
+            addresses={},
+            running=[],
+            schedule=self.schedule,
+            first_step=0,
+            end_step=STEPS,
+            verdicts={},
+            saved={},
         )
 
     def start(self, worker: WorkerId) -> Background:
-        return Background(self.trainings[worker].run, 0, STEPS, Path("unused"))
+        self.transports[worker].advance(1)
+        return Background(self.trainings[worker].run, self.proceed)
 
     def run(self) -> dict[str, str]:
         """Train to the end; the digest of every layer, on which all holders agree."""
@@ -243,8 +265,11 @@ class Cluster:
         return digests
 
     def losses(self, step: int) -> list[float]:
-        found = [pair for reports in self.reports.values() for pair in reports[step].losses]
-        return [loss for _, loss in sorted(found)]
+        """Every holder of the last stage reports all of them."""
+        found = [reports[step].losses for reports in self.reports.values() if reports[step].losses]
+        assert found
+        assert all(losses == found[0] for losses in found)
+        return [loss for _, loss in found[0]]
 
 
 def plain(pipelines: int, stages: int) -> str:

@@ -375,25 +375,72 @@ def test_messages_of_a_reduction_broken_off_are_not_taken_for_those_of_the_next(
     hub = LocalHub()
     transports = {m: LocalTransport(m, hub, epoch=1) for m in (first, second)}
 
-    def attempt(me: WorkerId, among: Sequence[WorkerId], epoch: int) -> Reduced:
+    def attempt(me: WorkerId, among: Sequence[WorkerId]) -> Reduced:
         return reduce_gradients(
             parts[me],
             whole(layout, among),
             me=me,
             transport=transports[me],
             step=0,
-            epoch=epoch,
             timeout_s=TIMEOUT_S,
         )
 
-    # Its transport is in epoch 1 already, the reduction is still that of epoch 0.
     with pytest.raises(PeerLost):
-        attempt(second, [first, second, victim], epoch=0)
+        attempt(second, [first, second, victim])
     assert transports[first].statistics.unread_bytes > 0, "no stale message: this proves nothing"
+    for transport in transports.values():
+        transport.advance(2)
     parts[second].add(0, torch.ones(40))
-    results = at_once({m: lambda m=m: attempt(m, [first, second], 1) for m in (first, second)})
+    results = at_once({m: lambda m=m: attempt(m, [first, second]) for m in (first, second)})
     for result in results.values():
         assert [gradient.unique().tolist() for gradient in result.gradients()] == [[3.0], [2.0]]
+
+
+def test_our_share_is_said_to_be_on_its_way_when_it_is_and_before_we_wait_for_others():
+    layout, (first, second) = layout_of((40,)), group(2)
+    hub = LocalHub()
+    transport, other = LocalTransport(first, hub), LocalTransport(second, hub)
+    received_at_sent: list[int] = []
+
+    def on_sent() -> None:
+        received_at_sent.append(other.statistics.received_messages)
+        transport.close()  # whoever dies here has told all it had
+
+    with pytest.raises(TransportClosed):
+        reduce_gradients(
+            exact(layout, [[torch.ones(40)]], 2),
+            whole(layout, [first, second]),
+            me=first,
+            transport=transport,
+            step=0,
+            timeout_s=TIMEOUT_S,
+            on_sent=on_sent,
+        )
+    assert received_at_sent == [2]
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_given_sum_is_taken_as_it_is_into_every_twin_and_its_own_sums_are_not_asked(used: bool):
+    layout, (me, *_) = layout_of((4,), (9,), (4,)), group(1)
+    gradients = exact(layout, [[torch.ones(4), torch.ones(9), torch.ones(4)]], 2)
+    tie = Bucket(1, (me, WorkerId(0, 1)), ((0, 2),))
+    values = torch.zeros_like(layout.padded(torch.zeros(layout.numel), 0))
+    values[:4] = torch.tensor([7.0, -0.0, 1e-45, 3e38])
+    result = reduce_gradients(
+        gradients,
+        [Bucket(0, (me,), ((1,),))],
+        me=me,
+        transport=LocalTransport(me, LocalHub()),
+        step=0,
+        timeout_s=TIMEOUT_S,
+        given=[(tie, values, used)],
+    )
+    first, own, twin = result.gradients()
+    assert own.tolist() == [1.0] * 9
+    assert result.touched == (used, True, used)
+    if used:
+        assert first.numpy().tobytes() == twin.numpy().tobytes() == values[:4].numpy().tobytes()
+        assert result.maxima[0] == result.maxima[2] == torch.tensor(3e38).item()
 
 
 def test_buckets_are_numbered_alike_on_every_stage():

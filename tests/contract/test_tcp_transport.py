@@ -1,5 +1,6 @@
 """What only sockets can do wrong: strangers, broken streams, killed processes, leaks."""
 
+import gc
 import itertools
 import os
 import signal
@@ -21,11 +22,12 @@ from transport_harness import (
     Background,
     TcpCluster,
     activation,
+    state,
     wait_until,
 )
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import ConfigError, PeerLost, TransportClosed, WaitTimeout
+from holdfast.errors import ConfigError, EpochPast, PeerLost, TransportClosed, WaitTimeout
 from holdfast.transport.base import Limits
 from holdfast.transport.frame import (
     FRAME_HEADER_BYTES,
@@ -35,7 +37,8 @@ from holdfast.transport.frame import (
     encode_hello,
     payload_view,
 )
-from holdfast.transport.outgoing import _Message
+from holdfast.transport.incoming import Incoming
+from holdfast.transport.outgoing import Outgoing, _Message
 from holdfast.transport.tcp import TcpTransport
 
 MB = 1 << 20
@@ -270,10 +273,11 @@ def test_a_newer_connection_of_the_same_worker_takes_over(cluster):
     message = encode_frame(0, activation(1), ones, MB) + ones.numpy().tobytes()
     with call(cluster, BOB, hello=newer + message):
         assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), ones)
-        alice.send(BOB, activation(2), torch.ones(1))  # the old life speaks once more
+        with pytest.raises(PeerLost):  # the old life speaks once more
+            send_until_lost(alice, BOB)
         wait_until(lambda: bob.statistics.refused_connections == 1)
         with pytest.raises(WaitTimeout):  # refused, and no reason to count the new one as lost
-            bob.receive(ALICE, activation(2), 0)
+            bob.receive(ALICE, activation(0), 0)
 
 
 def test_a_caller_of_an_earlier_epoch_cannot_take_over(cluster):
@@ -286,6 +290,167 @@ def test_a_caller_of_an_earlier_epoch_cannot_take_over(cluster):
             assert is_hung_up(stale)
         current.sendall(message)
         assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), ones)
+
+
+def test_a_connection_that_was_replaced_is_hung_up_on_although_it_says_nothing(cluster):
+    [bob] = cluster.start(BOB)
+    ones = torch.ones(4)
+    message = encode_frame(0, activation(1), ones, MB) + ones.numpy().tobytes()
+    with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, 0) + message) as old:
+        bob.receive(ALICE, activation(1), LIMIT_S)
+        with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, 0) + message):
+            assert is_hung_up(old)
+            assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), ones)
+
+
+def test_a_timeless_message_does_not_let_a_caller_of_an_earlier_epoch_in(cluster):
+    [bob] = cluster.start(BOB)
+    ones = torch.ones(4)
+    message = encode_frame(0, state(1), ones, MB) + ones.numpy().tobytes()
+    with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, 3) + message):
+        bob.receive(ALICE, state(1), LIMIT_S)
+        with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, 2) + message) as stale:
+            assert is_hung_up(stale)
+        wait_until(lambda: bob.statistics.refused_connections == 1)
+        assert not bob.has(ALICE, state(1))
+
+
+def test_the_old_bearer_of_a_dropped_name_is_refused_before_the_new_one_has_called(cluster):
+    [bob] = cluster.start(BOB)
+    ones = torch.ones(4)
+    for epoch in (0, 4):
+        message = encode_frame(epoch, activation(1), ones, MB) + ones.numpy().tobytes()
+        with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, epoch) + message) as dropped:
+            bob.advance(epoch)
+            bob.receive(ALICE, activation(1), LIMIT_S)
+            bob.advance(epoch + 4)
+            bob.disconnect([])
+            assert is_hung_up(dropped)
+        with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, epoch + 3)) as old:
+            assert is_hung_up(old)
+
+
+def test_a_new_address_means_a_new_process(cluster):
+    old, bob = cluster.start(ALICE, BOB)
+    check_still_works(old, bob)
+    bob.advance(1)
+    new = TcpTransport(ALICE, TOKEN)
+    bob.connect({ALICE: new.listen()})
+    wait_until(lambda: "holdfast-0.1-read-0.0" not in holdfast_threads())
+    old.close()  # long given up: no reason to count the new one as lost
+    with pytest.raises(WaitTimeout):
+        bob.receive(ALICE, activation(1), 0)
+    new.close()
+
+
+def test_a_new_process_may_call_before_its_address_is_known(cluster):
+    old, bob = cluster.start(ALICE, BOB)
+    check_still_works(old, bob)
+    new = TcpTransport(ALICE, TOKEN, epoch=1)
+    new.connect({BOB: cluster.addresses[BOB]})
+    new.send(BOB, activation(1), torch.tensor(1))
+    wait_until(lambda: bob.statistics.received_messages == 2)
+    bob.advance(1)
+    bob.connect({ALICE: new.listen()})
+    new.send(BOB, activation(1), torch.tensor(2))
+    assert [int(bob.receive(ALICE, activation(1), LIMIT_S)) for _ in range(2)] == [1, 2]
+    new.close()
+
+
+def test_connect_replaces_a_link_on_which_the_peer_hung_up(cluster):
+    """Else the first message, taken by the kernel, would be lost without a word."""
+    alice, bob = cluster.start(ALICE, BOB)
+    check_still_works(alice, bob)
+    bob.disconnect([])
+    alice.connect({BOB: cluster.addresses[BOB]})
+    check_still_works(alice, bob)
+
+
+@pytest.mark.parametrize("what", ["send", "flush"])
+def test_disconnect_ends_waits_for_a_peer_that_does_not_read(cluster, sink, what):
+    limits = Limits(outbox_bytes=MB, send_limit_s=LIMIT_S)
+    [alice] = cluster.start(ALICE, limits=limits)
+    alice.connect({CAROL: sink.getsockname()})
+    alice.send(CAROL, activation(1), HUGE)
+    if what == "flush":
+        flushing = Background(alice.flush, LIMIT_S).wait_until_blocked()
+        alice.disconnect([])
+        flushing.result()
+    else:
+        sending = Background(alice.send, CAROL, activation(2), HUGE).wait_until_blocked()
+        alice.disconnect([])
+        with pytest.raises(PeerLost, match="it was disconnected"):
+            sending.result()
+    wait_until(lambda: holdfast_threads() == {"holdfast-0.0-accept"})
+
+
+def test_an_interrupt_ends_a_send_to_a_peer_that_never_reads(cluster, sink):
+    [alice] = cluster.start(ALICE, limits=Limits(outbox_bytes=MB, send_limit_s=3 * LIMIT_S))
+    alice.connect({CAROL: sink.getsockname()})
+    alice.send(CAROL, activation(1), HUGE)
+    sending = Background(alice.send, CAROL, activation(2), HUGE).wait_until_blocked()
+    alice.interrupt(1)
+    with pytest.raises(EpochPast, match="waited for room in epoch 0"):
+        sending.result()
+
+
+def test_disconnect_ends_an_attempt_to_connect(cluster, deaf_address):
+    [alice] = cluster.start(ALICE, limits=Limits(connect_limit_s=10 * LIMIT_S))
+    alice.connect({CAROL: deaf_address})
+    alice.send(CAROL, activation(1), torch.ones(1))
+    alice.disconnect([])
+    wait_until(lambda: holdfast_threads() == {"holdfast-0.0-accept"})
+
+
+@pytest.mark.parametrize("how", ["disconnected", "replaced"])
+def test_a_reader_that_waits_for_room_ends_with_its_connection(cluster, how):
+    [bob] = cluster.start(BOB, limits=Limits(inbox_bytes=1))
+    ones = torch.ones(4)
+    message = encode_frame(0, activation(1), ones, MB) + ones.numpy().tobytes()
+    hello = encode_hello(TOKEN, ALICE, 0)
+    with call(cluster, BOB, hello=hello + message) as full:
+        wait_until(lambda: bob.statistics.received_messages == 1)
+        if how == "disconnected":
+            bob.disconnect([])
+            wait_until(lambda: holdfast_threads() == {"holdfast-0.1-accept"})
+        else:
+            with call(cluster, BOB, hello=hello):
+                wait_until(lambda: bob.statistics.refused_connections == 1)
+        assert is_hung_up(full)
+
+
+def test_two_hundred_lives_of_a_peer_leave_nothing_behind():
+    torch.set_num_threads(1)
+    bob = TcpTransport(BOB, TOKEN)
+    address = bob.listen()
+    num_rounds = 200
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        kept = sum(type(thing) in (Incoming, Outgoing) for thing in gc.get_objects())
+        return open_files(), threading.active_count(), kept
+
+    before = held()
+    for epoch in range(1, num_rounds + 1):
+        alice = TcpTransport(ALICE, TOKEN, epoch=epoch)
+        alice.connect({BOB: address})
+        bob.advance(epoch)
+        bob.connect({ALICE: alice.listen()})
+        alice.send(BOB, activation(1), torch.tensor(epoch))
+        assert bob.receive(ALICE, activation(1), LIMIT_S) == epoch
+        bob.send(ALICE, activation(1), torch.tensor(epoch))
+        assert alice.receive(BOB, activation(1), LIMIT_S) == epoch
+        alice.send(BOB, state(1), torch.ones(1000))  # never read
+        alice.close()
+        bob.interrupt(epoch + 1)
+        bob.disconnect([])
+    del alice
+    wait_until(lambda: threading.active_count() == before[1])
+    bob.disconnect([])  # lets go of links that had not yet ended at the last call
+    assert held() == before
+    assert bob.statistics.unread_bytes == 0
+    assert bob.statistics.sent_messages == num_rounds
+    bob.close()
 
 
 def test_what_arrives_is_read_straight_into_the_tensor(cluster):

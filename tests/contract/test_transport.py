@@ -15,6 +15,7 @@ from transport_harness import (
     LocalCluster,
     TcpCluster,
     activation,
+    state,
     wait_until,
 )
 
@@ -27,11 +28,12 @@ from holdfast.errors import (
     TransportClosed,
     WaitTimeout,
 )
-from holdfast.transport.base import Limits, Transport
+from holdfast.transport.base import Channel, Limits, Tag, Transport
 
 Cluster = LocalCluster | TcpCluster
 MB = 1 << 20
 TIGHT = Limits(inbox_bytes=MB, outbox_bytes=MB, send_limit_s=LIMIT_S)
+PATIENT = Limits(inbox_bytes=MB, outbox_bytes=MB, send_limit_s=3 * LIMIT_S)
 HASTY = Limits(inbox_bytes=MB, outbox_bytes=MB, send_limit_s=0.05)
 # Full buffers of the kernel, one message more than each limit, and room to spare.
 MOST_UNREAD_MESSAGES = 60
@@ -58,11 +60,11 @@ def megabyte(value: int) -> torch.Tensor:
     return torch.full((MB,), value, dtype=torch.uint8)
 
 
-def fill(sender: Transport, to: WorkerId) -> int:
+def fill(sender: Transport, to: WorkerId, make_tag: Callable[[int], Tag] = activation) -> int:
     """Send a megabyte a step to someone who does not read, until there is no room."""
     for step in range(MOST_UNREAD_MESSAGES):
         try:
-            sender.send(to, activation(step), megabyte(step))
+            sender.send(to, make_tag(step), megabyte(step))
         except WaitTimeout:
             return step
     pytest.fail(f"{MOST_UNREAD_MESSAGES} MB unread, and the sender was not held back")
@@ -497,6 +499,131 @@ def test_forgetting_reaches_messages_of_a_newer_epoch(pair):
     assert bob.statistics.unread_bytes == 0
 
 
+# --- interrupts ---
+
+
+@pytest.mark.parametrize("tag", [activation(1), state(1)], ids=str)
+def test_an_interrupt_ends_every_wait(pair, tag):
+    _, bob = pair
+    receiving = Background(bob.receive, ALICE, tag, LIMIT_S).wait_until_blocked()
+    waiting = Background(bob.wait_any, [(ALICE, tag)], LIMIT_S).wait_until_blocked()
+    bob.interrupt(1)
+    for wait in (receiving, waiting):
+        with pytest.raises(EpochPast, match="in epoch 0, which ended: the newest is 1"):
+            wait.result()
+
+
+@pytest.mark.parametrize("tag", [activation(1), state(1)], ids=str)
+def test_in_an_interrupted_epoch_not_even_what_is_here_can_be_received(pair, tag):
+    alice, bob = pair
+    alice.send(BOB, tag, torch.tensor(1))
+    bob.wait_any([(ALICE, tag)], LIMIT_S)
+    bob.interrupt(1)
+    with pytest.raises(EpochPast):
+        bob.receive(ALICE, tag, LIMIT_S)
+    with pytest.raises(EpochPast):
+        bob.wait_any([(ALICE, tag)], LIMIT_S)
+    assert bob.has(ALICE, tag)
+
+
+def test_an_interrupt_lasts_until_its_epoch_has_come(pair):
+    alice, bob = pair
+    alice.advance(3)
+    alice.send(BOB, activation(1), torch.tensor(7))
+    bob.interrupt(2)
+    bob.interrupt(3)  # a second failure, before the worker could answer the first
+    bob.interrupt(1)
+    for epoch in (0, 1, 2):
+        bob.advance(epoch)
+        with pytest.raises(EpochPast):
+            bob.receive(ALICE, activation(1), LIMIT_S)
+    bob.advance(3)
+    assert bob.receive(ALICE, activation(1), LIMIT_S) == 7
+    bob.interrupt(3)  # late news
+    with pytest.raises(WaitTimeout):
+        bob.receive(ALICE, activation(1), 0)
+
+
+def test_an_interrupt_comes_before_the_loss_of_a_peer(pair):
+    alice, bob = pair
+    alice.send(BOB, activation(0), torch.ones(1))
+    bob.receive(ALICE, activation(0), LIMIT_S)
+    alice.close()
+    with pytest.raises(PeerLost):
+        bob.receive(ALICE, activation(1), LIMIT_S)
+    bob.interrupt(1)
+    with pytest.raises(EpochPast):
+        bob.receive(ALICE, activation(1), LIMIT_S)
+    bob.advance(1)
+    with pytest.raises(PeerLost):
+        bob.receive(ALICE, activation(1), LIMIT_S)
+
+
+@pytest.mark.parametrize("make_tag", [activation, state], ids=["activation", "state"])
+def test_an_interrupt_ends_sends_that_wait_for_room_now_and_later(cluster, make_tag):
+    alice, _ = cluster.start(ALICE, BOB, limits=PATIENT)
+
+    def send_all() -> None:
+        for step in range(MOST_UNREAD_MESSAGES):
+            alice.send(BOB, make_tag(step), megabyte(0))
+
+    sending = Background(send_all).wait_until_blocked()
+    alice.interrupt(1)
+    with pytest.raises(EpochPast, match="waited for room in epoch 0"):
+        sending.result()
+    with pytest.raises(EpochPast, match="waited for room in epoch 0"):
+        send_all()
+
+
+def test_a_send_that_need_not_wait_goes_out_in_an_interrupted_epoch(pair):
+    alice, bob = pair
+    alice.interrupt(1)
+    alice.send(BOB, activation(1), torch.tensor(7))
+    assert bob.receive(ALICE, activation(1), LIMIT_S) == 7
+
+
+# --- what is true in every epoch ---
+
+
+def test_only_states_and_updates_are_timeless():
+    timeless = {channel for channel in Channel if channel.is_timeless}
+    assert timeless == {Channel.STATE, Channel.UPDATE}
+
+
+@pytest.mark.parametrize("channel", [Channel.STATE, Channel.UPDATE])
+@pytest.mark.parametrize("epochs", [(5, 0), (0, 5)], ids=["from-later", "from-earlier"])
+def test_a_timeless_message_is_readable_whatever_the_epochs(pair, epochs, channel):
+    alice, bob = pair
+    for transport, epoch in zip(pair, epochs, strict=True):
+        transport.advance(epoch)
+    alice.send(BOB, Tag(channel, 1), torch.tensor(7))
+    assert bob.receive(ALICE, Tag(channel, 1), LIMIT_S) == 7
+    assert bob.statistics.refused_past_epoch == 0
+
+
+def test_an_unread_timeless_message_outlives_epochs_and_forgetting(pair):
+    alice, bob = pair
+    for epoch in range(3):
+        alice.send(BOB, activation(epoch), torch.tensor(-1))
+        alice.send(BOB, state(7), torch.tensor(epoch))
+        wait_until(lambda sent=epoch + 1: bob.statistics.received_messages == 2 * sent)
+        bob.forget(step=7, attempt=9)
+        for transport in pair:
+            transport.advance(epoch + 1)
+    assert not any(bob.has(ALICE, activation(step)) for step in range(3))
+    assert [int(bob.receive(ALICE, state(7), LIMIT_S)) for _ in range(3)] == [0, 1, 2]
+    assert bob.statistics.unread_bytes == 0
+
+
+def test_a_timeless_message_that_waits_to_leave_outlives_its_epoch(cluster):
+    alice, bob = cluster.start(ALICE, BOB, limits=HASTY)
+    num_sent = fill(alice, BOB, state)
+    alice.advance(1)
+    bob.advance(2)
+    for step in range(num_sent):
+        assert torch.equal(bob.receive(ALICE, state(step), LIMIT_S), megabyte(step))
+
+
 # --- peers that end ---
 
 
@@ -573,6 +700,103 @@ def test_a_worker_that_comes_back_is_heard_and_reached_again(cluster):
     assert waiting.result() == 7
     bob.send(ALICE, activation(2), torch.tensor(8))
     assert again.receive(BOB, activation(2), LIMIT_S) == 8
+
+
+def test_nothing_is_left_of_a_peer_that_was_disconnected(cluster):
+    alice, bob, carol = cluster.start(ALICE, BOB, CAROL)
+    for step in range(2):
+        alice.send(BOB, activation(step), torch.ones(1))
+    alice.send(BOB, state(1), torch.ones(1))
+    carol.send(BOB, activation(1), torch.tensor(7))
+    for source, tag in ((ALICE, state(1)), (CAROL, activation(1))):
+        bob.wait_any([(source, tag)], LIMIT_S)
+    alice.flush(LIMIT_S)
+    alice.close()
+    with pytest.raises(PeerLost):
+        bob.receive(ALICE, activation(9), LIMIT_S)
+    bob.disconnect([CAROL])
+    for tag in (activation(0), activation(1), state(1), activation(9)):
+        with pytest.raises(WaitTimeout):
+            bob.receive(ALICE, tag, 0)
+    with pytest.raises(PeerLost):
+        bob.send(ALICE, activation(1), torch.ones(1))
+    assert bob.receive(CAROL, activation(1), 0) == 7
+    assert bob.statistics.unread_bytes == 0
+
+
+def test_a_peer_that_is_kept_notices_nothing(cluster):
+    alice, bob, _ = cluster.start(ALICE, BOB, CAROL)
+    alice.send(BOB, activation(0), torch.tensor(0))
+    bob.send(ALICE, activation(0), torch.tensor(0))
+    alice.flush(LIMIT_S)
+    bob.disconnect([ALICE])
+    alice.disconnect([BOB])
+    alice.send(BOB, activation(1), torch.tensor(1))
+    bob.send(ALICE, activation(1), torch.tensor(1))
+    for receiver, source in ((bob, ALICE), (alice, BOB)):
+        assert [int(receiver.receive(source, activation(s), LIMIT_S)) for s in (0, 1)] == [0, 1]
+
+
+def test_a_worker_that_was_disconnected_cannot_go_on_as_before(pair):
+    alice, bob = pair
+    alice.send(BOB, activation(0), torch.ones(1))
+    bob.wait_any([(ALICE, activation(0))], LIMIT_S)
+    bob.disconnect([])
+    steps = itertools.count(1)
+
+    def is_refused() -> bool:
+        try:
+            alice.send(BOB, activation(next(steps)), torch.ones(1))
+        except PeerLost:
+            return True
+        return False
+
+    wait_until(is_refused)
+    assert not any(bob.has(ALICE, activation(step)) for step in range(next(steps)))
+    alice.close()  # her end is no news
+    with pytest.raises(WaitTimeout):
+        bob.receive(ALICE, activation(0), 0)
+
+
+def test_workers_that_hung_up_on_each_other_meet_again_in_a_later_epoch(cluster):
+    pair = alice, bob = cluster.start(ALICE, BOB)
+    for epoch in range(1, 4):
+        for me, other in ((alice, BOB), (bob, ALICE)):
+            me.send(other, activation(epoch), torch.tensor(epoch))
+        assert bob.receive(ALICE, activation(epoch), LIMIT_S) == epoch
+        assert alice.receive(BOB, activation(epoch), LIMIT_S) == epoch
+        for transport in pair:
+            transport.advance(epoch)
+            transport.disconnect([])
+        cluster.connect_all()
+
+
+def test_a_name_is_taken_over_in_a_later_epoch_and_its_old_bearer_refused(cluster):
+    old, bob = cluster.start(ALICE, BOB)
+    old.send(BOB, activation(0), torch.ones(1))
+    bob.receive(ALICE, activation(0), LIMIT_S)
+    bob.advance(1)
+    bob.disconnect([])
+    [new] = cluster.start(ALICE)
+    new.advance(1)
+    new.send(BOB, activation(1), torch.tensor(7))
+    assert bob.receive(ALICE, activation(1), LIMIT_S) == 7
+    bob.send(ALICE, activation(1), torch.tensor(8))
+    assert new.receive(BOB, activation(1), LIMIT_S) == 8
+
+    def is_refused() -> bool:
+        try:
+            old.send(BOB, state(0), torch.ones(1))  # not refused for its epoch alone
+        except PeerLost:
+            return True
+        return False
+
+    wait_until(is_refused)
+    old.disconnect([])
+    old.close()
+    assert not bob.has(ALICE, state(0))
+    new.send(BOB, activation(2), torch.tensor(9))
+    assert bob.receive(ALICE, activation(2), LIMIT_S) == 9
 
 
 # --- settings ---

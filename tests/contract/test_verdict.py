@@ -8,21 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.cluster import WorkerId
-from holdfast.runtime.verdict import Verdict, VerdictExchange, judge
-from holdfast.schedule.schedule import Schedule, loads
+from holdfast.runtime.verdict import Verdict, VerdictExchange, judge, make_piece
 from holdfast.transport.base import Channel, Tag
 from holdfast.transport.local import LocalHub, LocalTransport
 
 TIMEOUT_S = 20.0
 # Stage 0 has two holders, stage 1 three, stage 2 one: nobody has a fixed partner.
-UNEVEN = """schedule pipelines=1 stages=3 microbatches=6
-0.0: 0F0 0BW0 0F1 0BW1 0F2 0BW2 0R
-1.0: 0F3 0BW3 0F4 0BW4 0F5 0BW5 0R
-0.1: 1F0 1BW0 1F3 1BW3 1R
-1.1: 1F1 1BW1 1F4 1BW4 1R
-2.1: 1F2 1BW2 1F5 1BW5 1R
-0.2: 2F0 2BW0 2F1 2BW1 2F2 2BW2 2F3 2BW3 2F4 2BW4 2F5 2BW5 2R
-"""
+UNEVEN = [
+    [WorkerId(0, 0), WorkerId(1, 0)],
+    [WorkerId(0, 1), WorkerId(1, 1), WorkerId(2, 1)],
+    [WorkerId(0, 2)],
+]
 
 
 def piece(*squares: float, nonfinite: bool = False) -> Tensor:
@@ -99,60 +95,86 @@ def test_a_model_without_parameters_has_norm_zero():
     assert judge([piece(), piece()], clip_norm=1.0) == Verdict(0.0, None, False)
 
 
-def joined(schedule: Schedule) -> dict[WorkerId, LocalTransport]:
+Holders = list[list[WorkerId]]
+
+
+def joined(holders: Holders, known=None) -> dict[WorkerId, tuple[VerdictExchange, LocalTransport]]:
     hub = LocalHub()
-    return {worker: LocalTransport(worker, hub) for worker in schedule.lanes}
+    transports = {worker: LocalTransport(worker, hub) for worker in chain.from_iterable(holders)}
+    return {
+        worker: (VerdictExchange(worker, worker.stage, holders, transport, 1.0, known), transport)
+        for worker, transport in transports.items()
+    }
 
 
-def piece_of(stage: int) -> list[float]:
-    return [0.1 * (stage + 1), 1e-9, 7.0**stage]
+def piece_of(stage: int) -> Tensor:
+    return make_piece(False, [0.1 * (stage + 1), 1e-9, 7.0**stage])
 
 
 def test_everyone_hears_each_other_stage_exactly_once_when_holders_are_uneven():
-    schedule = loads(UNEVEN)
-    assert [len(schedule.holders(stage)) for stage in range(3)] == [2, 3, 1]
-    transports = joined(schedule)
-    exchanges = {
-        worker: VerdictExchange(worker, schedule, transport, 1.0)
-        for worker, transport in transports.items()
-    }
-    own = {w: e.tell(4, 1, False, piece_of(w.stage)) for w, e in exchanges.items()}
-    for worker, transport in transports.items():
-        wanted = exchanges[worker].wanted(4, 1)
+    members = joined(UNEVEN)
+    for worker, (exchange, _) in members.items():
+        exchange.tell(4, 1, piece_of(worker.stage))
+    for worker, (exchange, transport) in members.items():
+        wanted = exchange.wanted(4, 1)
         assert sorted(source.stage for source, _ in wanted) == sorted({0, 1, 2} - {worker.stage})
         assert all(transport.has(source, tag) for source, tag in wanted)
         assert transport.statistics.received_messages == 2
-    verdicts = {w: e.hear(4, 1, own[w], TIMEOUT_S) for w, e in exchanges.items()}
-    expected = judge([piece(*piece_of(stage)) for stage in range(3)], 1.0)
-    assert set(verdicts.values()) == {expected}
-    assert all(transport.statistics.unread_bytes == 0 for transport in transports.values())
+    verdicts = {
+        exchange.hear(4, 1, piece_of(worker.stage), TIMEOUT_S)
+        for worker, (exchange, _) in members.items()
+    }
+    assert verdicts == {judge([piece_of(stage) for stage in range(3)], 1.0)}
+    assert all(transport.statistics.unread_bytes == 0 for _, transport in members.values())
 
 
 def test_holders_of_a_stage_share_the_telling():
-    schedule = loads(UNEVEN)
-    transports = joined(schedule)
-    for worker, transport in transports.items():
-        VerdictExchange(worker, schedule, transport, None).tell(0, 0, False, [1.0])
-    told = {str(worker): t.statistics.sent_messages for worker, t in transports.items()}
+    members = joined(UNEVEN)
+    for exchange, _ in members.values():
+        exchange.tell(0, 0, piece(1.0))
+    told = {str(worker): t.statistics.sent_messages for worker, (_, t) in members.items()}
     assert told == {"0.0": 3, "1.0": 1, "0.1": 2, "1.1": 1, "2.1": 0, "0.2": 5}
 
 
 def test_pieces_of_another_attempt_are_not_heard():
-    schedule = loads(UNEVEN)
-    transports = joined(schedule)
-    exchanges = [VerdictExchange(w, schedule, t, None) for w, t in transports.items()]
-    for exchange in exchanges:
-        exchange.tell(2, 0, False, [100.0])
-    wanted = list(chain.from_iterable(exchange.wanted(2, 1) for exchange in exchanges))
-    assert {tag for _, tag in wanted} == {Tag(Channel.VERDICT, 2, 1)}
-    for exchange, transport in zip(exchanges, transports.values(), strict=True):
-        assert not any(transport.has(source, tag) for source, tag in exchange.wanted(2, 1))
+    members = joined(UNEVEN)
+    for exchange, _ in members.values():
+        exchange.tell(2, 0, piece(100.0))
+    for exchange, transport in members.values():
+        wanted = exchange.wanted(2, 1)
+        assert {tag for _, tag in wanted} == {Tag(Channel.VERDICT, 2, 1)}
+        assert not any(transport.has(source, tag) for source, tag in wanted)
 
 
 def test_a_single_stage_needs_no_messages():
-    schedule = loads("schedule pipelines=1 stages=1 microbatches=1\n0.0: 0F0 0BW0 0R\n")
-    (transport,) = joined(schedule).values()
-    exchange = VerdictExchange(WorkerId(0, 0), schedule, transport, None)
-    own = exchange.tell(0, 0, False, [4.0])
-    assert exchange.hear(0, 0, own, TIMEOUT_S) == Verdict(2.0, None, False)
+    ((exchange, transport),) = joined([[WorkerId(0, 0)]]).values()
+    exchange.tell(0, 0, piece(0.25))
+    assert exchange.hear(0, 0, piece(0.25), TIMEOUT_S) == Verdict(0.5, None, False)
     assert transport.statistics.sent_messages == 0
+
+
+def test_a_verdict_that_is_known_is_neither_told_nor_waited_for_and_others_are():
+    known = Verdict(3.0, 0.25, False)
+    members = joined(UNEVEN, {4: known})
+    for exchange, transport in members.values():
+        exchange.tell(4, 0, piece(1.0))
+        assert exchange.wanted(4, 0) == []
+        assert exchange.hear(4, 0, piece(1.0), TIMEOUT_S) == known
+        assert transport.statistics.sent_messages == 0
+        assert len(exchange.wanted(5, 0)) == 2
+    for exchange, _ in members.values():
+        exchange.tell(5, 0, piece(1.0))
+    assert sum(t.statistics.received_messages for _, t in members.values()) == 12
+
+
+def test_which_name_holds_which_stage_is_what_the_holders_say():
+    moved = WorkerId(1, 0)  # its name says stage 0
+    hub = LocalHub()
+    holders = [[WorkerId(0, 0)], [WorkerId(0, 1), moved]]
+    exchange = VerdictExchange(moved, 1, holders, LocalTransport(moved, hub), None)
+    assert exchange.wanted(0, 0) == [(WorkerId(0, 0), Tag(Channel.VERDICT, 0, 0))]
+
+
+def test_a_piece_says_nonfinite_first_and_then_the_squares_exactly():
+    assert make_piece(True, [0.1, 1e300]).tolist() == [1.0, 0.1, 1e300]
+    assert make_piece(False, []).tolist() == [0.0]

@@ -22,6 +22,10 @@ def activation(step: int, **rest: int) -> Tag:
     return Tag(Channel.ACTIVATION, step, **rest)
 
 
+def state(step: int, **rest: int) -> Tag:
+    return Tag(Channel.STATE, step, **rest)
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + LIMIT_S
     while not condition():
@@ -72,6 +76,9 @@ class LocalCluster:
         self._transports += made
         return list(made)
 
+    def connect_all(self) -> None:
+        """Everyone can always find everyone."""
+
     def close(self) -> None:
         for transport in self._transports:
             transport.close()
@@ -93,6 +100,10 @@ class TcpCluster:
             with suppress(TransportClosed):  # a dead worker needs no news
                 transport.connect(news)
         return list(made.values())
+
+    def connect_all(self) -> None:
+        for transport in self._transports.values():
+            transport.connect(self.addresses)
 
     def close(self) -> None:
         for transport in [*self._transports.values(), *self._replaced]:

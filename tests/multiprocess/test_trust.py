@@ -45,7 +45,7 @@ def test_a_stage_that_waits_for_a_gradient_of_an_abandoned_attempt_is_woken(tmp_
     job.write_text(JOB)
     shape = {"steps": 3, "microbatches": 8}
     alone = runs.finished(runs.threads(job, tmp_path / "alone", **shape))
-    flags = ("--stages", "2", *runs.settings("workers.wait_limit_s=30"))
+    flags = ("--stages", "2")
     both = runs.finished(runs.processes(job, tmp_path / "both", *flags, **shape))
     assert both.summary["num_taken_back"] > 0, "nothing was taken back: this test proves nothing"
     assert both.sha256 == alone.sha256

@@ -7,10 +7,13 @@ from holdfast.cli import trace
 from holdfast.errors import ConfigError
 from holdfast.observability.chrometrace import chrome_trace
 from holdfast.observability.events import (
+    FaultFired,
     JsonLines,
+    Recovered,
     RunStarted,
     StepFinished,
     StepTakenBack,
+    WorkerLost,
     WorkerStep,
 )
 
@@ -40,6 +43,28 @@ EVENTS = [
     StepTakenBack(at_s=101.0, worker="0.1", step=7, reason="clipped"),
     StepFinished(at_s=101.5, step=7, loss=2.5, gradient_norm=1.0, tokens=1, took_s=1.5),
 ]
+
+
+LOST = WorkerLost(at_s=101.25, worker="2.1", step=8, cause="signal SIGKILL")
+
+
+def recovered(fault_s, resumed_s, cause="death"):
+    return Recovered(
+        at_s=resumed_s,
+        epoch=2,
+        step=8,
+        cause=cause,
+        workers=("2.1",),
+        fault_s=fault_s,
+        notice_s=fault_s + 0.125,
+        plan_s=fault_s + 0.25,
+        resumed_s=resumed_s,
+        redone=3,
+        operations=9,
+        members=5,
+        period_s=0.5,
+        reason="1 of 6 workers is missing",
+    )
 
 
 def rows(phase, events=EVENTS):
@@ -78,6 +103,60 @@ def test_the_end_of_a_step_and_a_step_taken_back_are_marks():
     marks = {row["name"]: row for row in rows("i")}
     assert marks["step 7 finished"]["args"]["loss"] == 2.5
     assert marks["step 7 taken back"]["tid"] == 1
+
+
+def test_losses_and_faults_are_marks_in_the_row_of_the_worker():
+    fired = FaultFired(at_s=101.0, worker="2.1", fault="kill 2.1@9.F0", step=8, point="F0")
+    marks = {row["name"]: row for row in rows("i", [*EVENTS, fired, LOST])}
+    lost = marks["worker 2.1 lost"]
+    assert (lost["pid"], lost["tid"], lost["ts"]) == (2, 1, 1_250_000)
+    assert lost["args"] == {"step": 8, "cause": "signal SIGKILL"}
+    kill = marks["fault: kill 2.1@9.F0"]
+    assert (kill["pid"], kill["tid"], kill["ts"]) == (2, 1, 1_000_000)
+    assert kill["args"] == {"step": 8, "point": "F0"}
+
+
+def test_a_worker_that_was_lost_before_its_first_step_has_a_named_row():
+    named = {(row["pid"], row["tid"]): row["args"] for row in rows("M", [*EVENTS, LOST])}
+    assert (2, 1) in named
+
+
+def control_of(events):
+    [process] = [row for row in rows("M", events) if row["args"] == {"name": "control"}][:1]
+    assert process["name"] == "process_name"
+    return process["pid"]
+
+
+def test_a_recovery_is_a_bar_of_the_control_row_from_the_fault_to_the_last_first_operation():
+    events = [*EVENTS, LOST, recovered(101.0, 101.5)]
+    [bar] = [row for row in rows("X", events) if row["cat"] == "recovery"]
+    assert (bar["pid"], bar["tid"]) == (control_of(events), 0)
+    assert (bar["name"], bar["ts"], bar["dur"]) == ("death 2.1", 1_000_000, 500_000)
+    assert bar["args"]["seconds_to_notice"] == 0.125
+    assert bar["args"]["seconds_to_plan"] == 0.25
+    assert bar["args"]["reason"] == "1 of 6 workers is missing"
+
+
+def test_the_control_row_shares_no_process_with_a_worker():
+    events = [*EVENTS, LOST, recovered(101.0, 101.5)]
+    workers = {row["pid"] for row in rows("X", events) if row["cat"] != "recovery"} | {2}
+    assert control_of(events) not in workers
+
+
+def test_an_injected_join_is_a_mark_of_the_control_row():
+    events = [*EVENTS, FaultFired(at_s=101.0, worker="", fault="join@9", step=8, point="")]
+    mark = next(row for row in rows("i", events) if row["name"] == "fault: join@9")
+    assert mark["pid"] == control_of(events)
+
+
+def test_recoveries_that_overlap_get_rows_of_their_own():
+    spans = [(101.0, 101.5), (101.25, 102.0), (101.5, 101.75), (102.0, 103.0)]
+    events = [*EVENTS, *(recovered(*span) for span in spans)]
+    assert [row["tid"] for row in rows("X", events) if row["cat"] == "recovery"] == [0, 1, 0, 0]
+
+
+def test_a_calm_run_has_no_control_row():
+    assert all(row["args"] != {"name": "control"} for row in rows("M"))
 
 
 def parse(*arguments):

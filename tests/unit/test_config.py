@@ -33,8 +33,8 @@ def test_the_defaults_are_valid_and_survive_a_round_trip() -> None:
         ({"device": {"emulate": "F=0ms,B=1ms,W=1ms"}}, ["device.emulate=F=0ms", "some time"]),
         ({"control": {"port": 70000}}, ["control.port=70000", "65535"]),
         ({"control": {"host": "0.0.0.0"}}, ["control.host=0.0.0.0", "loopback"]),
-        ({"workers": {"wait_limit_s": float("inf")}}, ["workers.wait_limit_s=inf", "at most"]),
-        ({"workers": {"wait_limit_s": 0}}, ["workers.wait_limit_s=0", "above 0"]),
+        ({"workers": {"silence_limit_s": float("inf")}}, ["workers.silence_limit_s=inf", "0.1 to"]),
+        ({"workers": {"silence_limit_s": 0.05}}, ["workers.silence_limit_s=0.05", "0.1"]),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name_and_what_was_expected(values, words) -> None:
@@ -52,7 +52,7 @@ def test_a_bad_value_is_refused_with_its_name_and_what_was_expected(values, word
         ("parallel.cut=[2, 4]", ("parallel.cut", [2, 4])),
         ("parallel.cut=2,4", ("parallel.cut", [2, 4])),
         ("workers.allow_mixed=true", ("workers.allow_mixed", True)),
-        ("workers.wait_limit_s=2.5", ("workers.wait_limit_s", 2.5)),
+        ("workers.silence_limit_s=2.5", ("workers.silence_limit_s", 2.5)),
         ("device.emulate=F=1ms,B=1ms,W=1ms", ("device.emulate", "F=1ms,B=1ms,W=1ms")),
     ],
 )

@@ -1,219 +1,138 @@
-"""The coordinator's decisions, without a socket, a process or a clock."""
+"""The coordinator without a death: start, reports, checkpoints, end, interrupt."""
 
 import pytest
+from coordinator_world import (
+    World,
+    emitted,
+    finished,
+    hello,
+    part,
+    pid_of,
+    report,
+    seals,
+    sent,
+)
 
 from holdfast.cluster import WorkerId
 from holdfast.config import config_from
-from holdfast.control import agent, server
-from holdfast.control.checks import check_alike
-from holdfast.control.coordinator import (
-    SUSPICION_S,
-    Coordinator,
-    Emit,
-    OpenRun,
-    Phase,
-    SealCheckpoint,
-    Send,
-)
+from holdfast.control import agent, server, starting
+from holdfast.control.checks import check_alike, read_schedule
+from holdfast.control.clock import Clock
+from holdfast.control.effects import Emit, OpenRun
+from holdfast.control.run import RunPhase
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages
-from holdfast.schedule.schedule import loads
-
-NUM_LAYERS = 6
-
-
-def hello(worker: str, **changes) -> messages.Hello:
-    values = {
-        "token": "t",
-        "worker": worker,
-        "pid": 7,
-        "fingerprint": {"torch": "2"},
-        "num_layers": NUM_LAYERS,
-        "cut": [],
-        "host": "h",
-        "port": 1,
-    }
-    return messages.Hello(**(values | changes))
+from holdfast.schedule.generate import one_f_one_b
+from holdfast.schedule.operation import Shape
+from holdfast.schedule.schedule import Schedule, loads
 
 
-def report(worker: str, step: int, losses=(), **changes) -> messages.StepReport:
-    values = {
-        "worker": worker,
-        "step": step,
-        "losses": [list(pair) for pair in losses],
-        "num_tokens": 10 * len(losses),
-        "norm": 1.0,
-        "clipped": False,
-        "skipped": False,
-        "taken_back": False,
-        "operations": [],
-    }
-    return messages.StepReport(**(values | changes))
+def say_hello(world: World, **changes) -> list:
+    return [e for w in world.run.workers for e in world.come(str(w), **changes)]
 
 
-def coordinator(**parallel) -> Coordinator:
-    shape = {"pipelines": 2, "stages": 2, "microbatches": 4} | parallel
-    return Coordinator(config_from({"parallel": shape}), "runs/x", None)
-
-
-def say_hello(run: Coordinator, **changes) -> list:
-    effects = []
-    for worker in run.workers:
-        effects = run.handle(hello(str(worker), **changes), 0.0)
-    return effects
-
-
-def start(run: Coordinator) -> list:
-    say_hello(run, cut=[3])
-    effects = []
-    for worker in run.workers:
-        effects = run.handle(messages.Ready(worker=str(worker)), 1.0)
-    assert run.phase is Phase.TRAINING
-    return effects
-
-
-def sent(effects, kind) -> dict[WorkerId, object]:
-    return {e.to: e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)}
-
-
-def emitted(effects, kind) -> list:
-    return [e.event for e in effects if isinstance(e, Emit) and isinstance(e.event, kind)]
+# --- start ---
 
 
 def test_one_worker_measures_and_all_get_the_cut_that_balances_what_it_found() -> None:
-    run = coordinator()
-    effects = say_hello(run)
-    assert list(sent(effects, messages.MeasureLayers)) == [WorkerId(0, 0)]
+    world = World()
+    assert list(sent(say_hello(world, cut=[]), messages.MeasureLayers)) == ["0.0"]
     costs = messages.LayerCosts(
         worker="0.0", forward_s=[5.0, 1, 1, 1, 1, 1], backward_s=[5.0, 1, 1, 1, 1, 1]
     )
-    assigned = sent(run.handle(costs, 0.0), messages.Assign)
-    assert set(assigned) == set(run.workers)
+    assigned = sent(world.handle(costs), messages.Assign)
+    assert {name: a.stage for name, a in assigned.items()} == {
+        "0.0": 0,
+        "0.1": 1,
+        "1.0": 0,
+        "1.1": 1,
+    }
     assert {tuple(a.cut) for a in assigned.values()} == {(1,)}
-    schedule = loads(assigned[WorkerId(0, 0)].schedule)
-    assert schedule.shape == (run.schedule.shape)
 
 
 def test_a_cut_of_the_job_or_of_the_user_is_taken_without_measuring() -> None:
-    assigned = sent(say_hello(coordinator(), cut=[4]), messages.Assign)
+    assigned = sent(say_hello(World(), cut=[4]), messages.Assign)
     assert {tuple(a.cut) for a in assigned.values()} == {(4,)}
-    assigned = sent(say_hello(coordinator(cut=[2]), cut=[4]), messages.Assign)
+    shape = {"pipelines": 2, "stages": 2, "microbatches": 4, "cut": [2]}
+    assigned = sent(say_hello(World(parallel=shape), cut=[4]), messages.Assign)
     assert {tuple(a.cut) for a in assigned.values()} == {(2,)}
 
 
 def test_more_stages_than_layers_is_refused_before_anyone_measures() -> None:
-    run = coordinator(stages=7)
-    effects = say_hello(run)
-    assert isinstance(run.failure, ConfigError)
-    assert "only 6 layers" in str(run.failure)
-    assert set(sent(effects, messages.Stop)) == set(run.workers)
+    world = World(stages=7)
+    effects = say_hello(world, cut=[])
+    assert isinstance(world.run.failure, ConfigError)
+    assert "only 6 layers" in str(world.run.failure)
+    assert len(sent(effects, messages.Stop)) == 14
 
 
 def test_training_starts_when_all_are_ready_and_opens_the_run_first() -> None:
-    effects = start(coordinator())
-    assert isinstance(effects[0], OpenRun)
-    assert len(sent(effects, messages.Go)) == 4
+    world = World(given={"address": "127.0.0.1:4"})
+    say_hello(world)
+    effects = world.pump()
+    kinds = [type(e) for e in effects]
+    assert kinds.index(OpenRun) < kinds.index(Emit)
+    proceeds = sent(effects, messages.Proceed)
+    assert len(proceeds) == 4
+    first = proceeds["1.1"]
+    assert (first.epoch, first.running, first.first_step, first.end_step) == (1, [], 0, 20)
+    assert first.stages == {"0.0": 0, "0.1": 1, "1.0": 0, "1.1": 1}
+    (started,) = emitted(effects, events.RunStarted)
+    assert started.address == "127.0.0.1:4"
+    assert "silent for 10 s" in started.limits
 
 
-def test_a_step_is_finished_when_all_reported_and_its_loss_is_the_mean_in_microbatch_order() -> (
-    None
-):
-    run = coordinator()
-    start(run)
-    run.handle(report("0.0", 0), 2.0)
-    run.handle(report("1.0", 0), 2.0)
-    assert not emitted(run.handle(report("1.1", 0, [(3, 4.0), (2, 3.0)]), 2.5), events.StepFinished)
-    (done,) = emitted(run.handle(report("0.1", 0, [(0, 1.0), (1, 2.0)]), 3.0), events.StepFinished)
-    assert (done.loss, done.tokens, done.took_s) == (2.5, 40, 2.0)
-
-
-def test_a_worker_that_ends_too_early_stops_all_the_others_and_is_named() -> None:
-    run = coordinator()
-    start(run)
-    gone = messages.WorkerExited(worker="1.0", pid=42, how="signal SIGKILL")
-    effects = run.handle(gone, 5.0)
-    assert run.phase is Phase.FAILED
-    for word in ("worker 1.0", "pid 42", "SIGKILL", "step 1"):
-        assert word in str(run.failure)
-    assert len(sent(effects, messages.Stop)) == 4
-    assert emitted(effects, events.RunFailed)
-    assert run.handle(gone, 6.0) == []
-
-
-def test_the_victim_is_named_although_its_peer_complains_first() -> None:
-    run = coordinator()
-    start(run)
-    complaint = messages.Failed(
-        token="t", worker="0.0", lost="1.0", exit_code=1, reason="lost 1.0", details=""
+def test_a_schedule_of_the_users_own_says_who_is_started(tmp_path) -> None:
+    whole = one_f_one_b(Shape(1, 2, 4))
+    file = tmp_path / "lanes.txt"
+    shape = Shape(2, 2, 4)
+    file.write_text(Schedule(shape, whole.lanes).dumps())
+    config = config_from(
+        {
+            "parallel": {"pipelines": 2, "stages": 2, "microbatches": 4},
+            "schedule": {"file": str(file)},
+        }
     )
-    assert run.handle(complaint, 5.0) == []
-    assert run.tick(5.0 + SUSPICION_S / 2) == []
-    run.handle(messages.WorkerExited(worker="1.0", pid=42, how="signal SIGKILL"), 5.1)
-    assert "SIGKILL" in str(run.failure)
+    world = World(given={"schedule": read_schedule(config)})
+    assert world.run.workers == [WorkerId(0, 0), WorkerId(0, 1)]
+    world.start()
+    assert loads(world.last_proceed.schedule).lanes == whole.lanes
+    world.finish()
+    assert world.run.phase is RunPhase.FINISHED
 
 
-def test_a_complaint_that_nobody_explains_ends_the_run_after_a_while() -> None:
-    run = coordinator()
-    start(run)
-    run.suspect("1.1", "closed its connection", 5.0)
-    effects = run.tick(5.1 + SUSPICION_S)
-    assert "worker 1.1 closed its connection" in str(run.failure)
-    assert len(sent(effects, messages.Stop)) == 4
-
-
-def test_a_users_mistake_found_by_a_worker_keeps_its_exit_code() -> None:
-    run = coordinator()
-    failed = messages.Failed(
-        token="t", worker="0.0", lost="", exit_code=2, reason="job.py:3: boom", details=""
-    )
-    run.handle(failed, 0.0)
-    assert isinstance(run.failure, ConfigError)
-    assert str(run.failure) == "job.py:3: boom"
-
-
-def test_a_checkpoint_is_sealed_when_every_stage_has_written_its_part() -> None:
-    run = coordinator()
-    start(run)
-
-    def part(stage: int) -> messages.CheckpointPart:
-        return messages.CheckpointPart(
-            worker=f"0.{stage}",
-            step=10,
-            directory=f"stage-{stage}",
-            layers=[stage],
-            digests={},
-            state={},
-            took_s=0.1,
-        )
-
-    assert run.handle(part(1), 2.0) == []
-    (seal,) = run.handle(part(0), 2.0)
-    assert isinstance(seal, SealCheckpoint)
-    assert [p.directory for p in seal.parts] == ["stage-0", "stage-1"]
-
-
-def finish(run: Coordinator, digests: dict[str, dict[str, str]]) -> None:
-    for worker, layers in digests.items():
-        run.handle(messages.Finished(worker=worker, digests=layers, peak_memory_bytes=1), 9.0)
-
-
-def test_the_hash_does_not_depend_on_the_cut() -> None:
-    one, two = coordinator(pipelines=1, stages=1), coordinator(pipelines=1, stages=2)
-    start(one)
-    start(two)
-    finish(one, {"0.0": {"0": "a", "1": "b", "10": "c"}})
-    finish(two, {"0.0": {"0": "a", "1": "b"}, "0.1": {"10": "c"}})
-    assert one.phase is two.phase is Phase.FINISHED
-    assert one.parameters_sha256() == two.parameters_sha256()
-
-
-def test_replicas_that_disagree_end_the_run_with_an_error() -> None:
-    run = coordinator(stages=1)
-    start(run)
-    finish(run, {"0.0": {"0": "a"}, "1.0": {"0": "b"}})
-    assert run.phase is Phase.FAILED
-    assert "layer 0 differs between workers 0.0 and 1.0" in str(run.failure)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nonsense", "first line"),
+        (one_f_one_b(Shape(1, 2, 4)).dumps(), "expected 2 pipelines x 2 stages with 4"),
+        (
+            "schedule pipelines=2 stages=2 microbatches=4\n5.0: 0F0 0BW0 0R\n",
+            "the schedule cannot run",
+        ),
+        (
+            Schedule(
+                Shape(2, 2, 4),
+                {
+                    WorkerId(w.pipeline + 5, w.stage): lane
+                    for w, lane in one_f_one_b(Shape(1, 2, 4)).lanes.items()
+                },
+            ).dumps(),
+            "there is no worker 5.0; expected 0.0 to 1.1",
+        ),
+    ],
+    ids=["nonsense", "other shape", "not runnable", "unknown worker"],
+)
+def test_a_schedule_that_does_not_fit_is_refused_by_the_name_of_its_file(tmp_path, text, words):
+    file = tmp_path / "lanes.txt"
+    file.write_text(text)
+    parallel = {"pipelines": 2, "stages": 2, "microbatches": 4}
+    config = config_from({"parallel": parallel, "schedule": {"file": str(file)}})
+    with pytest.raises(ConfigError) as error:
+        read_schedule(config)
+    assert f"schedule.file={file}: " in str(error.value)
+    assert words in str(error.value)
 
 
 def test_workers_that_would_compute_other_bits_are_refused_unless_allowed() -> None:
@@ -224,38 +143,273 @@ def test_workers_that_would_compute_other_bits_are_refused_unless_allowed() -> N
 
 
 def test_mixed_workers_never_get_an_assignment() -> None:
-    run = coordinator()
-    for worker in run.workers[:-1]:
-        run.handle(hello(str(worker)), 0.0)
-    run.handle(hello(str(run.workers[-1]), fingerprint={"torch": "3"}), 0.0)
-    assert "differ in torch" in str(run.failure)
+    world = World()
+    for worker in world.run.workers[:-1]:
+        world.come(str(worker))
+    effects = world.come("1.1", fingerprint={"torch": "3"})
+    assert "differ in torch" in str(world.run.failure)
+    assert not sent(effects, messages.Assign)
 
 
-def complaint(about: str) -> messages.Failed:
-    return messages.Failed(
-        token="t", worker="0.0", lost=about, exit_code=1, reason="lost", details=""
-    )
+def test_faults_are_given_to_their_worker_and_joins_to_nobody() -> None:
+    world = World(faults=["kill 1.0 @ 3", "slow 0.1=0.5 @ 2", "join @ 4"])
+    assigned = sent(say_hello(world), messages.Assign)
+    assert {name: a.faults for name, a in assigned.items()} == {
+        "0.0": [],
+        "0.1": ["slow 0.1=0.5 @ 2"],
+        "1.0": ["kill 1.0 @ 3"],
+        "1.1": [],
+    }
 
 
-def test_a_worker_that_ends_because_it_lost_another_is_not_blamed() -> None:
-    run = coordinator()
-    start(run)
-    run.handle(complaint(about="1.0"), 5.0)
-    assert run.handle(messages.WorkerExited(worker="0.0", pid=1, how="exit code 1"), 5.1) == []
-    run.tick(5.1 + SUSPICION_S)
-    assert "worker 1.0 was lost by 0.0" in str(run.failure)
+# --- an end before training ---
 
 
-def test_workers_that_all_fall_silent_end_the_run_at_last() -> None:
-    run = coordinator()
-    start(run)
-    longest = max(map(len, run.schedule.lanes.values()))
-    limit_s = longest * config_from({}).workers.wait_limit_s
-    assert run.tick(1.0 + limit_s) == []
-    effects = run.tick(1.1 + limit_s)
-    assert "no worker reported a step" in str(run.failure)
+def exited(name: str) -> messages.WorkerExited:
+    return messages.WorkerExited(worker=name, pid=pid_of(name), how="signal SIGKILL")
+
+
+@pytest.mark.parametrize("in_phase", ["starting", "building"])
+def test_a_worker_that_ends_before_training_ends_the_run_and_is_named(in_phase) -> None:
+    world = World()
+    if in_phase == "building":
+        say_hello(world)
+    else:
+        world.come("0.0")
+    world.handle(exited("0.0"))
+    assert world.run.phase is RunPhase.FAILED
+    for word in ("worker 0.0", "pid 1000", "SIGKILL", "before training started"):
+        assert word in str(world.run.failure)
+
+
+def test_before_training_the_agent_has_a_moment_to_explain_a_closed_connection() -> None:
+    world = World()
+    say_hello(world)
+    assert world.take(world.run.lost_connection("1.0", 5.0)) == []
+    assert world.take(world.run.tick(5.0 + starting.SUSPICION_S / 2)) == []
+    world.handle(exited("1.0"))
+    assert "SIGKILL" in str(world.run.failure)
+
+
+def test_before_training_a_closed_connection_that_nobody_explains_ends_the_run() -> None:
+    world = World()
+    say_hello(world)
+    world.take(world.run.lost_connection("1.0", 5.0))
+    effects = world.take(world.run.tick(5.1 + starting.SUSPICION_S))
+    assert "worker 1.0 closed its connection" in str(world.run.failure)
     assert len(sent(effects, messages.Stop)) == 4
 
 
+def test_a_users_mistake_found_by_a_worker_keeps_its_exit_code() -> None:
+    world = World()
+    world.come("0.0")
+    failed = messages.Failed(
+        token="t", worker="0.0", lost="", exit_code=2, reason="job.py:3: boom", details=""
+    )
+    world.handle(failed)
+    assert isinstance(world.run.failure, ConfigError)
+    assert str(world.run.failure) == "job.py:3: boom"
+
+
+def test_a_fault_of_a_members_own_ends_the_run() -> None:
+    world = World().start()
+    failed = messages.Failed(
+        token="t", worker="0.1", lost="", exit_code=1, reason="no data", details="trace"
+    )
+    effects = world.handle(failed)
+    assert str(world.run.failure) == "worker 0.1: no data"
+    assert world.run.details == "trace"
+    assert len(sent(effects, messages.Stop)) == 4
+    assert emitted(effects, events.RunFailed)
+
+
 def test_a_stop_has_time_to_spare_within_the_promised_five_seconds() -> None:
-    assert server.STOP_LIMIT_S + agent.STOP_GRACE_S + SUSPICION_S <= 4.5
+    assert server.STOP_LIMIT_S + agent.STOP_GRACE_S + starting.SUSPICION_S <= 4.5
+
+
+# --- steps ---
+
+
+def test_a_step_is_finished_when_all_reported_and_its_loss_is_the_mean_in_microbatch_order():
+    world = World().start()
+    losses = [(3, 4.0), (2, 3.0), (0, 1.0), (1, 2.0)]
+    world.at_s = 2.0
+    world.handle(report("0.0", 0))
+    world.handle(report("1.0", 0))
+    assert not emitted(world.handle(report("1.1", 0, losses)), events.StepFinished)
+    (done,) = emitted(world.handle(report("0.1", 0, losses)), events.StepFinished)
+    assert (done.step, done.loss, done.tokens, done.took_s) == (0, 2.5, 10, 2.0)
+
+
+def test_last_stage_workers_that_report_other_losses_end_the_run() -> None:
+    world = World().start()
+    for name in ("0.0", "1.0"):
+        world.handle(report(name, 0))
+    world.handle(report("0.1", 0, [(0, 1.0)]))
+    world.handle(report("1.1", 0, [(0, 1.5)]))
+    assert "losses of step 1 differ between workers 0.1 and 1.1" in str(world.run.failure)
+
+
+def test_losses_that_are_no_number_agree_with_each_other() -> None:
+    world = World().start()
+    for name in ("0.0", "1.0"):
+        world.handle(report(name, 0))
+    world.handle(report("0.1", 0, [(0, float("nan"))]))
+    assert emitted(world.handle(report("1.1", 0, [(0, float("nan"))])), events.StepFinished)
+
+
+def test_operations_and_steps_taken_back_are_passed_on() -> None:
+    world = World().start()
+    effects = world.handle(
+        report("0.0", 0, operations=[["0F0", 1.0, 2.0]], taken_back=True, clipped=True)
+    )
+    (ops,) = emitted(effects, events.WorkerStep)
+    assert ops.ops == (("0F0", 1.0, 2.0),)
+    (back,) = emitted(effects, events.StepTakenBack)
+    assert back.reason == "clipped"
+
+
+# --- checkpoints ---
+
+
+def test_a_checkpoint_is_sealed_when_every_stage_has_written_its_part() -> None:
+    world = World().start()
+    assert world.handle(part("0.1", 1, 10)) == []
+    (seal,) = world.handle(part("0.0", 0, 10))
+    assert [p.directory for p in seal.parts] == ["stage-0", "stage-1"]
+
+
+def test_a_part_counts_whoever_of_the_stage_wrote_it_and_only_once() -> None:
+    world = World().start()
+    world.handle(part("0.1", 1, 10))
+    assert seals(world.handle(part("1.1", 1, 10))) == []
+    assert seals(world.handle(part("1.0", 0, 10))) == [10]
+    assert seals(world.handle(part("0.0", 0, 10))) == []
+
+
+def test_an_older_checkpoint_that_is_not_whole_is_given_up_when_a_later_one_is() -> None:
+    world = World().start()
+    world.handle(part("0.1", 1, 10))
+    world.handle(part("0.1", 1, 12))
+    assert seals(world.handle(part("0.0", 0, 12))) == [12]
+    assert seals(world.handle(part("0.0", 0, 10))) == []
+
+
+# --- the end ---
+
+
+def test_the_run_is_finished_when_all_members_are_and_everyone_is_told_to_stop() -> None:
+    world = World(steps=3).start()
+    effects = world.finish()
+    assert world.run.phase is RunPhase.FINISHED
+    assert len(sent(effects, messages.Stop)) == 4
+    (done,) = emitted(effects, events.RunFinished)
+    assert done.kept_bytes == dict.fromkeys(("0.0", "0.1", "1.0", "1.1"), 5)
+
+
+def test_the_hash_does_not_depend_on_the_cut() -> None:
+    one, two = World(1, 1).start(), World(1, 2).start()
+    one.handle(finished("0.0", 0, digests={"0": "a", "1": "b", "10": "c"}))
+    two.handle(finished("0.0", 0, digests={"0": "a", "1": "b"}))
+    two.handle(finished("0.1", 1, digests={"10": "c"}))
+    assert one.run.phase is two.run.phase is RunPhase.FINISHED
+    hashes = [emitted(w.effects, events.RunFinished)[0].parameters_sha256 for w in (one, two)]
+    assert hashes[0] == hashes[1]
+
+
+def test_replicas_that_disagree_end_the_run_with_an_error() -> None:
+    world = World(2, 1).start()
+    world.handle(finished("0.0", 0, digests={"0": "a"}))
+    world.handle(finished("1.0", 0, digests={"0": "b"}))
+    assert world.run.phase is RunPhase.FAILED
+    assert "layer 0 differs between workers 0.0 and 1.0" in str(world.run.failure)
+
+
+# --- interrupt ---
+
+
+def test_an_interrupt_before_training_stops_at_once() -> None:
+    world = World()
+    world.come("0.0")
+    effects = world.take(world.run.interrupt(1.0))
+    assert str(world.run.failure).startswith("interrupted; all workers were stopped. No checkpoint")
+    assert set(sent(effects, messages.Stop)) == {"0.0"}
+
+
+def test_an_interrupt_ends_the_run_after_the_running_step_with_a_checkpoint() -> None:
+    world = World().start()
+    world.step(3)
+    effects = world.take(world.run.interrupt(world.at_s))
+    assert len(sent(effects, messages.Halt)) == 4
+    after = world.pump()
+    assert {p.end_step for p in sent(after, messages.Proceed).values()} == {3}
+    assert world.run.phase is RunPhase.FAILED  # all were at the end already
+    assert "interrupted" in str(world.run.failure)
+    assert emitted(world.effects, events.RunFailed)
+    (recovered,) = emitted(world.effects, events.Recovered)
+    assert (recovered.cause, recovered.redone) == ("interrupt", 0)
+
+
+def test_an_interrupted_run_says_how_to_go_on_from_its_checkpoint() -> None:
+    world = World().start()
+    world.step(3)
+    world.take(world.run.interrupt(world.at_s))
+    world.handle(part("0.0", 0, 3))
+    world.handle(part("0.1", 1, 3))
+    world.pump()
+    assert "--resume runs/x" in str(world.run.failure)
+
+
+def test_a_second_interrupt_stops_at_once() -> None:
+    world = World().start()
+    world.actors["0.0"].mute = True
+    world.take(world.run.interrupt(world.at_s))
+    world.pump()
+    assert not world.run.over
+    effects = world.take(world.run.interrupt(world.at_s))
+    assert world.run.phase is RunPhase.FAILED
+    assert len(sent(effects, messages.Stop)) == 4
+
+
+def test_an_interrupt_that_leads_to_nothing_stops_after_half_a_minute() -> None:
+    world = World().start()
+    world.actors["0.0"].mute = True
+    world.take(world.run.interrupt(world.at_s))
+    world.pump()
+    world.tick(29.0)
+    assert not world.run.over
+    world.tick(2.0)
+    assert world.run.phase is RunPhase.FAILED
+
+
+# --- the clock ---
+
+
+def test_the_silence_limit_is_twice_a_usual_step_within_bounds() -> None:
+    assert Clock.of(0.0, 180.0, []).silence_s == 10.0
+    assert Clock.of(0.0, 180.0, [4.0, 4.0]).silence_s == 10.0
+    assert Clock.of(0.0, 180.0, [4.0, 4.0, 90.0]).silence_s == 8.0
+    assert Clock.of(0.0, 180.0, [0.1] * 3).silence_s == 2.0
+    assert Clock.of(0.0, 180.0, [100.0] * 3).silence_s == 60.0
+    assert Clock.of(1.5, 180.0, [100.0] * 3).silence_s == 1.5
+
+
+def test_all_other_waits_follow_from_the_silence_limit() -> None:
+    first, later = Clock.of(0.0, 180.0, []), Clock.of(0.0, 180.0, [10.0] * 3)
+    assert (first.beat_s, later.beat_s) == (0.2, 0.2)
+    assert Clock.of(3.0, 180.0, []).beat_s == pytest.approx(0.3)
+    assert (first.wait_s, later.wait_s, later.answer_s) == (180.0, 200.0, 200.0)
+    assert Clock.of(0.0, 180.0, [0.1] * 3).wait_s == 60.0
+    assert "silent for 3 s is lost" in Clock.of(3.0, 180.0, []).describe()
+
+
+def test_a_message_that_is_not_for_the_coordinator_ends_the_run() -> None:
+    world = World().start()
+    world.handle(messages.Halt(epoch=3))
+    assert "unexpected Halt while TRAINING" in str(world.run.failure)
+
+
+def test_a_name_that_is_not_of_this_run_is_not_listened_to() -> None:
+    world = World().start()
+    assert not world.run.accepts("7.7")
+    assert world.run.handle(hello("7.7"), 1.0) == []

@@ -4,18 +4,27 @@ import json
 import math
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.observability.events import (
     CheckpointSaved,
+    Event,
+    FaultFired,
+    JoinFailed,
     JsonLines,
+    Recovered,
     RunFailed,
     RunFinished,
     RunStarted,
     StepFinished,
     StepTakenBack,
+    WentBack,
+    WorkerJoined,
+    WorkerLost,
+    WorkerMoved,
     WorkerReady,
     WorkerStep,
     read_events,
@@ -31,6 +40,8 @@ EVENTS = [
         schedule="1f1b",
         reason="equal measured cost",
         cut=(3,),
+        address="127.0.0.1:40123",
+        limits="a worker is lost when it is silent for 10 s",
     ),
     WorkerReady(at_s=1.6, worker="1.0", pid=77, versions={"torch": "2.6"}),
     WorkerStep(at_s=2.0, worker="1.0", step=0, ops=(("0F0", 1.7, 1.8), ("0BW0", 1.8, 1.95))),
@@ -45,8 +56,38 @@ EVENTS = [
         clipped=True,
     ),
     CheckpointSaved(at_s=2.2, step=1, path="run/step-1", took_s=0.1),
+    FaultFired(at_s=2.3, worker="1.0", fault="kill 1.0@2.F0", step=1, point="F0"),
+    FaultFired(at_s=2.3, worker="", fault="join@2", step=1, point=""),
+    WorkerLost(at_s=2.4, worker="1.0", step=1, cause="signal SIGKILL"),
+    Recovered(
+        at_s=2.5,
+        epoch=2,
+        step=1,
+        cause="death",
+        workers=("1.0",),
+        fault_s=2.3,
+        notice_s=2.4,
+        plan_s=2.45,
+        resumed_s=2.5,
+        redone=3,
+        operations=9,
+        members=3,
+        period_s=0.4,
+        reason="1 of 4 workers is missing",
+    ),
+    JoinFailed(at_s=2.6, worker="1.0", reason="ended while it copied"),
+    WorkerJoined(at_s=2.7, worker="1.0", stage=1, step=1, copied_bytes=2_100_000, took_s=0.4),
+    WorkerMoved(
+        at_s=2.8, worker="0.0", from_stage=0, to_stage=1, step=1, reason="stage 1 is starved"
+    ),
+    WentBack(at_s=2.9, lost_stage=1, to_step=1, checkpoint="run/step-1", reason="1.1 was the last"),
     RunFailed(at_s=3.0, reason="a \u2028 line\nbreak"),
-    RunFinished(at_s=3.1, parameters_sha256="ab12", peak_memory_bytes={"1.0": 5_000}),
+    RunFinished(
+        at_s=3.1,
+        parameters_sha256="ab12",
+        peak_memory_bytes={"1.0": 5_000},
+        kept_bytes={"1.0": 700},
+    ),
 ]
 
 
@@ -62,6 +103,23 @@ def test_every_event_comes_back_from_the_file_as_it_was(tmp_path):
     path = tmp_path / "events.jsonl"
     assert write(path, EVENTS).num_dropped == 0
     assert read_events(path) == EVENTS
+
+
+def test_every_kind_of_event_is_among_those_tested_here():
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+
+
+def test_a_file_from_before_workers_could_be_replaced_still_loads(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text(
+        '{"event": "RunStarted", "at_s": 1.5, "pipelines": 2, "stages": 2, "microbatches": 8, '
+        '"steps": 10, "schedule": "1f1b", "reason": "", "cut": [3], "first_step": 0}\n'
+        '{"event": "RunFinished", "at_s": 3.1, "parameters_sha256": "ab12", '
+        '"peak_memory_bytes": {"1.0": 5000}}\n'
+    )
+    started, finished = read_events(path)
+    assert (started.address, started.limits) == ("", "")
+    assert finished.kept_bytes == {}
 
 
 def test_the_file_is_one_line_of_standard_json_an_event(tmp_path):

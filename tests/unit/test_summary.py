@@ -5,11 +5,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.observability.events import (
+    FaultFired,
+    Recovered,
     RunFailed,
     RunFinished,
     RunStarted,
     StepFinished,
     StepTakenBack,
+    WentBack,
+    WorkerJoined,
+    WorkerLost,
+    WorkerMoved,
     WorkerReady,
 )
 from holdfast.observability.jsonfile import write_json
@@ -46,7 +52,29 @@ def ready(worker, torch="2.6"):
     return WorkerReady(at_s=0.0, worker=worker, pid=1, versions={"torch": torch})
 
 
-DONE = RunFinished(at_s=9.0, parameters_sha256="ab12", peak_memory_bytes={"0.0": 10, "0.1": 20})
+DONE = RunFinished(
+    at_s=9.0,
+    parameters_sha256="ab12",
+    peak_memory_bytes={"0.0": 10, "0.1": 20},
+    kept_bytes={"0.0": 3, "0.1": 4},
+)
+BACK = WentBack(at_s=9.0, lost_stage=1, to_step=1, checkpoint="run/step-1", reason="none left")
+RECOVERED = Recovered(
+    at_s=1000.1,
+    epoch=2,
+    step=5,
+    cause="death",
+    workers=("1.0", "1.1"),
+    fault_s=1000.0,
+    notice_s=1000.006,
+    plan_s=1000.031,
+    resumed_s=1000.084,
+    redone=3,
+    operations=17,
+    members=5,
+    period_s=0.412,
+    reason="2 of 7 workers are missing",
+)
 
 
 def test_a_finished_run_is_told_whole():
@@ -58,6 +86,7 @@ def test_a_finished_run_is_told_whole():
     assert summary.parameters_sha256 == "ab12"
     assert summary.workers == ("0.0", "0.1")
     assert summary.peak_memory_bytes == {"0.0": 10, "0.1": 20}
+    assert summary.kept_bytes == {"0.0": 3, "0.1": 4}
     assert summary.num_taken_back == 1
     assert summary.versions == {"torch": "2.6"}
     assert summary.config == {"seed": 7}
@@ -75,6 +104,69 @@ def test_a_single_step_is_all_the_speed_there_is():
 
 def test_a_step_that_finished_twice_counts_as_it_finished_last():
     assert summarize([step(0, 5.0), step(1, 4.0), step(1, 4.5)], config={}).losses == (5.0, 4.5)
+
+
+def test_steps_that_ran_again_after_going_back_count_once():
+    events = [step(0, 5.0), step(1, 4.0), step(2, 3.0), BACK, step(1, 4.5), step(2, 3.5)]
+    summary = summarize(events, config={})
+    assert (summary.steps, summary.losses) == (3, (5.0, 4.5, 3.5))
+
+
+def test_steps_that_were_gone_back_on_and_did_not_run_again_do_not_count():
+    failed = RunFailed(at_s=1.0, reason="nobody is left")
+    summary = summarize([step(0, 5.0), step(1, 4.0), step(2), BACK, failed], config={})
+    assert (summary.steps, summary.losses) == (1, (5.0,))
+
+
+def written(path, *events):
+    write_summary(path, summarize(events, config={}))
+    return json.loads(path.read_text())
+
+
+def test_a_recovery_is_told_in_seconds_from_the_fault(tmp_path):
+    assert written(tmp_path / "summary.json", RECOVERED)["recoveries"] == [
+        {
+            "step": 5,
+            "cause": "death",
+            "workers": ["1.0", "1.1"],
+            "seconds_to_notice": 0.006,
+            "seconds_to_plan": 0.031,
+            "seconds_to_resume": 0.084,
+            "redone": 3,
+            "operations": 17,
+            "members": 5,
+            "period_s": 0.412,
+            "reason": "2 of 7 workers are missing",
+        }
+    ]
+
+
+def test_faults_joins_moves_and_ways_back_are_listed_in_order(tmp_path):
+    summary = written(
+        tmp_path / "summary.json",
+        FaultFired(at_s=1.0, worker="1.0", fault="kill 1.0@6", step=5, point="begin"),
+        WorkerLost(at_s=1.0, worker="1.0", step=5, cause="signal SIGKILL"),
+        FaultFired(at_s=2.0, worker="", fault="join@8", step=7, point=""),
+        WorkerJoined(at_s=3.0, worker="1.0", stage=0, step=8, copied_bytes=99, took_s=0.5),
+        WorkerMoved(at_s=4.0, worker="0.0", from_stage=0, to_stage=1, step=9, reason="starved"),
+        BACK,
+    )
+    assert summary["faults_fired"] == ["kill 1.0@6", "join@8"]
+    assert summary["joins"] == [
+        {"worker": "1.0", "stage": 0, "step": 8, "copied_bytes": 99, "took_s": 0.5}
+    ]
+    assert summary["moves"] == [
+        {"worker": "0.0", "from_stage": 0, "to_stage": 1, "step": 9, "reason": "starved"}
+    ]
+    assert summary["went_back"] == [
+        {"lost_stage": 1, "to_step": 1, "checkpoint": "run/step-1", "reason": "none left"}
+    ]
+
+
+def test_a_calm_run_lists_none_of_them():
+    summary = summarize([step(0)], config={})
+    assert (summary.recoveries, summary.faults_fired, summary.joins) == ((), (), ())
+    assert (summary.moves, summary.went_back, summary.kept_bytes) == ((), (), {})
 
 
 def test_skipped_steps_are_named():

@@ -1,21 +1,29 @@
 import io
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from holdfast.observability.events import (
     CheckpointSaved,
+    FaultFired,
+    JoinFailed,
+    Recovered,
     RunFailed,
     RunFinished,
     RunStarted,
     StepFinished,
     StepTakenBack,
+    WentBack,
+    WorkerJoined,
+    WorkerLost,
+    WorkerMoved,
     WorkerReady,
     WorkerStep,
 )
-from holdfast.observability.progress import Curve
+from holdfast.observability.progress import Curve, Progress
 from holdfast.observability.view import Forgiving, LiveView, PlainView, make_view
 
 START = RunStarted(
@@ -44,6 +52,28 @@ def step(number, loss=2.5, skipped=False):
         took_s=2.0,
         skipped=skipped,
     )
+
+
+LOST = WorkerLost(at_s=5.0, worker="1.0", step=5, cause="signal SIGKILL")
+RECOVERED = Recovered(
+    at_s=5.1,
+    epoch=2,
+    step=5,
+    cause="death",
+    workers=("1.0",),
+    fault_s=5.0,
+    notice_s=5.006,
+    plan_s=5.031,
+    resumed_s=5.084,
+    redone=3,
+    operations=17,
+    members=5,
+    period_s=0.412,
+    reason="1 of 6 workers is missing",
+)
+JOINED = WorkerJoined(at_s=20.0, worker="1.0", stage=0, step=20, copied_bytes=2_100_000, took_s=0.4)
+BACK = WentBack(at_s=9.0, lost_stage=2, to_step=4, checkpoint="run/step-4", reason="no peer left")
+REJOINED = replace(RECOVERED, cause="join", redone=0, members=6, period_s=0.0, reason="")
 
 
 class Clock:
@@ -119,6 +149,136 @@ def test_a_failed_run_ends_with_the_reason_as_it_was_given():
 
 def test_before_the_first_step_the_panel_says_so():
     assert "no step finished yet" in Screen().show(START)
+
+
+def cells(seen, pipeline):
+    row = next(line for line in seen.splitlines() if f"pipeline {pipeline} " in line)
+    return row.strip(" │").removeprefix(f"pipeline {pipeline}").split("  ")
+
+
+def words(seen, pipeline):
+    return [cell.strip() for cell in cells(seen, pipeline) if cell.strip()]
+
+
+def test_the_panel_shows_who_is_missing_and_the_last_recovery():
+    seen = Screen().show(START, *READY, step(4), LOST, RECOVERED, step(5))
+    assert "5 of 6 workers" in seen
+    assert "step 6: recovered in 0.084 s (notice 0.006, plan 0.031): 3 operations done" in seen
+    assert words(seen, 1) == ["lost 6", "running 6", "running 6"]
+
+
+def test_the_panel_counts_all_workers_while_nobody_is_missing():
+    assert "6 of 6 workers" in Screen().show(START, *READY, step(0))
+
+
+def test_the_panel_says_how_to_join_until_the_run_ends():
+    start = replace(START, address="127.0.0.1:40123")
+    assert "join with: holdfast worker --join 127.0.0.1:40123" in Screen().show(start, *READY)
+    assert "--join" not in Screen().show(start, *READY, DONE)
+    assert "--join" not in Screen().show(START, *READY)
+
+
+def test_a_report_from_before_its_death_does_not_bring_a_worker_back():
+    late = WorkerStep(at_s=5.0, worker="1.0", step=5, ops=())
+    back = StepTakenBack(at_s=5.0, worker="1.0", step=5, reason="clipped")
+    seen = Screen().show(START, *READY, LOST, late, back, step(5), DONE)
+    assert words(seen, 1) == ["lost 6", "done 6", "done 6"]
+    assert "5 of 6 workers" in seen
+
+
+def test_a_worker_that_comes_back_counts_from_when_it_has_joined():
+    asks = WorkerReady(at_s=6.0, worker="1.0", pid=2, versions={})
+    before = (START, *READY, LOST, RECOVERED, step(5), asks, step(6))
+    seen = Screen().show(*before)
+    assert words(seen, 1)[0] == "joining 6"
+    assert "5 of 6 workers" in seen
+    seen = Screen().show(*before, JOINED, REJOINED)
+    assert words(seen, 1)[0] == "joined 21"
+    assert "6 of 6 workers" in seen
+    assert words(Screen().show(*before, JOINED, REJOINED, step(21)), 1)[0] == "running 22"
+
+
+def test_a_worker_whose_join_failed_is_lost_again():
+    asks = WorkerReady(at_s=6.0, worker="1.0", pid=2, versions={})
+    failed = JoinFailed(at_s=7.0, worker="1.0", reason="its source died")
+    assert words(Screen().show(START, *READY, LOST, asks, failed), 1)[0] == "lost 6"
+
+
+def test_a_refused_join_under_the_name_of_a_member_leaves_the_member_running():
+    failed = JoinFailed(at_s=7.0, worker="1.0", reason="the name is alive")
+    nobody = JoinFailed(at_s=7.0, worker="", reason="nobody is missing")
+    assert words(Screen().show(START, *READY, step(0), failed, nobody), 1)[0] == "running 1"
+
+
+def test_a_worker_that_changes_its_stage_shows_it_and_counts_again_afterwards():
+    away = replace(RECOVERED, cause="move", workers=("0.1",), members=5)
+    moved = WorkerMoved(
+        at_s=8.0, worker="0.1", from_stage=1, to_stage=0, step=7, reason="stage 0 is starved"
+    )
+    assert "5 of 6 workers" in Screen().show(START, *READY, step(6), away)
+    seen = Screen().show(START, *READY, step(6), away, moved, replace(away, members=6))
+    assert words(seen, 0) == ["running 7", "moved 8 at stage 0", "running 7"]
+    assert "6 of 6 workers" in seen
+
+
+def test_a_worker_at_the_stage_of_its_name_again_shows_no_stage():
+    away = replace(JOINED, stage=2)
+    assert words(Screen().show(START, *READY, away), 1)[0] == "joined 21 at stage 2"
+    assert words(Screen().show(START, *READY, away, JOINED), 1)[0] == "joined 21"
+
+
+def test_a_second_loss_shows_at_once():
+    second = replace(LOST, worker="0.2")
+    assert "4 of 6 workers" in Screen().show(START, *READY, step(4), LOST, RECOVERED, second)
+
+
+def test_a_place_that_was_never_filled_is_no_member_until_somebody_joins_there():
+    seen = Screen().show(START, *READY[:5], step(0), DONE)
+    assert words(seen, 1) == ["done 1", "done 1", "starting"]
+    assert "5 of 6 workers" in seen
+    seen = Screen().show(START, *READY[:5], step(0), READY[5], step(1))
+    assert words(seen, 1) == ["running 2", "running 2", "joining"]
+
+
+def test_a_resumed_run_counts_from_where_it_was_resumed():
+    assert "step 40/100" in Screen().show(replace(START, first_step=40), *READY)
+
+
+def progress_of(*events):
+    progress = Progress()
+    for event in events:
+        progress.handle(event)
+    return progress
+
+
+def test_after_going_back_progress_and_time_left_count_from_there():
+    progress = progress_of(START, *READY, *(step(n) for n in range(9)), LOST, BACK)
+    assert (progress.num_done, progress.eta_s) == (4, 96 * 2.0)
+    progress.handle(step(4))
+    assert (progress.num_done, progress.eta_s) == (5, 95 * 2.0)
+    assert [state.step for state in progress.workers.values()] == [4, 4, 4, 5, 4, 4]
+
+
+def test_after_going_back_each_worker_shows_the_step_it_is_at():
+    seen = Screen().show(START, *READY, *(step(n) for n in range(9)), BACK)
+    assert "step 4/100" in seen
+    assert words(seen, 0) == ["went back 4"] * 3
+
+
+def test_after_going_back_to_the_beginning_no_step_is_done():
+    whole = replace(BACK, to_step=0, checkpoint="")
+    seen = Screen().show(START, *READY, step(0), step(1), whole)
+    assert "step 0/100" in seen
+    assert words(seen, 0) == ["went back"] * 3
+
+
+def test_steps_that_run_again_are_drawn_and_counted_once():
+    bad = step(2, loss=7.0, skipped=True)
+    once = [step(0, loss=9.0), step(1, loss=8.0), bad, step(3, loss=6.0)]
+    again = progress_of(START, *once, replace(BACK, to_step=1), *once[1:], step(4, loss=5.0))
+    straight = progress_of(START, *once, step(4, loss=5.0))
+    assert again.curve.draw("01234") == straight.curve.draw("01234") == "43210"
+    assert again.num_skipped == 1
 
 
 def test_redraws_are_at_most_four_a_second():
@@ -222,6 +382,80 @@ def test_plain_lines_tell_what_went_wrong_at_once():
         "worker 1.2 took back step 2: not finite",
         "checkpoint of step 2 saved to run/step-2",
         "failed after 2 steps: worker 0.1 ended with signal 9",
+    ]
+
+
+def test_plain_lines_tell_of_losses_and_recoveries_and_count_steps_from_one():
+    fired = FaultFired(at_s=4.9, worker="1.0", fault="kill 1.0@6.F0", step=5, point="F0")
+    assert plain(fired, LOST, RECOVERED) == [
+        "fault fired in step 6: kill 1.0@6.F0",
+        "worker 1.0 lost in step 6: signal SIGKILL",
+        "recovered in 0.084 s (notice 0.006, plan 0.031): 3 operations done again, 5 workers, "
+        "0.412 s/step planned; 1 of 6 workers is missing",
+    ]
+
+
+def test_plain_lines_tell_of_joins_and_moves():
+    moved = WorkerMoved(
+        at_s=8.0, worker="0.1", from_stage=1, to_stage=0, step=7, reason="stage 0 is starved"
+    )
+    assert plain(
+        JOINED,
+        REJOINED,
+        moved,
+        JoinFailed(at_s=7.0, worker="1.0", reason="its source died"),
+        JoinFailed(at_s=7.0, worker="", reason="nobody is missing"),
+    ) == [
+        "worker 1.0 joined at stage 0 in step 21 (2.1 MB in 0.4 s)",
+        "change (join) complete in 0.084 s (notice 0.006, plan 0.031): "
+        "0 operations done again, 6 workers",
+        "worker 0.1 moved from stage 1 to stage 0 in step 8: stage 0 is starved",
+        "worker 1.0 could not join: its source died",
+        "a worker could not join: nobody is missing",
+    ]
+
+
+def test_a_death_and_a_join_together_are_a_recovery():
+    [line] = plain(replace(RECOVERED, cause="join and death", redone=1, members=1))
+    assert line.startswith("recovered in ")
+    assert ": 1 operation done again, 1 worker, " in line
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (84_320, "84.3 kB"), (3_000_000_000, "3.0 GB")],
+)
+def test_a_size_is_told_in_a_fitting_unit(num_bytes, text):
+    [line] = plain(replace(JOINED, copied_bytes=num_bytes))
+    assert f"({text} in 0.4 s)" in line
+
+
+def test_plain_lines_tell_of_limits_and_how_to_join_at_the_start():
+    start = replace(START, address="127.0.0.1:40123", limits="lost when silent for 10 s")
+    assert plain(start)[1:] == [
+        "lost when silent for 10 s",
+        "join with: holdfast worker --join 127.0.0.1:40123",
+    ]
+    assert len(plain(START)) == 1
+
+
+def test_plain_lines_tell_of_going_back_and_go_on_from_there():
+    lines = plain(START, step(8), step(9), BACK, step(4), RunFailed(at_s=9.0, reason="no more"))
+    assert lines[1:] == [
+        "step 9/100  loss 2.5000  2,000 tokens/s  2.000 s/step  ETA 0:03:02",
+        "stage 2 has no holder left: all go back to the checkpoint of step 4, run/step-4; "
+        "no peer left",
+        "step 5/100  loss 2.5000  2,000 tokens/s  2.000 s/step  ETA 0:03:10",
+        "failed after 5 steps: no more",
+    ]
+
+
+def test_a_step_that_was_gone_back_on_before_it_was_told_is_not_told():
+    whole = replace(BACK, checkpoint="", to_step=0)
+    lines = plain(START, step(8), step(9), whole, RunFailed(at_s=9.0, reason="no more"))
+    assert lines[2:] == [
+        "stage 2 has no holder left: all go back to the initial parameters; no peer left",
+        "failed after 0 steps: no more",
     ]
 
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from holdfast.cli import agent, plan, trace, train
+from holdfast.cli import agent, plan, trace, train, worker
 from holdfast.errors import ConfigError, HoldfastError
 
 _DESCRIPTION = """\
-PyTorch training over D pipelines x S stages whose result does not depend on who ran what.
+PyTorch training over D pipelines x S stages that goes on when workers die, to the same result.
 
   holdfast train examples/tiny_gpt.py --pipelines 2 --stages 2 --steps 50 --run-dir runs/a
+  holdfast worker --join 127.0.0.1:40123
   holdfast plan --pipelines 2 --stages 4 --microbatches 16
   holdfast trace runs/a
 """
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"holdfast {version('holdfast')}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, plan, trace, agent):
+    for command in (train, worker, plan, trace, agent):
         command.add_parser(subparsers)
     try:
         parsed = parser.parse_args(arguments)

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import textwrap
 import time
 import tomllib
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from holdfast.config import RunConfig, config_from, known_keys, parse_assignment, set_value
 from holdfast.control.launcher import AgentProcess, Starter, launch
 from holdfast.errors import CheckpointError, ConfigError
+from holdfast.faults.chaos import chaos_faults, parse_chaos
+from holdfast.faults.fault import PHASES, Fault, check_faults, parse_fault
 from holdfast.observability.summary import Summary
 from holdfast.observability.view import make_view
 from holdfast.recovery.manifest import Checkpoint, find
@@ -28,6 +31,11 @@ _FLAG_HELP = {
     "steps": "optimizer steps of the whole run",
     "seed": "of parameters, random numbers and data order",
 }
+_FAULTS = """\
+a fault is one of: kill W @ WHERE, hang W @ WHERE, slow W=SPEED @ WHERE, join @ STEP, join W @ STEP.
+W is a worker (1.0), STEP counts from 1, WHERE is STEP or STEP.POINT. A point is the worker's own
+n-th operation of a kind in that step, from 0: F0, B3, W1 (just before it), B3.done (just after it),
+or one of these (halt, proceed and copy: the first time from STEP on):"""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -35,7 +43,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "train",
         help="train a job on local worker processes",
         description="Train the job that a Python file describes (a function job() -> Job).",
-        epilog="settings for --set and TOML files: " + ", ".join(known_keys()),
+        epilog=_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("job", metavar="JOB.py", help="the job file")
     for flag, key in _FLAGS.items():
@@ -56,7 +65,25 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--resume", metavar="DIR", help="go on from the newest checkpoint of a run directory"
     )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="something to go wrong, e.g. 'kill 1.0 @ 5' or 'join @ 8'; may be repeated; see below",
+    )
+    parser.add_argument(
+        "--chaos",
+        metavar="TEXT",
+        help="random kills and joins, e.g. seed=1,rate=0.05 (a worker's chance to die in a step)",
+    )
     parser.set_defaults(run=run)
+
+
+def _epilog() -> str:
+    phases = "\n".join(f"  {name:<9} {meaning}" for name, meaning in PHASES.items())
+    keys = textwrap.fill("settings for --set and TOML files: " + ", ".join(known_keys()), 100)
+    return f"{_FAULTS}\n{phases}\n\n{keys}"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,14 +92,25 @@ def run(args: argparse.Namespace) -> int:
     if not job.is_file():
         raise ConfigError(f"{job}: no such job file")
     resume = _find_checkpoint(args.resume, config) if args.resume else None
+    faults = armed_faults(args, config, 0 if resume is None else resume.step)
     run_dir = _run_dir(args.run_dir, job, resume)
     num_workers = config.parallel.pipelines * config.parallel.stages
     emulated = f" on emulated devices ({config.device.emulate})" if config.device.emulate else ""
     sys.stdout.write(f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n")
+    if faults:
+        sys.stdout.write(f"{len(faults)} fault{'s' if len(faults) > 1 else ''} armed\n")
     sys.stdout.flush()
     view = make_view(sys.stdout)
     try:
-        summary = launch(config, job, run_dir, resume=resume, starter=_starter(config), view=view)
+        summary = launch(
+            config,
+            job,
+            run_dir,
+            resume=resume,
+            starter=_starter(config),
+            view=view,
+            faults=faults,
+        )
     finally:
         view.close()
     sys.stdout.write(_closing_lines(summary, run_dir))
@@ -88,6 +126,29 @@ def resolve(args: argparse.Namespace) -> RunConfig:
     for text in args.set:
         set_value(values, *parse_assignment(text))
     return config_from(values)
+
+
+def armed_faults(args: argparse.Namespace, config: RunConfig, first_step: int) -> tuple[Fault, ...]:
+    """Those of --fault as they were given, then those of --chaos."""
+    parallel, steps = config.parallel, config.train.steps
+    faults = tuple(parse_fault(text) for text in args.fault)
+    if args.chaos is not None:
+        chaos = parse_chaos(args.chaos)
+        if parallel.pipelines == 1:
+            raise ConfigError(
+                f"--chaos {args.chaos!r}: with one pipeline each stage has only one worker, and "
+                "none may be killed; give --pipelines 2 or more"
+            )
+        faults += chaos_faults(
+            chaos,
+            parallel.pipelines,
+            parallel.stages,
+            steps,
+            operations=parallel.microbatches // parallel.pipelines,
+            first_step=first_step,
+        )
+    check_faults(faults, parallel.pipelines, parallel.stages, steps, first_step=first_step)
+    return faults
 
 
 def _read_toml(path: str) -> dict[str, Any]:

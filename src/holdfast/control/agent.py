@@ -56,6 +56,7 @@ class Agent:
         self._token = token
         self._prepare = prepare
         self._run_worker = run_worker
+        self._prepared: RunConfig | None = None
         self._children: dict[int, _Child] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -85,7 +86,9 @@ class Agent:
         match message:
             case StartWorkers():
                 config = config_from(message.config)
-                self._prepare(config)
+                if config != self._prepared:  # the same for those that come later
+                    self._prepare(config)
+                    self._prepared = config
                 for worker in message.workers:
                     self._start(worker, message.job, config)
             case Stop():
@@ -116,6 +119,8 @@ class Agent:
                 # The descriptors only: shutting the shared connection down would end the agent's.
                 os.close(self._connection.fileno())
                 self._selector.close()
+                for pidfd in self._children:
+                    os.close(pidfd)
                 code = self._run_worker(spec)
         except Exception:  # the end of this process: nobody else could say why
             traceback.print_exc()

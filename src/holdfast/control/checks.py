@@ -1,9 +1,15 @@
 """What must fit before a run may start: the checkpoint to the job, the workers to each other."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from holdfast.errors import CheckpointError, ConfigError
+from holdfast.cluster import WorkerId
+from holdfast.config import RunConfig
+from holdfast.errors import CheckpointError, ConfigError, ScheduleError
 from holdfast.recovery.manifest import Checkpoint
+from holdfast.schedule.operation import Shape
+from holdfast.schedule.schedule import Lane, Schedule, loads
+from holdfast.schedule.validity import check
 
 
 def check_fits(checkpoint: Checkpoint, num_layers: int) -> None:
@@ -26,3 +32,45 @@ def check_alike(fingerprints: Mapping[str, Mapping[str, str]], *, allow_mixed: b
                     f"{two.get(key)}; results would not be exact. Make them alike, or accept it "
                     "with --set workers.allow_mixed=true"
                 )
+
+
+def read_schedule(config: RunConfig) -> Schedule | None:
+    """The user's own lanes, if there are any; they must fit the shape and be able to run."""
+    name = config.schedule.file
+    if not name:
+        return None
+    try:
+        schedule = loads(Path(name).read_text())
+        check(schedule, config.schedule.memory or None)
+    except (OSError, UnicodeDecodeError, ScheduleError) as why:
+        raise ConfigError(f"schedule.file={name}: {why}") from why
+    parallel = config.parallel
+    wanted = Shape(parallel.pipelines, parallel.stages, parallel.microbatches)
+    if schedule.shape != wanted:
+        raise ConfigError(
+            f"schedule.file={name}: is for {_words(schedule.shape)}; expected {_words(wanted)}, as "
+            "set by parallel"
+        )
+    for worker, lane in schedule.lanes.items():
+        _check_lane(name, wanted, worker, lane)
+    return schedule
+
+
+def _check_lane(name: str, shape: Shape, worker: WorkerId, lane: Lane) -> None:
+    if worker.pipeline >= shape.pipelines or worker.stage >= shape.stages:
+        last = WorkerId(shape.pipelines - 1, shape.last_stage)
+        raise ConfigError(
+            f"schedule.file={name}: there is no worker {worker}; expected 0.0 to {last}"
+        )
+    if len({op.stage for op in lane}) != 1:
+        raise ConfigError(
+            f"schedule.file={name}: the lane of worker {worker} has operations of several stages; "
+            "expected one stage a worker"
+        )
+
+
+def _words(shape: Shape) -> str:
+    return (
+        f"{shape.pipelines} pipelines x {shape.stages} stages with {shape.microbatches} "
+        "micro-batches"
+    )

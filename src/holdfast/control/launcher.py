@@ -4,21 +4,25 @@ import fcntl
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 from holdfast.config import RunConfig
-from holdfast.control.coordinator import Coordinator, Effect, Emit, OpenRun, SealCheckpoint, Send
+from holdfast.control.checks import read_schedule
+from holdfast.control.coordinator import Coordinator
+from holdfast.control.effects import Effect, Emit, OpenRun, SealCheckpoint
 from holdfast.control.server import Server, listen
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.faults.fault import Fault
 from holdfast.observability import events
 from holdfast.observability.summary import SUMMARY_FILE, Summary, summarize, write_summary
 from holdfast.observability.view import View
@@ -26,6 +30,7 @@ from holdfast.protocol.messages import StartWorkers
 from holdfast.recovery.manifest import (
     Checkpoint,
     clear_leftovers,
+    file_digest,
     has_checkpoint,
     seal,
     set_aside_after,
@@ -39,7 +44,9 @@ _AGENT_END_LIMIT_S = 1.5  # above its grace for the workers
 class Starter(Protocol):
     """Brings up whatever runs the workers, as processes or as threads."""
 
-    def start(self, host: str, port: int, token: str, order: StartWorkers) -> None: ...
+    def start(self, host: str, port: int, token: str, order: StartWorkers) -> None:
+        """Called again for workers that come later, unless an agent has been started."""
+        ...
 
     def ended(self) -> str | None:
         """Why nobody will say hello any more; None: all is well."""
@@ -109,8 +116,8 @@ class _Recorder:
                 self._open()
             case SealCheckpoint():
                 self._seal(effect)
-            case Send():
-                raise AssertionError("messages are sent by the server")
+            case _:
+                raise AssertionError(f"{effect} is for the server")
 
     def close(self, summary: Summary, details: str) -> None:
         if self.sink is None:
@@ -181,11 +188,22 @@ def launch(
     resume: Checkpoint | None,
     starter: Starter,
     view: View,
+    faults: Sequence[Fault] = (),
 ) -> Summary:
     """Train. Raises HoldfastError, after everything was stopped and the summary written."""
     check_run_dir(run_dir, resume)
+    schedule = read_schedule(config)
     listener = listen(config)
-    coordinator = Coordinator(config, str(run_dir), resume)
+    host, port = listener.getsockname()
+    coordinator = Coordinator(
+        config,
+        str(run_dir),
+        resume,
+        faults=faults,
+        address=f"{host}:{port}",
+        schedule=schedule,
+        now=time.monotonic,
+    )
     recorder = _Recorder(config, run_dir, resume, view)
     order = StartWorkers(
         workers=[str(worker) for worker in coordinator.workers],
@@ -193,8 +211,17 @@ def launch(
         config=config.to_dict(),
     )
     token = secrets.token_hex(16)
-    server = Server(listener, token, coordinator, recorder.perform, order)
-    _serve(server, listener, starter, token, order, config.workers.start_limit_s)
+    server = Server(
+        listener,
+        token,
+        coordinator,
+        recorder.perform,
+        order,
+        job_sha256=file_digest(job),
+        start_more=lambda more: starter.start(host, port, token, more),
+    )
+    warm_up_planner()
+    _serve(server, lambda: starter.start(host, port, token, order), starter, config)
     summary = summarize(recorder.kept, config=config.to_dict())
     try:
         recorder.close(summary, coordinator.details)
@@ -205,22 +232,26 @@ def launch(
     return summary
 
 
-def _serve(
-    server: Server,
-    listener: socket.socket,
-    starter: Starter,
-    token: str,
-    order: StartWorkers,
-    start_limit_s: float,
-) -> None:
-    host, port = listener.getsockname()
+def _serve(server: Server, start: Callable[[], None], starter: Starter, config: RunConfig) -> None:
     with _interrupts_go_to(server.interrupt):
         try:
-            starter.start(host, port, token, order)
-            server.run(start_limit_s, starter.ended)
+            start()
+            server.run(config.workers.start_limit_s, starter.ended)
         finally:
             server.close()
             starter.stop()
+
+
+@cache
+def warm_up_planner() -> None:
+    """Once a process, beside the start of the workers: the first loss must not wait for it."""
+    threading.Thread(target=_warm_up, name="planner warm-up", daemon=True).start()
+
+
+def _warm_up() -> None:
+    from holdfast.planner.service import warm_up  # loads Numba
+
+    warm_up()
 
 
 @contextmanager

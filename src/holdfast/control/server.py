@@ -1,20 +1,28 @@
 """Sockets around the coordinator: one selector loop, no thread. Decides nothing itself."""
 
+import os
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
-from holdfast.control.coordinator import Coordinator, Effect, Phase, Send
+from holdfast.control.coordinator import Coordinator
+from holdfast.control.effects import Effect, Fence, Send, StartWorker
+from holdfast.control.peer import user_of_peer
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
 
 STOP_LIMIT_S = 1.5  # with the agent's grace well below the 5 s in which a run must have stopped
+SEND_LIMIT_S = 0.5  # a worker that takes nothing for so long must not hold up the others
 HELLO_LIMIT_BYTES = 1 << 18  # a first message may carry a traceback
 HELLO_LIMIT_S = 30.0
+TICK_S = 0.02
+_MOST_LAST_READS = 16  # one that lives may go on sending for ever
 
 
 def listen(config: RunConfig) -> socket.socket:
@@ -35,7 +43,10 @@ def listen(config: RunConfig) -> socket.socket:
 
 
 class Server:
-    """``perform`` carries out every effect that is not a message, e.g. writing an event."""
+    """``perform`` carries out every effect that is not a message, e.g. writing an event.
+
+    ``start_more`` starts workers where there is no agent to do so.
+    """
 
     def __init__(
         self,
@@ -44,25 +55,32 @@ class Server:
         coordinator: Coordinator,
         perform: Callable[[Effect], None],
         start_workers: messages.StartWorkers,
+        *,
+        job_sha256: str = "",
+        start_more: Callable[[messages.StartWorkers], None] = lambda order: None,
     ) -> None:
         self._listener = listener
         self._token = token
         self._coordinator = coordinator
         self._perform = perform
         self._start_workers = start_workers
+        self._job_sha256 = job_sha256
+        self._start_more = start_more
         self._selector = selectors.DefaultSelector()
         self._workers: dict[WorkerId, Connection] = {}
         self._names: dict[Connection, str] = {}  # "agent" or a worker; "" until it has said hello
         self._strangers: dict[Connection, float] = {}  # no hello yet; until when they may stay
+        self._sockets: dict[Connection, socket.socket] = {}  # of the strangers
         self._agent: Connection | None = None
-        self._running: set[str] = (
-            set()
-        )  # workers whose process the agent started and not yet reaped
-        self._interrupted = False
+        self._running: dict[int, str] = {}  # process id -> worker, of those the agent is to end
+        self._todo: deque[Effect] = deque()
+        self._is_applying = False
+        self._num_interrupts = 0
+        self._ticked_s = 0.0
 
     def interrupt(self) -> None:
         """Ask the loop to stop the run; safe in a signal handler."""
-        self._interrupted = True
+        self._num_interrupts += 1
 
     def run(
         self, start_limit_s: float, agent_ended: Callable[[], str | None] = lambda: None
@@ -71,16 +89,12 @@ class Server:
         self._selector.register(self._listener, selectors.EVENT_READ)
         started_s = time.monotonic()
         while not self._coordinator.over:
-            self._turn(0.1)
+            self._turn(TICK_S)
             now_s = time.monotonic()
-            self._drop_strangers(now_s)
-            self._apply(self._coordinator.tick(now_s))
-            if self._interrupted:
-                advice = self._coordinator.advice()
-                self._fail(HoldfastError(f"interrupted; all workers were stopped. {advice}"))
-            elif self._agent is None and (why := agent_ended()):
+            self._tick(now_s)
+            if self._agent is None and (why := agent_ended()):
                 self._fail(HoldfastError(why))
-            elif self._starting() and now_s - started_s > start_limit_s:
+            elif self._coordinator.starting and now_s - started_s > start_limit_s:
                 waited = f"workers.start_limit_s={start_limit_s:g} reached while "
                 self._fail(HoldfastError(waited + self._coordinator.waiting_for()))
         self._wait_for_workers()
@@ -93,12 +107,15 @@ class Server:
         self._selector.close()
         self._listener.close()
 
-    def _drop_strangers(self, now_s: float) -> None:
-        for stranger in [c for c, until_s in self._strangers.items() if now_s > until_s]:
-            self._drop(stranger)
-
-    def _starting(self) -> bool:
-        return self._coordinator.phase in (Phase.STARTING, Phase.MEASURING, Phase.BUILDING)
+    def _tick(self, now_s: float) -> None:
+        while self._num_interrupts:
+            self._num_interrupts -= 1
+            self._apply(self._coordinator.interrupt(now_s))
+        if now_s - self._ticked_s >= TICK_S:
+            self._ticked_s = now_s
+            for stranger in [c for c, until_s in self._strangers.items() if now_s > until_s]:
+                self._drop(stranger)
+            self._apply(self._coordinator.tick(now_s))
 
     def _wait_for_workers(self) -> None:
         """They were told to stop; those that do not are killed by the agent in close()."""
@@ -106,23 +123,26 @@ class Server:
         while (self._running or self._workers) and time.monotonic() < deadline_s:
             self._turn(0.05)
 
+    # --- what comes in ---
+
     def _turn(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
-                connection = self._accept()
-                if connection is None:
-                    continue
-                self._names[connection] = ""
-                self._strangers[connection] = time.monotonic() + HELLO_LIMIT_S
-                self._selector.register(connection, selectors.EVENT_READ)
+                self._accept()
             elif isinstance(key.fileobj, Connection) and key.fileobj in self._names:
                 self._read(key.fileobj)
 
-    def _accept(self) -> Connection | None:
+    def _accept(self) -> None:
         try:
-            return Connection(self._listener.accept()[0], HELLO_LIMIT_BYTES)
+            sock = self._listener.accept()[0]
+            connection = Connection(sock, HELLO_LIMIT_BYTES)
         except OSError:  # a caller that gave up, or out of descriptors
-            return None
+            return
+        sock.settimeout(SEND_LIMIT_S)
+        self._names[connection] = ""
+        self._strangers[connection] = time.monotonic() + HELLO_LIMIT_S
+        self._sockets[connection] = sock
+        self._selector.register(connection, selectors.EVENT_READ)
 
     def _read(self, connection: Connection) -> None:
         try:
@@ -130,12 +150,16 @@ class Server:
                 if connection in self._names:  # else an earlier message had it dropped
                     self._dispatch(connection, message)
         except (PeerLost, ProtocolError) as why:
-            name = self._drop(connection)
-            if name == "agent":
-                self._fail(HoldfastError(f"the agent that starts the workers is gone: {why}"))
-            elif name:
-                now_s = time.monotonic()
-                self._apply(self._coordinator.suspect(name, "closed its connection", now_s))
+            self._lose(connection, why)
+
+    def _lose(self, connection: Connection, why: HoldfastError) -> None:
+        is_worker = connection in self._workers.values()
+        name = self._drop(connection)
+        if name == "agent":
+            self._agent = None
+            self._fail(HoldfastError(f"the agent that starts the workers is gone: {why}"))
+        elif is_worker:
+            self._apply(self._coordinator.lost_connection(name, time.monotonic()))
 
     def _dispatch(self, connection: Connection, message: messages.Message) -> None:
         if not self._names[connection] and not self._welcome(connection, message):
@@ -143,35 +167,109 @@ class Server:
         match message:
             case messages.AgentHello():
                 self._send(connection, self._start_workers)
+                return
             case messages.WorkerStarted():
-                self._running.add(message.worker)
-            case _:
-                if isinstance(message, messages.WorkerExited):
-                    self._running.discard(message.worker)
-                self._apply(self._coordinator.handle(message, time.monotonic()))
+                self._running[message.pid] = message.worker
+            case messages.WorkerExited():
+                self._running.pop(message.pid, None)
+        self._apply(self._coordinator.handle(message, time.monotonic()))
 
     def _welcome(self, connection: Connection, message: messages.Message) -> bool:
-        """The first message must be a hello, or a worker's reason why there is none."""
-        if isinstance(message, messages.AgentHello) and message.token == self._token:
-            self._names[connection], self._agent = "agent", connection
-        elif isinstance(message, messages.Hello) and message.token == self._token:
-            self._names[connection] = message.worker
-            self._workers[parse_worker(message.worker)] = connection
-        elif isinstance(message, messages.Failed) and message.token == self._token:
-            self._names[connection] = message.worker
-        else:
+        """The first message must be a hello, a wish to join, or a reason why there is no hello."""
+        if isinstance(message, messages.JoinRequest):
+            self._answer(connection, message)
+            return False
+        if getattr(message, "token", None) != self._token:
             self._drop(connection)
             return False
-        del self._strangers[connection]
+        match message:
+            case messages.AgentHello():
+                self._names[connection], self._agent = "agent", connection
+            case messages.Hello() if self._coordinator.accepts(message.worker):
+                self._names[connection] = message.worker
+                self._workers[parse_worker(message.worker)] = connection
+            case messages.Failed() if self._coordinator.knows(message.worker):
+                self._names[connection] = message.worker
+            case _:
+                self._send(connection, messages.Stop(reason="there is no place for you here"))
+                self._drop(connection)
+                return False
+        del self._strangers[connection], self._sockets[connection]
         connection.trust()
         return True
 
+    def _answer(self, connection: Connection, request: messages.JoinRequest) -> None:
+        """To somebody who has no token yet: only the user whose run this is gets one."""
+        reply: messages.Message
+        try:
+            if user_of_peer(self._sockets[connection]) not in (None, os.getuid()):
+                raise ConfigError("only the user who has started the run may join it")
+            worker = self._coordinator.grant(request, self._job_sha256, time.monotonic())
+            reply = messages.JoinGranted(
+                worker=str(worker),
+                token=self._token,
+                job=self._start_workers.job,
+                job_sha256=self._job_sha256,
+                config=self._start_workers.config,
+            )
+        except ConfigError as why:
+            reply = messages.Stop(reason=str(why))
+        self._send(connection, reply)
+        self._drop(connection)
+
+    # --- what is to be done ---
+
     def _apply(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            if not isinstance(effect, Send):
+        """In order; what an effect leads to comes after those that were there before it."""
+        self._todo.extend(effects)
+        if self._is_applying:
+            return
+        self._is_applying = True
+        try:
+            while self._todo:
+                self._do(self._todo.popleft())
+        finally:
+            self._is_applying = False
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                if effect.to in self._workers:
+                    self._send(self._workers[effect.to], effect.message)
+            case Fence():
+                self._fence(effect.worker)
+            case StartWorker():
+                self._start(effect.worker)
+            case _:
                 self._perform_or_fail(effect)
-            elif effect.to in self._workers:
-                self._send(self._workers[effect.to], effect.message)
+
+    def _fence(self, worker: WorkerId) -> None:
+        self._running = {p: name for p, name in self._running.items() if name != str(worker)}
+        connection = self._workers.get(worker)
+        if connection is None:
+            return
+        for message in self._last_words(connection):
+            self._apply(self._coordinator.handle(message, time.monotonic()))
+        self._drop(connection)
+
+    def _last_words(self, connection: Connection) -> list[messages.Message]:
+        """What it had sent before it was lost, e.g. that a part of a checkpoint is on disk."""
+        heard: list[messages.Message] = []
+        try:
+            for _ in range(_MOST_LAST_READS):
+                if not any(key.fileobj is connection for key, _ in self._selector.select(0)):
+                    break
+                heard += connection.read()
+        except (PeerLost, ProtocolError):
+            return heard
+        return heard
+
+    def _start(self, worker: WorkerId) -> None:
+        order = replace(self._start_workers, workers=[str(worker)])
+        if self._agent is not None:
+            self._send(self._agent, order)
+        else:
+            self._start_more(order)
 
     def _perform_or_fail(self, effect: Effect) -> None:
         try:
@@ -185,12 +283,14 @@ class Server:
     def _send(self, connection: Connection, message: messages.Message) -> None:
         try:
             connection.send(message)
-        except PeerLost:
-            return  # its end is noticed by reading
+        except PeerLost as why:
+            if connection in self._names:
+                self._lose(connection, why)
 
     def _drop(self, connection: Connection) -> str:
         name = self._names.pop(connection, "")
         self._strangers.pop(connection, None)
+        self._sockets.pop(connection, None)
         self._selector.unregister(connection)
         connection.close()
         self._workers = {w: c for w, c in self._workers.items() if c is not connection}

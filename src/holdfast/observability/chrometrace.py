@@ -1,4 +1,7 @@
-"""Events -> a trace for Perfetto and chrome://tracing: a process a pipeline, a row a stage."""
+"""Events -> a trace for Perfetto and chrome://tracing: a process a pipeline, a row a stage.
+
+One more process, "control", has a bar for each recovery. Knows no file.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -6,11 +9,15 @@ from typing import Any
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.observability.events import (
     Event,
+    FaultFired,
+    Recovered,
     RunStarted,
     StepFinished,
     StepTakenBack,
+    WorkerLost,
     WorkerStep,
 )
+from holdfast.observability.words import seconds_after_fault
 
 # Kind of operation -> (name, one of the colours that trace viewers know).
 _KINDS = {
@@ -27,11 +34,19 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
     """The whole trace file; times are microseconds from the start of the run."""
     events = list(events)
     origin_s = _origin_s(events)
-    workers = sorted(
-        {parse_worker(event.worker) for event in events if isinstance(event, WorkerStep)}
-    )
-    rows = [row for event in events for row in _rows(event, origin_s)]
-    return {"displayTimeUnit": "ms", "traceEvents": [*_names(workers), *rows]}
+    workers = _workers(events)
+    control = 1 + max((worker.pipeline for worker in workers), default=0)
+    rows = [row for event in events for row in _rows(event, origin_s, control)]
+    rows += _recoveries(events, origin_s, control)
+    names = [*_names(workers), *_control_names(rows, control)]
+    return {"displayTimeUnit": "ms", "traceEvents": [*names, *rows]}
+
+
+def _workers(events: list[Event]) -> list[WorkerId]:
+    """All that have a row: they ran, or something happened to them."""
+    kinds = WorkerStep | WorkerLost | FaultFired
+    names = {event.worker for event in events if isinstance(event, kinds)}
+    return sorted(parse_worker(name) for name in names if name)
 
 
 def _origin_s(events: list[Event]) -> float:
@@ -43,7 +58,7 @@ def _origin_s(events: list[Event]) -> float:
     return min(starts_s, default=0.0)
 
 
-def _rows(event: Event, origin_s: float) -> Iterator[dict[str, Any]]:
+def _rows(event: Event, origin_s: float, control: int) -> Iterator[dict[str, Any]]:
     match event:
         case WorkerStep():
             yield from _operations(event, origin_s)
@@ -56,6 +71,52 @@ def _rows(event: Event, origin_s: float) -> Iterator[dict[str, Any]]:
             after_s = event.at_s - origin_s
             moment = _moment(f"step {event.step} taken back", after_s, scope="t", args=taken)
             yield moment | _row_of(parse_worker(event.worker))
+        case WorkerLost():
+            lost = {"step": event.step, "cause": event.cause}
+            name = f"worker {event.worker} lost"
+            moment = _moment(name, event.at_s - origin_s, scope="t", args=lost)
+            yield moment | {"cat": "fault"} | _row_of(parse_worker(event.worker))
+        case FaultFired():
+            fired = {"step": event.step, "point": event.point}
+            moment = _moment(f"fault: {event.fault}", event.at_s - origin_s, scope="t", args=fired)
+            # A join is injected into no worker.
+            where = _row_of(parse_worker(event.worker)) if event.worker else {"pid": control}
+            yield moment | {"cat": "fault"} | where
+
+
+def _recoveries(events: list[Event], origin_s: float, control: int) -> Iterator[dict[str, Any]]:
+    """A bar each, from the fault to the last first operation."""
+    busy_s: list[float] = []  # until when each row is taken: bars of one row must not overlap
+    found = [event for event in events if isinstance(event, Recovered)]
+    for event in sorted(found, key=lambda event: event.fault_s):
+        free = (row for row, until_s in enumerate(busy_s) if until_s <= event.fault_s)
+        row = next(free, len(busy_s))
+        busy_s[row : row + 1] = [event.resumed_s]
+        yield {
+            "name": " ".join([event.cause, *event.workers]),
+            "cat": "recovery",
+            "ph": "X",
+            "ts": _microseconds(event.fault_s - origin_s),
+            "dur": _microseconds(event.resumed_s - event.fault_s),
+            "cname": "terrible",
+            "args": _told(event),
+            "pid": control,
+            "tid": row,
+        }
+
+
+def _told(event: Recovered) -> dict[str, Any]:
+    notice_s, plan_s, _ = seconds_after_fault(event)
+    return {
+        "step": event.step,
+        "epoch": event.epoch,
+        "seconds_to_notice": notice_s,
+        "seconds_to_plan": plan_s,
+        "redone": event.redone,
+        "operations": event.operations,
+        "members": event.members,
+        "reason": event.reason,
+    }
 
 
 def _operations(event: WorkerStep, origin_s: float) -> Iterator[dict[str, Any]]:
@@ -90,6 +151,18 @@ def _names(workers: list[WorkerId]) -> Iterator[dict[str, Any]]:
         yield {"name": "thread_name", "ph": "M", "args": name, **_row_of(worker)}
         order = {"sort_index": worker.stage}
         yield {"name": "thread_sort_index", "ph": "M", "args": order, **_row_of(worker)}
+
+
+def _control_names(rows: list[dict[str, Any]], control: int) -> Iterator[dict[str, Any]]:
+    """None if nothing is in its rows."""
+    used = sorted({row["tid"] for row in rows if row["pid"] == control})
+    name = {"name": "control"}
+    if used:
+        yield {"name": "process_name", "ph": "M", "pid": control, "tid": 0, "args": name}
+        order = {"sort_index": -1}  # above the pipelines
+        yield {"name": "process_sort_index", "ph": "M", "pid": control, "tid": 0, "args": order}
+    for tid in used:
+        yield {"name": "thread_name", "ph": "M", "pid": control, "tid": tid, "args": name}
 
 
 def _row_of(worker: WorkerId) -> dict[str, int]:

@@ -6,7 +6,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, get_args, get_type_hints
 
@@ -31,6 +31,8 @@ class RunStarted:
     reason: str  # the planner's own words, shown as they are
     cut: tuple[int, ...]  # first layer of each stage after the first
     first_step: int = 0  # above 0: resumed from a checkpoint
+    address: str = ""  # HOST:PORT where workers may join; empty: they may not
+    limits: str = ""  # after how long a silent worker is lost, and the like, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,87 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultFired:
+    """An injected fault acted."""
+
+    at_s: float
+    worker: str  # empty for a join
+    fault: str  # as it was given
+    step: int
+    point: str  # empty for a join
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    at_s: float
+    worker: str
+    step: int
+    cause: str  # "signal SIGKILL", "closed its connection", "silent for 2.1 s", ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A change of who does what is complete: every member runs operations again."""
+
+    at_s: float
+    epoch: int
+    step: int
+    cause: str  # "death", "join", "move", "better plan", "interrupt", or some with " and "
+    workers: tuple[str, ...]  # who was lost, has joined or moved
+    fault_s: float  # when it happened; the first notice, if nobody knows
+    notice_s: float
+    plan_s: float  # when the plan was ready
+    resumed_s: float  # when the last member began its first operation
+    redone: int  # operations done again
+    operations: int  # all that was left of the running steps
+    members: int
+    period_s: float  # that the plan predicts for a step; 0: unknown
+    reason: str  # the planner's own words, shown as they are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJoined:
+    """It has the state of its stage and takes part from now on."""
+
+    at_s: float
+    worker: str
+    stage: int
+    step: int
+    copied_bytes: int
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMoved:
+    """It gave up its stage to help at another one."""
+
+    at_s: float
+    worker: str
+    from_stage: int
+    to_stage: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinFailed:
+    at_s: float
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WentBack:
+    """A stage had no holder left. All went back; the steps from ``to_step`` on run again."""
+
+    at_s: float
+    lost_stage: int
+    to_step: int  # optimizer steps that the state gone back to has had, as in CheckpointSaved
+    checkpoint: str  # its directory; empty: the initial parameters
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailed:
     at_s: float
     reason: str
@@ -94,6 +177,8 @@ class RunFinished:
     at_s: float
     parameters_sha256: str | None
     peak_memory_bytes: Mapping[str, int]  # of each worker
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of each worker: most that its kept boundary tensors ever took."""
 
 
 Event: TypeAlias = (
@@ -103,11 +188,18 @@ Event: TypeAlias = (
     | WorkerStep
     | StepTakenBack
     | CheckpointSaved
+    | FaultFired
+    | WorkerLost
+    | Recovered
+    | WorkerJoined
+    | WorkerMoved
+    | JoinFailed
+    | WentBack
     | RunFailed
     | RunFinished
 )
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
-_FIELDS = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASSES.values()}
+_FIELDS = {cls: tuple(each.name for each in fields(cls)) for cls in _CLASSES.values()}
 
 
 class JsonLines:
@@ -198,5 +290,6 @@ _READ: dict[Any, Callable[[Any], Any]] = {
     float: float,
     float | None: _maybe_float,
     tuple[int, ...]: tuple,
+    tuple[str, ...]: tuple,
     tuple[OpTime, ...]: _op_times,
 }

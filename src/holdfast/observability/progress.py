@@ -8,22 +8,30 @@ from dataclasses import dataclass, field
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.observability.events import (
     Event,
+    JoinFailed,
+    Recovered,
     RunFailed,
     RunFinished,
     RunStarted,
     StepFinished,
     StepTakenBack,
+    WentBack,
+    WorkerJoined,
+    WorkerLost,
+    WorkerMoved,
     WorkerReady,
     WorkerStep,
 )
 
 _RECENT_STEPS = 20  # that speed and ETA are taken from
+_AWAY = ("lost", "joining")  # words of a worker that takes no part any more, or not yet again
 
 
 @dataclass
 class WorkerState:
-    word: str = "starting"  # or "ready", "running", "went back", "done"
-    step: int | None = None  # the last it has finished
+    word: str = "starting"  # or "ready", "running", "went back", "lost", "joining", "joined", ...
+    step: int | None = None  # the last it has finished, or in which it was lost, joined or moved
+    stage: int | None = None  # that it holds, if it is not the one it is named after
 
 
 class Curve:
@@ -70,11 +78,14 @@ class Progress:
     last: StepFinished | None = None
     failure: str | None = None
     finished: bool = False
+    recovery: Recovered | None = None  # the last one
+    num_done: int = 0  # steps finished and not gone back on, those before a resume included
     num_skipped: int = 0
     num_taken_back: int = 0
     workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
     curve: Curve = field(default_factory=Curve)
     _recent: deque[StepFinished] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
+    _num_seen: int = 0  # steps that have finished at least once
 
     def handle(self, event: Event) -> None:
         match event:
@@ -82,47 +93,97 @@ class Progress:
                 self._start(event)
             case StepFinished():
                 self._finish_step(event)
-            case WorkerReady():
-                self._worker(event.worker).word = "ready"
-            case WorkerStep():
-                self._move(self._worker(event.worker), event.step)
-            case StepTakenBack():
-                self.num_taken_back += 1
-                self._worker(event.worker).word = "went back"
+            case Recovered():
+                self.recovery = event
+            case WentBack():
+                self._go_back(event)
             case RunFailed():
                 self.failure = event.reason
             case RunFinished():
                 self.finished = True
-                for state in self.workers.values():
+                for state in self._taking_part():
                     state.word = "done"
+            case _:
+                self._handle_worker(event)
+
+    def _handle_worker(self, event: Event) -> None:
+        match event:
+            case WorkerReady():
+                self._get_ready(self._worker(event.worker))
+            case WorkerStep():
+                self._advance(self._worker(event.worker), event.step)
+            case StepTakenBack():
+                self.num_taken_back += 1
+                self._report(self._worker(event.worker), "went back")
+            case WorkerLost():
+                self._place(event.worker, "lost", event.step)
+            case WorkerJoined():
+                self._place(event.worker, "joined", event.step, event.stage)
+            case WorkerMoved():
+                self._place(event.worker, "moved", event.step, event.to_stage)
+            case JoinFailed() if event.worker:
+                self._fail_to_join(self._worker(event.worker))
 
     def _start(self, run: RunStarted) -> None:
         self.run = run
+        self.num_done = run.first_step
         for pipeline in range(run.pipelines):
             for stage in range(run.stages):
                 self.workers.setdefault(WorkerId(pipeline, stage), WorkerState())
 
     def _finish_step(self, event: StepFinished) -> None:
         self.last = event
-        self.num_skipped += event.skipped
+        self.num_done = event.step + 1
         self._recent.append(event)
-        self.curve.add(event.loss)
-        for state in self.workers.values():
-            self._move(state, event.step)
+        for state in self._taking_part():
+            self._advance(state, event.step)
+        if event.step >= self._num_seen:  # not one that runs again after going back
+            self._num_seen = event.step + 1
+            self.num_skipped += event.skipped
+            self.curve.add(event.loss)
+
+    def _go_back(self, event: WentBack) -> None:
+        self.num_done = event.to_step
+        for state in self._taking_part():
+            state.word = "went back"
+            state.step = event.to_step - 1 if event.to_step else None
 
     def _worker(self, name: str) -> WorkerState:
         return self.workers.setdefault(parse_worker(name), WorkerState())
 
-    def _move(self, state: WorkerState, step: int) -> None:
-        state.word = "running"
-        state.step = step if state.step is None else max(state.step, step)
+    def _taking_part(self) -> list[WorkerState]:
+        outside = ("starting", *_AWAY)
+        return [state for state in self.workers.values() if state.word not in outside]
+
+    def _get_ready(self, state: WorkerState) -> None:
+        late = self.last is not None or state.word in _AWAY
+        state.word = "joining" if late else "ready"
+
+    def _advance(self, state: WorkerState, step: int) -> None:
+        self._report(state, "running")
+        if state.word == "running":
+            state.step = step if state.step is None else max(state.step, step)
+
+    def _report(self, state: WorkerState, word: str) -> None:
+        if state.word not in _AWAY:  # else sent before it was lost
+            state.word = word
+
+    def _place(self, name: str, word: str, step: int, stage: int | None = None) -> None:
+        """``stage``: that it holds from now on; None: as before."""
+        worker, state = parse_worker(name), self._worker(name)
+        state.word, state.step = word, step
+        if stage is not None:
+            state.stage = None if stage == worker.stage else stage
+
+    def _fail_to_join(self, state: WorkerState) -> None:
+        if state.word == "joining":
+            state.word = "lost"
 
     @property
-    def num_done(self) -> int:
-        """Steps finished, those before a resume included."""
-        if self.last is not None:
-            return self.last.step + 1
-        return self.run.first_step if self.run else 0
+    def num_members(self) -> int:
+        """All that take part; one that is changing its stage only counts again afterwards."""
+        num_here = len(self._taking_part())
+        return num_here if self.recovery is None else min(num_here, self.recovery.members)
 
     @property
     def step_s(self) -> float | None:

@@ -8,16 +8,39 @@ from typing import Any
 
 from holdfast.observability.events import (
     Event,
+    FaultFired,
+    Recovered,
     RunFailed,
     RunFinished,
     RunStarted,
     StepFinished,
     StepTakenBack,
+    WentBack,
+    WorkerJoined,
+    WorkerMoved,
     WorkerReady,
 )
 from holdfast.observability.jsonfile import write_json
+from holdfast.observability.words import seconds_after_fault
 
 SUMMARY_FILE = "summary.json"  # inside the directory of a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """One change of who does what; seconds count from the fault."""
+
+    step: int
+    cause: str
+    workers: tuple[str, ...]  # who was lost, has joined or moved
+    seconds_to_notice: float
+    seconds_to_plan: float
+    seconds_to_resume: float  # until the last member began its first operation
+    redone: int  # operations done again
+    operations: int  # all that was left of the running steps
+    members: int
+    period_s: float  # that the plan predicts for a step; 0: unknown
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +54,14 @@ class Summary:
     tokens_per_s: float | None  # likewise without the first step
     workers: tuple[str, ...]
     peak_memory_bytes: Mapping[str, int]  # of each worker
+    kept_bytes: Mapping[str, int]  # of each worker: most that kept boundary tensors ever took
     num_taken_back: int
     skipped_steps: tuple[int, ...]
+    recoveries: tuple[Recovery, ...]
+    faults_fired: tuple[str, ...]  # injected ones, as they were given
+    joins: tuple[Mapping[str, Any], ...]  # worker, stage, step, copied_bytes, took_s
+    moves: tuple[Mapping[str, Any], ...]  # worker, from_stage, to_stage, step, reason
+    went_back: tuple[Mapping[str, Any], ...]  # lost_stage, to_step, checkpoint, reason
     versions: Mapping[str, str]
     config: Mapping[str, Any]
 
@@ -54,8 +83,14 @@ def summarize(events: Iterable[Event], *, config: Mapping[str, Any]) -> Summary:
         tokens_per_s=_tokens_per_s(steps),
         workers=tuple(sorted(ready)),
         peak_memory_bytes=finished[-1].peak_memory_bytes if finished else {},
+        kept_bytes=finished[-1].kept_bytes if finished else {},
         num_taken_back=sum(isinstance(event, StepTakenBack) for event in events),
         skipped_steps=tuple(event.step for event in steps if event.skipped),
+        recoveries=tuple(_recovery(event) for event in events if isinstance(event, Recovered)),
+        faults_fired=tuple(event.fault for event in events if isinstance(event, FaultFired)),
+        joins=_untimed(events, WorkerJoined),
+        moves=_untimed(events, WorkerMoved),
+        went_back=_untimed(events, WentBack),
         versions=_versions(ready.values()),
         config=config,
     )
@@ -67,7 +102,37 @@ def write_summary(path: Path, summary: Summary | Mapping[str, Any]) -> None:
 
 
 def _last_by_step(events: Iterable[Event]) -> dict[int, StepFinished]:
-    return {event.step: event for event in events if isinstance(event, StepFinished)}
+    """Steps that were gone back on and have not run again are not finished."""
+    last: dict[int, StepFinished] = {}
+    for event in events:
+        if isinstance(event, StepFinished):
+            last[event.step] = event
+        elif isinstance(event, WentBack):
+            last = {step: done for step, done in last.items() if step < event.to_step}
+    return last
+
+
+def _recovery(event: Recovered) -> Recovery:
+    notice_s, plan_s, resumed_s = seconds_after_fault(event)
+    return Recovery(
+        step=event.step,
+        cause=event.cause,
+        workers=event.workers,
+        seconds_to_notice=notice_s,
+        seconds_to_plan=plan_s,
+        seconds_to_resume=resumed_s,
+        redone=event.redone,
+        operations=event.operations,
+        members=event.members,
+        period_s=event.period_s,
+        reason=event.reason,
+    )
+
+
+def _untimed(events: Iterable[Event], kind: type[Event]) -> tuple[dict[str, Any], ...]:
+    """All events of one kind, each without the moment it happened."""
+    found = (asdict(event) for event in events if isinstance(event, kind))
+    return tuple({name: value for name, value in d.items() if name != "at_s"} for d in found)
 
 
 def _outcome(events: Iterable[Event]) -> str:

@@ -4,7 +4,7 @@ Views only read events. A view that cannot write falls silent; it never stops th
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Protocol, TextIO, cast
 
@@ -17,15 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.observability.events import (
-    CheckpointSaved,
     Event,
     RunFailed,
     RunFinished,
     RunStarted,
     StepFinished,
-    StepTakenBack,
+    WentBack,
 )
 from holdfast.observability.progress import Progress, WorkerState
+from holdfast.observability.words import count, how_to_join, layout, recovered, told
 
 _REDRAW_S = 0.25
 _LINE_S = 1.0
@@ -35,6 +35,10 @@ _STYLES = {
     "ready": "cyan",
     "running": "green",
     "went back": "yellow",
+    "lost": "red",
+    "joining": "cyan",
+    "joined": "green",
+    "moved": "yellow",
     "done": "dim",
 }
 
@@ -83,7 +87,8 @@ def make_view(stream: TextIO) -> View:
 
 
 class PlainView:
-    """A line at the start, at most one a second, and one at the end: for logs and pipes."""
+    """For logs and pipes: a line at the start, at the end, for each mishap and change at once,
+    and at most one a second for the steps."""
 
     def __init__(self, stream: TextIO, *, now: Clock = time.monotonic) -> None:
         self._stream = Forgiving(stream)
@@ -96,22 +101,34 @@ class PlainView:
         self._progress.handle(event)
         match event:
             case RunStarted():
-                self._say(f"{_layout(event)}; {event.reason}")
+                self._tell_start(event)
             case StepFinished():
                 self._untold = True
                 if event.skipped or self._now() >= self._next_line_s:
                     self._tell_step()
-            case StepTakenBack():
-                self._say(f"worker {event.worker} took back step {event.step + 1}: {event.reason}")
-            case CheckpointSaved():
-                self._say(f"checkpoint of step {event.step} saved to {event.path}")
             case RunFailed() | RunFinished():
                 self.close()
                 self._say(_ending(self._progress))
+            case _:
+                self._tell_change(event)
 
     def close(self) -> None:
         if self._untold:
             self._tell_step()
+
+    def _tell_start(self, run: RunStarted) -> None:
+        self._say(f"{layout(run)}; {run.reason}")
+        if run.limits:
+            self._say(run.limits)
+        if run.address:
+            self._say(how_to_join(run))
+
+    def _tell_change(self, event: Event) -> None:
+        if isinstance(event, WentBack):
+            self._untold = False  # the step no longer counts
+        line = told(event)
+        if line is not None:
+            self._say(line)
 
     def _tell_step(self) -> None:
         self._untold = False
@@ -153,13 +170,13 @@ class LiveView:
 
 
 def draw(progress: Progress, glyphs: str) -> RenderableType:
-    """The panel: how far, how well, how fast, and what each worker does."""
+    """The panel: how far, how well, how fast, who takes part, and what each worker does."""
     lines: list[RenderableType] = [_bar(progress), _figures(progress, glyphs)]
     if progress.workers:
-        lines += [Text(), _grid(progress)]
+        lines += [*_members(progress), Text(), _grid(progress)]
     if progress.failure is not None or progress.finished:
         lines += [Text(), Text(_ending(progress), style="red" if progress.failure else "green")]
-    title = _layout(progress.run) if progress.run else "starting"
+    title = layout(progress.run) if progress.run else "starting"
     style = "red" if progress.failure is not None else "blue"
     return Panel(Group(*lines), title=escape(title), title_align="left", border_style=style)
 
@@ -185,6 +202,20 @@ def _figures(progress: Progress, glyphs: str) -> Text:
     return text
 
 
+def _members(progress: Progress) -> Iterator[Text]:
+    num_all = len(progress.workers)
+    missing = progress.num_members < num_all
+    text = Text(f"{progress.num_members} of {count(num_all, 'worker')}")
+    text.stylize("yellow" if missing else "dim")
+    ended = progress.finished or progress.failure is not None
+    if progress.run and progress.run.address and not ended:
+        text.append(f"; {how_to_join(progress.run)}", style="dim")
+    yield text
+    if progress.recovery is not None:
+        last = f"step {progress.recovery.step + 1}: {recovered(progress.recovery)}"
+        yield Text(last, style="dim")
+
+
 def _grid(progress: Progress) -> Table:
     """Pipelines down, stages across."""
     pipelines = sorted({worker.pipeline for worker in progress.workers})
@@ -204,19 +235,8 @@ def _cell(state: WorkerState | None) -> Text:
     if state is None:
         return Text("-", style="dim")
     step = "" if state.step is None else f" {state.step + 1}"
-    return Text(state.word + step, style=_STYLES[state.word])
-
-
-def _layout(run: RunStarted) -> str:
-    return (
-        f"{_count(run.pipelines, 'pipeline')} x {_count(run.stages, 'stage')}, "
-        f"{_count(run.microbatches, 'micro-batch', 'es')} a step, "
-        f"{_count(run.steps, 'step')}, {run.schedule}"
-    )
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"
+    stage = "" if state.stage is None else f" at stage {state.stage}"
+    return Text(state.word + step + stage, style=_STYLES[state.word])
 
 
 def _step_line(progress: Progress) -> str:
@@ -240,9 +260,9 @@ def _mishaps(progress: Progress) -> str:
 
 def _ending(progress: Progress) -> str:
     if progress.failure is not None:
-        return f"failed after {_count(progress.num_done, 'step')}: {progress.failure}"
+        return f"failed after {count(progress.num_done, 'step')}: {progress.failure}"
     loss = f", loss {progress.last.loss:.4f}" if progress.last else ""
-    return f"finished {_count(progress.num_done, 'step')}{loss}{_mishaps(progress)}"
+    return f"finished {count(progress.num_done, 'step')}{loss}{_mishaps(progress)}"
 
 
 def _clock(seconds: float | None) -> str:

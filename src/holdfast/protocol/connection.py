@@ -1,6 +1,7 @@
 """One end of a control connection: whole messages over a TCP socket. Used by all processes."""
 
 import socket
+import time
 
 from holdfast.errors import HoldfastError, PeerLost
 from holdfast.protocol.codec import MAX_MESSAGE_BYTES, Splitter, encode
@@ -38,6 +39,15 @@ class Connection:
         if not data:
             raise PeerLost("the control connection was closed by the other side")
         return self._splitter.feed(data)
+
+    def read_within(self, limit_s: float) -> list[Message]:
+        """The next messages, of which there is at least one unless the limit is reached."""
+        deadline_s = time.monotonic() + limit_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            self._sock.settimeout(left_s)
+            if found := self.read():
+                return found
+        return []
 
     def trust(self) -> None:
         """The other side has shown who it is: take messages of any size from now on."""

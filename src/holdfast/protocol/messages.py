@@ -42,6 +42,31 @@ class WorkerExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest:
+    """somebody -> coordinator, instead of a hello: may I take the place of a missing worker?
+
+    Answered with JoinGranted or Stop; then the connection is closed. Whoever was granted a place
+    comes back as a worker, with its token.
+    """
+
+    worker: str  # the place it wants; empty: any
+    pid: int
+    fingerprint: dict[str, str]
+    job_sha256: str  # of its own job file; empty: it has none and takes the run's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinGranted:
+    """coordinator -> whoever asked to join."""
+
+    worker: str
+    token: str
+    job: str  # path of the job file
+    job_sha256: str
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """worker -> coordinator, once the job is loaded and the data port is open."""
 
@@ -71,14 +96,16 @@ class LayerCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """coordinator -> worker: what to hold and what to run, every step."""
+    """coordinator -> worker: the stage to build. Again, when it is to hold another one."""
 
-    epoch: int
+    stage: int
     cut: list[int]
-    schedule: str  # text form of the whole schedule: routes follow from it
-    addresses: dict[str, list[Any]]  # worker -> [host, port]
     checkpoint: str  # directory to load from; empty: start anew
-    first_step: int
+    first_step: int  # optimizer steps that the state to start from has had
+    run_dir: str
+    beat_s: float  # send a heartbeat this often
+    wait_s: float  # longest wait for a tensor from another worker
+    faults: list[str]  # to be injected into this worker, as they were given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,15 +116,122 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Go:
-    """coordinator -> worker: all are ready, train."""
+class Heartbeat:
+    """worker -> coordinator, from a thread of its own: the process is not stopped."""
 
-    run_dir: str
+    worker: str
+    epoch: int
+    step: int  # it runs operations of this one
+    done: int  # how many of them it has finished, of its lane of this step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerGone:
+    """worker -> coordinator: the connection to another worker broke."""
+
+    worker: str
+    epoch: int
+    lost: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """coordinator -> member: stop at the next operation boundary and tell what you have."""
+
+    epoch: int  # the one to come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """worker -> coordinator, the answer to Halt: all that planning the rest needs to know."""
+
+    worker: str
+    epoch: int  # of the Halt
+    reduced: int  # steps whose gradient is reduced here; it is in step ``reduced`` now
+    oldest: int  # it has the weights to run operations of this step and later ones again
+    attempt: int  # of step ``reduced``
+    progress: dict[str, int]  # of step ``reduced``: micro-batch -> lineage.Progress
+    kept: list[list[Any]]  # [step, [micro-batches of kept activations], [... of kept gradients]]
+    verdicts: dict[str, list[Any]]  # step -> [norm, scale or null, skip], of those it has heard
+    kept_bytes: int  # most that kept boundary tensors ever took
+    done: int  # operations finished of its lane of step ``reduced``
+    saving: int  # newest version whose part it has written or is writing; 0: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proceed:
+    """coordinator -> member: what to run from now on. The first one starts the training."""
+
+    epoch: int
+    stages: dict[str, int]  # every member and the stage it holds
+    addresses: dict[str, list[Any]]  # member -> [host, port]
+    running: list[dict[str, Any]]
+    """Half-done steps, the oldest first, each with
+    ``step``, ``attempt``;
+    ``schedule``: text form of the lanes that end it;
+    ``sources``: [what, stage, micro-batch, worker] of kept tensors to be sent again;
+    ``copies``: stage (as text) -> worker that has its reduced gradient: whoever else of the
+    stage has R in its lane gets it from there."""
+    schedule: str  # of every step from ``first_step`` on
+    first_step: int
+    end_step: int  # stop and save when this many steps are done
+    verdicts: dict[str, list[Any]]  # as in Tell, of all members together
+    saved: dict[str, int]
+    """Stage -> newest version whose part of a checkpoint is on disk or being written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """worker -> coordinator: the first operation after a Proceed has begun."""
+
+    worker: str
+    epoch: int
+    at_s: float  # time.monotonic() of the worker's machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareState:
+    """coordinator -> member: copy your stage's state to ``to``, then each update that follows."""
+
+    to: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyState:
+    """coordinator -> joiner whose stage is built: take the state from ``source``."""
+
+    source: str
+    epoch: int  # be in this epoch while copying
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """joiner -> coordinator: it has the state of this version, made by an update of its own."""
+
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultFired:
+    """worker -> coordinator, just before an injected fault acts."""
+
+    worker: str
+    fault: str  # as it was given
+    step: int
+    point: str
+    done: int  # operations finished of its lane of this step
+    at_s: float  # time.monotonic() of the worker's machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """worker -> coordinator after each of its steps. Losses and tokens come from the last stage."""
+    """worker -> coordinator after each of its steps.
+
+    Losses and tokens of all micro-batches come from every holder of the last stage.
+    """
 
     worker: str
     step: int
@@ -130,6 +264,7 @@ class Finished:
     worker: str
     digests: dict[str, str]  # layer -> sha256 of its parameters
     peak_memory_bytes: int
+    kept_bytes: int  # most that kept boundary tensors ever took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +291,23 @@ Message = (
     | StartWorkers
     | WorkerStarted
     | WorkerExited
+    | JoinRequest
+    | JoinGranted
     | Hello
     | MeasureLayers
     | LayerCosts
     | Assign
     | Ready
-    | Go
+    | Heartbeat
+    | PeerGone
+    | Halt
+    | Tell
+    | Proceed
+    | Resumed
+    | ShareState
+    | CopyState
+    | Copied
+    | FaultFired
     | StepReport
     | CheckpointPart
     | Finished

@@ -1,11 +1,12 @@
-"""Runs one worker's lane, step after step. Order and routes come from the schedule, not from here.
+"""Runs one worker's lanes: the rest of half-done steps first, then step after step.
 
-Tensors for the next or previous stage leave as soon as they exist; the only waits are for tensors
-that are not here yet, and they end with the transport.
+Order and routes come from the plan, not from here. Tensors for the next or previous stage leave as
+soon as they exist; the only waits are for tensors that are not here yet. Whatever breaks a
+run off, it leaves whole operations behind: it can be run again with another plan.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,87 +14,145 @@ from typing import Any
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import ConfigError
 from holdfast.job import Batches, num_tokens
+from holdfast.runtime.borders import Border
 from holdfast.runtime.commit import Committed, Phase, StageCommit
 from holdfast.runtime.emulation import EmulatedDevice
+from holdfast.runtime.injection import Injector
+from holdfast.runtime.ledger import Ledger
 from holdfast.runtime.stage import Stage
+from holdfast.runtime.step_sums import StepSums
 from holdfast.schedule.operation import Kind, Op
-from holdfast.schedule.schedule import Schedule
-from holdfast.transport.base import Channel, Tag, Transport
-
-MAX_BORDER_TENSORS = 16
-_MORE = 32  # tensor i of k travels as part _MORE * i + k ...
-_CONSTANT = 1024  # ... plus this if it is an activation that takes no gradient
+from holdfast.schedule.running import RunningStep
+from holdfast.transport.base import Transport
 
 
 @dataclass
 class StepRecord:
     """What one step did on this worker, abandoned attempts included."""
 
-    losses: dict[int, float] = field(default_factory=dict)
-    num_tokens: int = 0
     operations: list[tuple[str, float, float]] = field(default_factory=list)
 
 
-class _TakenBack(Exception):
-    """The step before was applied on trust, and wrongly: what was computed since is void."""
+class _Redo(Exception):
+    """The step before was not what was expected: what was computed since is void."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A plan, as one worker has to follow it. ``steady``: of every step from ``first_step`` on."""
+
+    running: Sequence[RunningStep]
+    steady: RunningStep  # its own step number means nothing
+    first_step: int
+    end_step: int
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_of", {one.step: one for one in self.running})
+
+    def routes(self, step: int, attempt: int) -> RunningStep:
+        """A half-done step that has to be tried again from its start is one like any other."""
+        half_done: RunningStep | None = self._of.get(step)  # type: ignore[attr-defined]
+        return half_done if half_done and half_done.attempt >= attempt else self.steady
+
+    @property
+    def begins_with(self) -> int:
+        return min([one.step for one in self.running], default=self.first_step)
 
 
 @dataclass(frozen=True)
 class Lane:
-    """All that an executor works with. ``reduce`` runs the stage's reduction of a step."""
+    """All that an executor works with, in any epoch. ``again`` runs what others need once more."""
 
     me: WorkerId
-    schedule: Schedule
+    number: int  # of the stage
     stage: Stage
+    again: Stage
     batches: Batches
     transport: Transport
     commit: StageCommit
-    reduce: Callable[[int, int], None]
-    begin_step: Callable[[], None]
-    on_forward: Callable[[Mapping[str, Tensor]], None]  # changes of buffers
+    ledger: Ledger
+    sums: StepSums
+    injector: Injector
+    reduce: Callable[[RunningStep, int, int], None]  # of a step and attempt
+    begin_step: Callable[[int, int], None]
     on_commit: Callable[[Committed, StepRecord], None]
+    on_first: Callable[[], None]  # the first operation of a plan begins
+    check: Callable[[], None]  # raises if this worker is to stop
     compute: AbstractContextManager[Any]  # held while random numbers may be drawn
     device: EmulatedDevice
     staggered: bool
-    timeout_s: float
 
 
 class Executor:
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._ops = lane.schedule.lanes[lane.me]
-        self._split = {op.microbatch for op in self._ops if op.kind is Kind.B}
-        self._last_stage = lane.schedule.shape.last_stage
         self._records: dict[int, StepRecord] = {}
+        self._trust = lane.staggered  # until a verdict shows that trust costs more than it gains
+        self._border = Border(lane.me, lane.number, lane.transport)
         self._step = 0
         self._attempt = 0
-        self._trust = lane.staggered  # until a verdict shows that trust costs more than it gains
-        self._border_part = 1  # of the first tensor of the last input
-        self._carries: dict[int, list[bool]] = {}  # which outputs get a gradient back
+        self._is_first = False
 
-    def run(self, first_step: int, end_step: int) -> None:
-        """Steps ``first_step`` to ``end_step`` - 1."""
-        self._step, self._attempt = first_step, 0
-        while self._step < end_step:
+    def run(self, work: Work) -> None:
+        """All that is left to do until ``work.end_step`` steps are settled."""
+        lane, self._is_first = self._lane, True
+        self._timeout_s = work.timeout_s
+        lane.again.drop_all()
+        self._settle_what_is_known()
+        self._resend(work)
+        self._step = work.begins_with
+        while self._step < work.end_step:
             try:
-                self._run_lane()
-            except _TakenBack:
-                self._lane.stage.drop_all()
+                self._run_step(work)
+            except _Redo:
                 continue
-            self._step, self._attempt = self._step + 1, 0
-        if self._lane.commit.phase is not Phase.COLLECTING:
-            self._settle()
+            self._step += 1
+        if lane.commit.phase is not Phase.COLLECTING:
+            self._settle_last()
 
-    def _run_lane(self) -> None:
-        record = self._records[self._step] = StepRecord(
-            operations=self._records.get(self._step, StepRecord()).operations
-        )
-        self._lane.begin_step()
-        for op in self._ops:
+    def _settle_what_is_known(self) -> None:
+        commit = self._lane.commit
+        if commit.phase is not Phase.COLLECTING and not commit.missing():
+            self._settle_last()
+
+    def _settle_last(self) -> None:
+        try:
+            self._settle()
+        except _Redo:
+            return  # whatever was begun of the next step is void and will begin anew
+
+    def _resend(self, work: Work) -> None:
+        lane = self._lane
+        for routes in work.running:
+            for fact, to in routes.resend(lane.me):
+                tensors = lane.ledger.find(routes.step, fact)
+                self._border.send(to, fact, routes.step, routes.attempt, tensors)
+
+    def _run_step(self, work: Work) -> None:
+        lane, step = self._lane, self._step
+        self._attempt = self._attempt_of(step)
+        self._routes = routes = work.routes(step, self._attempt)
+        if step < lane.commit.reduced:
+            self._attempt = routes.attempt
+            self._run_again(routes)
+            return
+        if not lane.ledger.has_begun(step, self._attempt):
+            lane.stage.drop_all()
+            lane.begin_step(step, self._attempt)
+            lane.injector.begin(step)
+        self._records.setdefault(step, StepRecord())
+        ops = routes.schedule.lanes.get(lane.me, ())
+        self._split = {op.microbatch for op in ops if op.kind is Kind.B}
+        for op in ops:
+            lane.check()
             self._finish_step_before(op)
-            self._run(op, record)
+            self._run(op)
+
+    def _attempt_of(self, step: int) -> int:
+        before = self._lane.commit.verdicts.get(step - 1)
+        return int(self._lane.staggered and before is not None and not before.good)
 
     # --- the step before this one ---
 
@@ -120,152 +179,146 @@ class Executor:
             wanted = self._wanted(op)
             if not wanted:
                 return True
-            found = self._lane.transport.wait_any([*missing, *wanted], self._lane.timeout_s)
+            found = self._lane.transport.wait_any([*missing, *wanted], self._timeout_s)
             if found >= len(missing):
                 return True
         return False
 
     def _settle(self) -> None:
-        committed = self._lane.commit.settle()
+        lane = self._lane
+        committed = lane.commit.settle()
         good = committed.verdict.good
-        record = self._records.pop(committed.step)
-        if self._lane.staggered and not good:
+        self._trust = lane.staggered and good
+        lane.ledger.release_before(committed.step)
+        self._border.release_before(committed.step)
+        lane.on_commit(committed, self._records.pop(committed.step, StepRecord()))
+        if lane.staggered and not good:
             # Whoever went on with the wrong weights sent tensors under attempt 0: all refuse them.
-            self._attempt = 1
-            self._lane.transport.forget(committed.step + 1, 0)
-        self._trust = self._lane.staggered and good
-        self._lane.on_commit(committed, record)
-        if committed.taken_back:
-            raise _TakenBack
+            lane.transport.forget(committed.step + 1, 0)
+            raise _Redo
 
     # --- operations ---
 
-    def _run(self, op: Op, record: StepRecord) -> None:
+    def _run(self, op: Op) -> None:
+        lane, step = self._lane, self._step
         incoming = self._receive(op)
-        start_s = time.monotonic()
-        outgoing = self._compute(op, incoming, record)
-        self._lane.device.finish(op.kind, start_s)
-        end_s = time.monotonic()
-        self._send(op, outgoing)
-        record.operations.append((str(op), start_s, end_s))
+        lane.injector.before(step, op, lane.ledger.num_done)
+        start_s = self._begin()
+        outgoing = self._compute(op, incoming)
+        lane.device.finish(op.kind, start_s)
+        self._slow_down(time.monotonic() - start_s)
+        self._records[step].operations.append((str(op), start_s, time.monotonic()))
+        if op.microbatch is not None:
+            self._keep(op, outgoing)
+            lane.ledger.ran(op)
+            lane.injector.after(step, op, lane.ledger.num_done)
+            self._send(op, outgoing)
 
-    def _compute(
-        self, op: Op, incoming: tuple[Tensor, ...], record: StepRecord
-    ) -> tuple[Tensor, ...]:
+    def _begin(self) -> float:
+        if self._is_first:
+            self._is_first = False
+            self._lane.on_first()
+        return time.monotonic()
+
+    def _slow_down(self, took_s: float) -> None:
+        more_s = self._lane.injector.slowdown(took_s)
+        if more_s > 0:
+            time.sleep(more_s)
+
+    def _compute(self, op: Op, incoming: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         lane, microbatch = self._lane, op.microbatch
         if microbatch is None:
-            lane.reduce(self._step, self._attempt)
+            lane.reduce(self._routes, self._step, self._attempt)
             return ()
         match op.kind:
             case Kind.F:
-                return self._forward(microbatch, incoming, record)
+                return self._forward(lane.stage, microbatch, incoming, counts=True)
             case Kind.B:
-                given = self._placed(microbatch, incoming)
+                given = self._border.placed(self._step, microbatch, incoming)
                 return _present(lane.stage.backward_input(microbatch, given))
             case Kind.BW:
-                given = self._placed(microbatch, incoming)
+                given = self._border.placed(self._step, microbatch, incoming)
                 return _present(lane.stage.backward(microbatch, given))
             case _:
                 lane.stage.backward_weight(microbatch)
                 return ()
 
     def _forward(
-        self, microbatch: int, inputs: tuple[Tensor, ...], record: StepRecord
+        self, stage: Stage, microbatch: int, inputs: tuple[Tensor, ...], *, counts: bool
     ) -> tuple[Tensor, ...]:
-        lane = self._lane
-        stage, target = lane.me.stage, None
-        if stage in (0, self._last_stage):
+        """``counts``: its loss and its changes of buffers are part of the step."""
+        lane, target = self._lane, None
+        is_last = lane.number == self._routes.schedule.shape.last_stage
+        if lane.number == 0 or is_last:
             with lane.compute:
                 loaded, target = lane.batches.load(self._step, microbatch)
-            inputs = loaded if stage == 0 else inputs
-        outputs = lane.stage.forward(
+            inputs = loaded if lane.number == 0 else inputs
+        outputs = stage.forward(
             self._step,
             microbatch,
             inputs,
             target,
-            split=microbatch in self._split,
+            split=not counts or microbatch in self._split,
             constants=[i for i, tensor in enumerate(inputs) if not tensor.requires_grad],
         )
-        if stage == self._last_stage:
-            record.losses[microbatch] = lane.stage.take_loss(microbatch)
-            record.num_tokens += num_tokens(target)
-        lane.on_forward(lane.stage.take_buffer_changes(microbatch))
-        self._carries[microbatch] = [tensor.requires_grad for tensor in outputs]
+        loss = stage.take_loss(microbatch) if is_last else 0.0
+        changes: Mapping[str, Tensor] = stage.take_buffer_changes(microbatch)
+        if counts:
+            lane.sums.add(changes)
+            if is_last:
+                lane.sums.add_loss(microbatch, loss, num_tokens(target))
+        self._border.note_outputs(self._step, microbatch, outputs)
         return outputs
 
-    def _placed(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-        """Gradients as the stage wants them: None for each output that gets none back."""
-        arrived = iter(gradients)
-        return tuple(next(arrived) if carries else None for carries in self._carries[microbatch])
+    # --- operations of a step that is over here, for others who lost their results ---
+
+    def _run_again(self, routes: RunningStep) -> None:
+        lane = self._lane
+        for op in routes.schedule.lanes.get(lane.me, ()):
+            lane.check()
+            incoming = self._receive(op)
+            start_s = self._begin()
+            with lane.commit.old_weights(self._step):
+                outgoing = self._compute_again(op, incoming)
+            lane.device.finish(op.kind, start_s)
+            self._keep(op, outgoing)
+            self._send(op, outgoing)
+        lane.again.drop_all()
+
+    def _compute_again(self, op: Op, incoming: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        assert op.microbatch is not None
+        stage = self._lane.again
+        if op.kind is Kind.F:
+            return self._forward(stage, op.microbatch, incoming, counts=False)
+        given = self._border.placed(self._step, op.microbatch, incoming)
+        gradients = _present(stage.backward_input(op.microbatch, given))
+        stage.drop(op.microbatch)  # its weight gradient is in a sum already
+        return gradients
 
     # --- tensors over the border ---
 
-    def _wanted(self, op: Op) -> list[tuple[WorkerId, Tag]]:
-        """First messages any of which says that the operation's input is here; [] if it needs none.
+    def _keep(self, op: Op, tensors: tuple[Tensor, ...]) -> None:
+        last = self._routes.schedule.shape.last_stage
+        travels = op.stage < last if op.kind is Kind.F else op.stage > 0 and op.kind is not Kind.W
+        if travels:
+            self._border.check(op, tensors)
+            self._lane.ledger.keep(self._step, op, tensors)
 
-        The part of the first one tells how many there are.
-        """
-        if op.kind is Kind.F and op.stage > 0:
-            as_before = self._address(op, self._border_part)
-            if self._lane.transport.has(*as_before):
-                return [as_before]
-            counts = range(1, MAX_BORDER_TENSORS + 1)
-            return [self._address(op, n + flag) for n in counts for flag in (0, _CONSTANT)]
-        if op.kind in (Kind.B, Kind.BW) and op.stage < self._last_stage:
-            assert op.microbatch is not None
-            count = sum(self._carries[op.microbatch])
-            return [self._address(op, count)] if count else []
-        return []
-
-    def _address(self, op: Op, part: int) -> tuple[WorkerId, Tag]:
-        assert op.microbatch is not None
-        forward = op.kind is Kind.F
-        source = self._lane.schedule.route(op.stage - 1 if forward else op.stage + 1, op.microbatch)
-        channel = Channel.ACTIVATION if forward else Channel.GRADIENT
-        return source, Tag(channel, self._step, self._attempt, op.microbatch, part)
+    def _wanted(self, op: Op) -> list[tuple[WorkerId, Any]]:
+        origin = self._routes.origin(op)
+        if origin is None:
+            return []
+        return self._border.wanted(op, origin, self._step, self._attempt)
 
     def _receive(self, op: Op) -> tuple[Tensor, ...]:
-        wanted = self._wanted(op)
-        if not wanted:
+        origin = self._routes.origin(op)
+        if origin is None:
             return ()
-        lane = self._lane
-        first = wanted[lane.transport.wait_any(wanted, lane.timeout_s)]
-        count = first[1].part % _MORE
-        if op.kind is Kind.F:
-            self._border_part = first[1].part
-            return tuple(self._receive_activation(op, _MORE * i + count) for i in range(count))
-        addresses = [self._address(op, _MORE * i + count) for i in range(count)]
-        return tuple(lane.transport.receive(*address, lane.timeout_s) for address in addresses)
-
-    def _receive_activation(self, op: Op, part: int) -> Tensor:
-        """With ``requires_grad`` as the sender had it: some kernels are chosen by it."""
-        lane = self._lane
-        either = [self._address(op, part), self._address(op, part + _CONSTANT)]
-        found = lane.transport.wait_any(either, lane.timeout_s)
-        tensor = lane.transport.receive(*either[found], lane.timeout_s)
-        return tensor.requires_grad_(found == 0)
+        return self._border.receive(op, origin, self._step, self._attempt, self._timeout_s)
 
     def _send(self, op: Op, tensors: tuple[Tensor, ...]) -> None:
-        if op.microbatch is None or op.kind is Kind.W:
-            return
-        forward = op.kind is Kind.F
-        to_stage = op.stage + 1 if forward else op.stage - 1
-        if not 0 <= to_stage <= self._last_stage:
-            return
-        if forward and not tensors:
-            raise ConfigError(f"stage {op.stage} hands on no tensor; a layer must return some")
-        if len(tensors) > MAX_BORDER_TENSORS:
-            raise ConfigError(
-                f"stage {op.stage} hands on {len(tensors)} tensors; at most {MAX_BORDER_TENSORS}"
-            )
-        to = self._lane.schedule.route(to_stage, op.microbatch)
-        channel = Channel.ACTIVATION if forward else Channel.GRADIENT
-        for i, tensor in enumerate(tensors):
-            part = _MORE * i + len(tensors)
-            if forward and not tensor.requires_grad:
-                part += _CONSTANT
-            tag = Tag(channel, self._step, self._attempt, op.microbatch, part)
-            self._lane.transport.send(to, tag, tensor)
+        for to in self._routes.receivers(op):
+            self._border.send_result(to, op, self._step, self._attempt, tensors)
 
 
 def _present(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:

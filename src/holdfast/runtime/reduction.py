@@ -4,7 +4,7 @@ Everyone sends the owner their part of its shard; the owner adds, rounds, and se
 all. Two rounds for any number of members, and no bit of an exact result depends on that number.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, chain, pairwise
@@ -20,6 +20,8 @@ from holdfast.runtime.gradients import ALIGNMENT, Gradients, Layout
 from holdfast.transport.base import Channel, Tag, Transport
 
 _Arrival = tuple[WorkerId, Tensor]
+Given = tuple[Bucket, Tensor, bool]
+"""A tied parameter, its reduced gradient with padding, and whether any micro-batch used it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,15 @@ def reduce_gradients(
     transport: Transport,
     step: int,
     attempt: int = 0,
-    epoch: int = 0,
     timeout_s: float,
+    given: Sequence[Given] = (),
+    on_sent: Callable[[], None] = lambda: None,
 ) -> Reduced:
     """Sum over the members of every bucket. Only reads ``gradients``; no wait exceeds timeout_s.
 
-    ``epoch`` is the one whose plan asked for this reduction. A reduction of an earlier plan may
-    still be sending while its transport is moved on; the tag keeps its messages out of this one.
+    ``given``: buckets whose sum somebody has already. ``on_sent``: our own share is on its way.
     """
-    tag = Tag(Channel.NOTES, step, attempt, microbatch=epoch)
+    tag = Tag(Channel.NOTES, step, attempt)
     parts = [
         _Part(
             gradients, bucket, me, _Exchange(transport, tag._replace(part=bucket.number), timeout_s)
@@ -66,12 +68,17 @@ def reduce_gradients(
     ]
     for part in parts:
         part.send_partials()
+    on_sent()
     for part in parts:
         part.reduce_own_shard()
     flat = torch.zeros(gradients.layout.numel, dtype=torch.float32)
     touched = [False] * len(gradients.layout.slots)
     for part in parts:
         part.gather_into(flat, touched)
+    for bucket, values, is_touched in given:
+        for slot in (slot for group in bucket.groups for slot in group):
+            gradients.layout.padded(flat, slot).copy_(values)
+            touched[slot] = is_touched
     return conclude(gradients, flat, touched=touched, nonfinite=any(p.nonfinite for p in parts))
 
 

@@ -12,7 +12,7 @@ from holdfast.recovery.checkpoint import write_part
 from holdfast.recovery.manifest import partial_directory
 
 
-class BackgroundWriter:
+class StageSaver:
     """Writes one part at a time; a new one waits for the one before, so disks can set the pace."""
 
     def __init__(self, run_dir: Path, stage: int, limit_s: float) -> None:
@@ -21,6 +21,11 @@ class BackgroundWriter:
         self._limit_s = limit_s
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self.newest = 0  # version that was written here, or is being written
+        self.others = 0  # the same of other holders of the stage
+
+    def has(self, version: int) -> bool:
+        return max(self.newest, self.others) >= version
 
     def write(
         self,
@@ -30,6 +35,7 @@ class BackgroundWriter:
     ) -> None:
         """``done(directory, digests, took_s)`` is called from the writing thread."""
         self.wait()
+        self.newest = step
 
         def run() -> None:
             start_s = time.monotonic()

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -60,9 +61,37 @@ def set_buffer_values(layers: Layers, values: Mapping[str, Tensor]) -> None:
         _buffer(layers, key).copy_(value)
 
 
+@contextmanager
+def swapped_buffers(layers: Layers, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Other tensors in the place of some buffers, for a while; the present ones stay untouched."""
+    places = {key: _owner(layers, key) for key in values}
+    present = {key: owner._buffers[name] for key, (owner, name) in places.items()}
+    for key, (owner, name) in places.items():
+        owner._buffers[name] = values[key]
+    try:
+        yield
+    finally:
+        for key, (owner, name) in places.items():
+            owner._buffers[name] = present[key]
+
+
+def buffer_shapes(layers: Layers) -> dict[str, torch.Size]:
+    return {
+        f"{number}.{name}": buffer.shape
+        for number, layer in layers.items()
+        for name, buffer in layer.named_buffers(remove_duplicate=False)
+    }
+
+
 def _buffer(layers: Layers, key: str) -> Tensor:
     number, _, path = key.partition(".")
     return layers[int(number)].get_buffer(path)
+
+
+def _owner(layers: Layers, key: str) -> tuple[nn.Module, str]:
+    number, _, path = key.partition(".")
+    module, _, name = path.rpartition(".")
+    return layers[int(number)].get_submodule(module), name
 
 
 def layer_digest(layer: nn.Module) -> str:

@@ -1,6 +1,7 @@
 """Workers as threads of this process, on the in-memory transport: for tests and for debugging.
 
 Arithmetic takes turns under one lock, because torch has one random number generator a process.
+A thread cannot be killed: an injected fault closes all that it has open and ends it there.
 """
 
 import threading
@@ -17,31 +18,33 @@ _END_LIMIT_S = 30.0
 
 
 class WorkerThreads:
-    """A starter, as the launcher wants it."""
+    """A starter, as the launcher wants it. Started again, it adds workers."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
+        self._hub, self._compute = LocalHub(), threading.RLock()
+        self.woken = threading.Event()  # set: whoever was made to hang goes on
 
     def start(self, host: str, port: int, token: str, order: StartWorkers) -> None:
-        hub, compute = LocalHub(), threading.RLock()
         config = config_from(order.config)
         prepare_torch(config)
         for name in order.workers:
             spec = WorkerSpec(parse_worker(name), host, port, token, order.job, config)
-            transport = LocalTransport(spec.worker, hub, limits=transport_limits(config))
+            transport = LocalTransport(spec.worker, self._hub, limits=transport_limits(config))
             thread = threading.Thread(
                 target=run_worker,
-                args=(spec, transport, compute),
+                args=(spec, transport, self._compute, self.woken),
                 name=f"holdfast {name}",
                 daemon=True,
             )
-            self._threads.append(thread)
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
             thread.start()
 
     def ended(self) -> str | None:
         return None  # a thread that fails says so itself
 
     def stop(self) -> None:
+        self.woken.set()
         for thread in self._threads:
             thread.join(_END_LIMIT_S)
         if alive := [thread.name for thread in self._threads if thread.is_alive()]:

@@ -1,39 +1,42 @@
-"""A worker's stage in training: everything built from an assignment, wired, run and reported."""
+"""A worker's stage in training: built from an assignment, then run epoch after epoch.
 
+Wires the parts together, reports, tells what it has. What to run comes with each ``Proceed``.
+"""
+
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from holdfast.cluster import WorkerId
+from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
-from holdfast.errors import CheckpointError, HoldfastError
+from holdfast.errors import HoldfastError
 from holdfast.job import Batches, Job
 from holdfast.protocol import messages
-from holdfast.recovery.checkpoint import read_layers
-from holdfast.recovery.manifest import load_manifest
-from holdfast.runtime.buckets import plan_buckets
-from holdfast.runtime.buffer_sums import BufferSums
 from holdfast.runtime.commit import Committed, StageCommit
+from holdfast.runtime.copying import Giver, receive_state
 from holdfast.runtime.emulation import EmulatedDevice
-from holdfast.runtime.executor import Executor, Lane, StepRecord
+from holdfast.runtime.epoch import Epoch, Parts
+from holdfast.runtime.executor import Executor, Lane, StepRecord, Work
 from holdfast.runtime.gradients import ExactGradients, FastGradients, Layout
+from holdfast.runtime.injection import Injector
+from holdfast.runtime.ledger import Ledger
 from holdfast.runtime.optimizer import StageOptimizer
-from holdfast.runtime.reduction import Reduced, reduce_gradients
-from holdfast.runtime.saving import BackgroundWriter
+from holdfast.runtime.results import Arrivals, Form, receive_result
+from holdfast.runtime.saving import StageSaver
 from holdfast.runtime.stage import Slot, Stage
-from holdfast.runtime.state import Layers, layer_digest, load_state_tensors, state_tensors
+from holdfast.runtime.stage_state import OPTIMIZER, StageState
+from holdfast.runtime.state import Layers, buffer_shapes, layer_digest
+from holdfast.runtime.step_sums import StepSums
 from holdfast.runtime.ties import untie
-from holdfast.runtime.verdict import VerdictExchange
+from holdfast.runtime.verdict import Verdict, VerdictExchange
 from holdfast.schedule.cut import stage_ranges
+from holdfast.schedule.running import RunningStep, running_from_message
 from holdfast.schedule.schedule import loads
-from holdfast.transport.base import Transport
-
-_OPTIMIZER = "optimizer"
-_EXPONENT = "exponent"  # of a parameter's fixed-point sums: part of the state
+from holdfast.transport.base import Channel, Tag, Transport
 
 
 class StageTraining:
@@ -47,44 +50,77 @@ class StageTraining:
         transport: Transport,
         assign: messages.Assign,
         tell: Callable[[messages.Message], None],
+        check: Callable[[], None],
+        injector: Injector,
         compute: AbstractContextManager[Any],
     ) -> None:
+        """``check`` raises when this worker is to stop at the next operation boundary."""
         self._me, self._config, self._transport, self._tell = me, config, transport, tell
-        self._epoch = assign.epoch
-        self._schedule = loads(assign.schedule)
+        self._number, self._wait_s, self._injector = assign.stage, assign.wait_s, injector
+        self._clip_norm = job.clip_norm
         ranges = stage_ranges(assign.cut, len(job.layers))
         layers, ties = untie(list(job.layers))
-        self._layers = {number: layers[number] for number in ranges[me.stage]}
+        self._layers = {number: layers[number] for number in ranges[assign.stage]}
         self._stage = _build_stage(job, config, self._layers, compute)
-        slots = {
-            stage: [name for number in numbers for name in _trainable(number, layers[number])]
-            for stage, numbers in enumerate(ranges)
-        }
-        holders = {stage: self._schedule.holders(stage) for stage in range(len(ranges))}
         twins = [tie.members for tie in ties]
-        self._buckets = plan_buckets(me.stage, slots=slots, ties=twins, holders=holders)
         self._gradients = self._make_gradients(max([1, *map(len, twins)]))
-        self._exponents = tuple(self._gradients.exponents)  # of the next step's sums
         self._stage.sink = self._gradients
         if isinstance(self._gradients, FastGradients) and self._gradients.native:
             self._gradients.attach(self._parameters)
-        self._buffer_sums = BufferSums(config.parallel.microbatches)
         self._optimizer = StageOptimizer(
             self._parameters, [s.key for s in self._stage.slots], job.optimizer, job.lr_schedule
         )
+        self._state = StageState(self._layers, self._stage.slots, self._optimizer, self._gradients)
+        self.ledger = Ledger()
         self._commit = StageCommit(
             self._optimizer,
             self._stage,
             self._layers,
-            VerdictExchange(me, self._schedule, transport, job.clip_norm),
-            transport,
             _counted(self._stage.slots, twins),
-            config.workers.wait_limit_s,
+            reduced=assign.first_step,
+            keeps_old=len(ranges) > 1,
+            reach=self._reach,
+            due=injector.due,
         )
+        shapes = buffer_shapes(self._layers)
+        sums = StepSums(
+            config.parallel.microbatches, shapes, is_last=assign.stage == len(ranges) - 1
+        )
+        slots = {
+            stage: [name for number in numbers for name in _trainable(number, layers[number])]
+            for stage, numbers in enumerate(ranges)
+        }
+        form = Form(self._gradients.layout, shapes)
+        self._parts = Parts(slots, twins, self._gradients, sums, form)
+        self.giver = Giver(transport, form)
+        self._arrivals: Arrivals | None = None
+        self._has_state = False
+        self._saver = StageSaver(Path(assign.run_dir), assign.stage, self._wait_s)
         if assign.checkpoint:
-            self._load(Path(assign.checkpoint))
-        self._executor = Executor(self._lane(batches, compute))
-        self._writer: BackgroundWriter | None = None
+            self._state.load_checkpoint(Path(assign.checkpoint))
+        again = _build_stage(job, config, self._layers, compute)
+        self._executor = Executor(
+            Lane(
+                me=me,
+                number=assign.stage,
+                stage=self._stage,
+                again=again,
+                batches=batches,
+                transport=transport,
+                commit=self._commit,
+                ledger=self.ledger,
+                sums=sums,
+                injector=injector,
+                reduce=self._reduce,
+                begin_step=self._begin_step,
+                on_commit=self._on_commit,
+                on_first=self._on_first,
+                check=check,
+                compute=compute,
+                device=EmulatedDevice(config.device.durations_s()),
+                staggered=config.optimizer.mode == "staggered",
+            )
+        )
 
     @property
     def _parameters(self) -> list[nn.Parameter]:
@@ -97,75 +133,124 @@ class StageTraining:
             return FastGradients(layout)
         return ExactGradients(layout, self._config.parallel.microbatches * num_twins)
 
-    def _lane(self, batches: Batches, compute: AbstractContextManager[Any]) -> Lane:
-        config = self._config
-        return Lane(
-            me=self._me,
-            schedule=self._schedule,
-            stage=self._stage,
-            batches=batches,
-            transport=self._transport,
-            commit=self._commit,
-            reduce=self._reduce,
-            begin_step=self._begin_step,
-            on_forward=self._buffer_sums.add,
-            on_commit=self._on_commit,
-            compute=compute,
-            device=EmulatedDevice(config.device.durations_s()),
-            staggered=config.optimizer.mode == "staggered",
-            timeout_s=config.workers.wait_limit_s,
-        )
+    # --- as a member ---
 
-    def run(self, first_step: int, end_step: int, run_dir: Path) -> None:
-        if self._me == self._schedule.holders(self._me.stage)[0]:
-            self._writer = BackgroundWriter(
-                run_dir, self._me.stage, self._config.workers.wait_limit_s
-            )
-        self._executor.run(first_step, end_step)
-        if self._writer is not None:
-            self._writer.wait()
+    def run(self, proceed: messages.Proceed) -> None:
+        """Until the last step is settled and saved. EpochPast and PeerLost break it off."""
+        running = [running_from_message(one) for one in proceed.running]
+        epoch = self._enter(proceed)
+        for routes in running:
+            epoch.serve(routes, self._commit.result)
+        self._injector.reach(self._commit.reduced, "proceed", self.ledger.num_done)
+        steady = RunningStep.whole(0, 0, loads(proceed.schedule))
+        work = Work(running, steady, proceed.first_step, proceed.end_step, self._wait_s)
+        self._executor.run(work)
+        self._save_at_end(proceed.end_step)
+
+    def _enter(self, proceed: messages.Proceed) -> Epoch:
+        stages = {parse_worker(name): stage for name, stage in proceed.stages.items()}
+        self.giver.forget([joiner for joiner in self.giver.joiners if joiner in stages])
+        self._epoch_number, self._end_step = proceed.epoch, proceed.end_step
+        self.ledger.new_plan()
+        self._epoch = Epoch(
+            self._me, self._number, stages, self._transport, self._parts, self._wait_s
+        )
+        exchange = VerdictExchange(
+            self._me,
+            self._number,
+            self._epoch.holders,
+            self._transport,
+            self._clip_norm,
+            {int(step): Verdict(*values) for step, values in proceed.verdicts.items()},
+        )
+        self._commit.enter(exchange, self._transport, self._wait_s)
+        self._saver.others = proceed.saved.get(str(self._number), 0)
+        return self._epoch
+
+    def tell(self, epoch: int) -> messages.Tell:
+        """All that planning needs to know of this worker."""
+        commit, ledger = self._commit, self.ledger
+        self._injector.reach(commit.reduced, "halt", ledger.num_done)
+        is_begun = ledger.step == commit.reduced
+        return messages.Tell(
+            worker=str(self._me),
+            epoch=epoch,
+            reduced=commit.reduced,
+            oldest=commit.oldest,
+            attempt=ledger.attempt if is_begun else 0,
+            progress={str(m): int(p) for m, p in ledger.progress.items()} if is_begun else {},
+            kept=[
+                [step, sorted(kept.activations), sorted(kept.gradients)]
+                for step, kept in sorted(ledger.kept.items())
+            ],
+            verdicts={str(s): [v.norm, v.scale, v.skip] for s, v in commit.verdicts.items()},
+            kept_bytes=ledger.peak_bytes,
+            done=ledger.num_done if is_begun else 0,
+            saving=self._saver.newest,
+        )
 
     def finished(self, peak_memory_bytes: int) -> messages.Finished:
         return messages.Finished(
             worker=str(self._me),
             digests={str(number): layer_digest(layer) for number, layer in self._layers.items()},
             peak_memory_bytes=peak_memory_bytes,
+            kept_bytes=self.ledger.peak_bytes,
         )
+
+    def close(self) -> None:
+        """Another stage takes its place."""
+        self.giver.forget(self.giver.joiners)
+
+    # --- as a joiner ---
+
+    def follow(self, source: WorkerId) -> None:
+        """Take the state from ``source`` and keep up with it. Only EpochPast or a loss ends it."""
+        if self._arrivals is None or self._arrivals.source != source:
+            self._arrivals, self._has_state = Arrivals(self._transport, source), False
+        if not self._has_state:
+            self._injector.reach(self._commit.reduced, "copy")
+            state = receive_state(self._arrivals, self._wait_s)
+            self._state.load(state.tensors, f"the state of worker {source}")
+            self._commit.restart(state.version)
+            self._has_state = True
+        while True:
+            tag = Tag(Channel.UPDATE, self._commit.reduced)
+            result, verdict = receive_result(self._arrivals, tag, self._parts.form, self._wait_s)
+            assert verdict is not None, "an update is sent when it is settled"
+            self._state.begin_step()
+            self._state.choose_exponents(result.reduced.maxima)
+            self._commit.follow(result, verdict)
+            self._tell(messages.Copied(worker=str(self._me), version=self._commit.reduced))
 
     # --- called by the executor ---
 
-    def _begin_step(self) -> None:
-        self._gradients.clear()
-        if isinstance(self._gradients, ExactGradients):
-            self._gradients.exponents = self._exponents
-        self._buffer_sums.clear()
+    def _reach(self, step: int, point: str) -> None:
+        self._injector.reach(step, point, self.ledger.done_of(step))
 
-    def _reduce(self, step: int, attempt: int) -> None:
-        timeout_s = self._config.workers.wait_limit_s
+    def _begin_step(self, step: int, attempt: int) -> None:
+        self.ledger.begin(step, attempt)
+        self._state.begin_step()
+        self._parts.sums.clear()
 
-        def run_reduction() -> tuple[Reduced, dict[str, Tensor]]:
-            members = self._schedule.holders(self._me.stage)
-            reduced = reduce_gradients(
-                self._gradients,
-                self._buckets,
-                me=self._me,
-                transport=self._transport,
-                step=step,
-                attempt=attempt,
-                epoch=self._epoch,
-                timeout_s=timeout_s,
-            )
-            means = self._buffer_sums.mean(
-                members, self._me, self._transport, (step, attempt), timeout_s
-            )
-            return reduced, means
+    def _reduce(self, routes: RunningStep, step: int, attempt: int) -> None:
+        self._reach(step, "reduce")
+        result = self._epoch.reduce(
+            routes, step, attempt, on_sent=lambda: self._reach(step, "partials")
+        )
+        self._state.choose_exponents(result.reduced.maxima)
+        self._commit.accept(result)
+        self._reach(step, "reduced")
+        self._commit.tell()
+        self._reach(step, "told")
 
-        reduced = self._commit.reduce(step, attempt, run_reduction)
-        if isinstance(self._gradients, ExactGradients):
-            self._exponents = self._gradients.next_exponents(reduced.maxima)
+    def _on_first(self) -> None:
+        resumed = messages.Resumed(
+            worker=str(self._me), epoch=self._epoch_number, at_s=time.monotonic()
+        )
+        self._tell(resumed)
 
     def _on_commit(self, committed: Committed, record: StepRecord) -> None:
-        verdict = committed.verdict
+        verdict, totals = committed.verdict, committed.result.totals
         if verdict.skip and self._config.gradients.nonfinite == "stop":
             raise HoldfastError(
                 f"the gradient of step {committed.step} holds NaN or Inf and "
@@ -174,8 +259,8 @@ class StageTraining:
         report = messages.StepReport(
             worker=str(self._me),
             step=committed.step,
-            losses=[[m, loss] for m, loss in sorted(record.losses.items())],
-            num_tokens=record.num_tokens,
+            losses=[[m, loss] for m, loss in sorted(totals.losses.items())],
+            num_tokens=totals.num_tokens,
             norm=verdict.norm,
             clipped=verdict.scale is not None,
             skipped=verdict.skip,
@@ -185,17 +270,32 @@ class StageTraining:
             else [],
         )
         self._tell(report)
+        self.giver.send_update(committed)
+        if self.giver.is_asked:
+            self.giver.send_state(committed.step + 1, self._state.tensors())
         self._save_if_due(committed.step + 1)
 
     # --- checkpoints ---
 
     def _save_if_due(self, version: int) -> None:
-        checkpoint, last = self._config.checkpoint, version == self._config.train.steps
-        due = bool(checkpoint.every_steps) and version % checkpoint.every_steps == 0
-        if self._writer is None:
-            return
-        self._writer.check()
-        if not (due or (last and checkpoint.at_end)):
+        self._saver.check()
+        if self._is_due(version) and version < self._end_step:
+            self._save(version)
+
+    def _save_at_end(self, version: int) -> None:
+        """The last version, also of a run that ends early: then it is to be resumed."""
+        cut_short = version < self._config.train.steps
+        if self._config.checkpoint.at_end or cut_short or self._is_due(version):
+            self._save(version)
+        self._saver.wait()
+
+    def _is_due(self, version: int) -> bool:
+        every = self._config.checkpoint.every_steps
+        return bool(every) and version % every == 0
+
+    def _save(self, version: int) -> None:
+        """One holder of a stage does it for all."""
+        if not self._epoch.is_first_holder or self._saver.has(version):
             return
 
         def done(directory: str, digests: dict[str, str], took_s: float) -> None:
@@ -205,36 +305,13 @@ class StageTraining:
                 directory=directory,
                 layers=list(self._layers),
                 digests=digests,
-                state={_OPTIMIZER: self._optimizer.kind},
+                state={OPTIMIZER: self._optimizer.kind},
                 took_s=took_s,
             )
             self._tell(part)
 
-        self._writer.write(version, self._state_tensors(), done)
-
-    def _state_tensors(self) -> dict[str, Tensor]:
-        """Copies of all that a resumed stage needs, by layer."""
-        tensors = state_tensors(self._layers) | self._optimizer.state_tensors()
-        if isinstance(self._gradients, ExactGradients):
-            for slot, exponent in zip(self._stage.slots, self._exponents, strict=True):
-                tensors[f"{slot.key}/{_EXPONENT}"] = torch.tensor(exponent)
-        return tensors
-
-    def _load(self, directory: Path) -> None:
-        checkpoint = load_manifest(directory)
-        self._optimizer.check_wrote({part.state.get(_OPTIMIZER) for part in checkpoint.parts})
-        tensors = read_layers(checkpoint, self._layers)
-        exponents = {k: tensors.pop(k) for k in list(tensors) if k.endswith(f"/{_EXPONENT}")}
-        state = {k: tensors.pop(k) for k in list(tensors) if "/" in k}
-        load_state_tensors(self._layers, tensors)
-        self._optimizer.load_state_tensors(state)
-        if isinstance(self._gradients, ExactGradients) and exponents:
-            keys = [f"{slot.key}/{_EXPONENT}" for slot in self._stage.slots]
-            if missing := [key for key in keys if key not in exponents]:
-                raise CheckpointError(
-                    f"checkpoint {directory} lacks {missing[0]}; resume with the job that wrote it"
-                )
-            self._exponents = tuple(int(exponents[key]) for key in keys)
+        self._saver.write(version, self._state.tensors(), done)
+        self._reach(version - 1, "save")
 
 
 def _build_stage(

@@ -5,14 +5,13 @@ adds the same numbers in layer order, so everyone comes to the same verdict with
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
-from holdfast.schedule.schedule import Schedule
 from holdfast.transport.base import Channel, Tag, Transport
 
 _EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
@@ -44,50 +43,63 @@ def judge(pieces: Sequence[Tensor], clip_norm: float | None) -> Verdict:
 
 
 class VerdictExchange:
-    """Who tells whom: holder j of a stage hears from holder j modulo n of each other stage."""
+    """Who tells whom: holder j of a stage hears from holder j modulo n of each other stage.
+
+    ``holders``: of every stage, in the same order everywhere. Made anew for each epoch.
+    """
 
     def __init__(
-        self, me: WorkerId, schedule: Schedule, transport: Transport, clip_norm: float | None
+        self,
+        me: WorkerId,
+        stage: int,
+        holders: Sequence[Sequence[WorkerId]],
+        transport: Transport,
+        clip_norm: float | None,
+        known: Mapping[int, Verdict] | None = None,
     ) -> None:
+        """``known``: verdicts that somebody has heard already, by step; nobody tells them again."""
         self._transport = transport
         self._clip_norm = clip_norm
-        stages = range(schedule.shape.stages)
-        place = schedule.holders(me.stage).index(me)
-        num_twins = len(schedule.holders(me.stage))
-        self._me = me
-        self._sources = {
-            stage: schedule.holders(stage)[place % len(schedule.holders(stage))]
-            for stage in stages
-            if stage != me.stage
-        }
+        self._known = dict(known or {})
+        self._stage = stage
+        self._num_stages = len(holders)
+        place, num_twins = holders[stage].index(me), len(holders[stage])
+        others = [other for other in range(len(holders)) if other != stage]
+        self._sources = {other: holders[other][place % len(holders[other])] for other in others}
         self._listeners = [
-            other
-            for stage in stages
-            if stage != me.stage
-            for j, other in enumerate(schedule.holders(stage))
+            listener
+            for other in others
+            for j, listener in enumerate(holders[other])
             if j % num_twins == place
         ]
-        self._stages = stages
 
-    def tell(self, step: int, attempt: int, nonfinite: bool, squares: Sequence[float]) -> Tensor:
-        piece = torch.tensor([float(nonfinite), *squares], dtype=torch.float64)
-        for other in self._listeners:
-            self._transport.send(other, _tag(step, attempt), piece)
-        return piece
+    def tell(self, step: int, attempt: int, piece: Tensor) -> None:
+        if step not in self._known:
+            for other in self._listeners:
+                self._transport.send(other, _tag(step, attempt), piece)
 
     def wanted(self, step: int, attempt: int) -> list[tuple[WorkerId, Tag]]:
+        if step in self._known:
+            return []
         return [(source, _tag(step, attempt)) for source in self._sources.values()]
 
     def hear(self, step: int, attempt: int, own: Tensor, timeout_s: float) -> Verdict:
         """Waits for all stages' pieces."""
+        if step in self._known:
+            return self._known[step]
         tag = _tag(step, attempt)
         pieces = [
             own
-            if stage == self._me.stage
+            if stage == self._stage
             else self._transport.receive(self._sources[stage], tag, timeout_s)
-            for stage in self._stages
+            for stage in range(self._num_stages)
         ]
         return judge(pieces, self._clip_norm)
+
+
+def make_piece(nonfinite: bool, squares: Sequence[float]) -> Tensor:
+    """What a stage tells the others of its gradient."""
+    return torch.tensor([float(nonfinite), *squares], dtype=torch.float64)
 
 
 def _tag(step: int, attempt: int) -> Tag:

@@ -1,103 +1,43 @@
-"""One worker, from hello to goodbye: loads the job, builds its stage, trains, reports.
+"""One worker, from hello to goodbye: loads the job, builds its stage, trains, halts, trains on.
 
 The only place of the runtime that catches broadly: whatever goes wrong here is told to the
 coordinator, so that a run ends with a reason.
 """
 
 import os
-import queue
 import resource
 import signal
+import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from holdfast.cluster import parse_worker
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError, HoldfastError, PeerLost, TransportClosed
+from holdfast.errors import ConfigError, EpochPast, HoldfastError, PeerLost, TransportClosed
+from holdfast.faults.fault import parse_fault
 from holdfast.job import Batches, Job, load_job
 from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
-from holdfast.protocol.connection import Connection, connect
-from holdfast.protocol.spec import WorkerSpec
+from holdfast.protocol.connection import connect
+from holdfast.protocol.spec import REJOIN_VARIABLE, WorkerSpec
 from holdfast.runtime.fingerprint import fingerprint
+from holdfast.runtime.injection import Act, Injector, Killed, ProcessActions, ThreadActions
+from holdfast.runtime.link import ControlLink, Heart, Stopped
 from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.training import StageTraining
 from holdfast.transport.base import Limits, Transport
 from holdfast.transport.tcp import TcpTransport
 
+CUT_OFF = 75  # exit code of a worker that the launcher does not talk to any more
 _CONNECT_LIMIT_S = 10.0
 _FLUSH_LIMIT_S = 10.0
-_Message = TypeVar("_Message")
-
-
-class Stopped(Exception):
-    """The coordinator said stop, or is gone."""
-
-
-class ControlLink:
-    """The connection to the coordinator. A thread reads it, so that a stop ends every wait."""
-
-    def __init__(self, connection: Connection, on_stop: Callable[[], None]) -> None:
-        self._connection = connection
-        self._on_stop = on_stop
-        self._inbox: queue.Queue[messages.Message] = queue.Queue()
-        self._lock = threading.Lock()  # the checkpoint thread sends too
-        self._stopped: str | None = None
-        self._thread = threading.Thread(target=self._read, name="control", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def send(self, message: messages.Message) -> None:
-        if self._stopped is not None:  # a run of one worker waits for nobody: it hears it here
-            raise Stopped(self._stopped)
-        with self._lock:
-            self._connection.send(message)
-
-    def expect(self, kind: type[_Message], timeout_s: float) -> _Message:
-        """The next message, which must be of ``kind``; Stopped if it is a stop."""
-        try:
-            message = self._inbox.get(timeout=timeout_s)
-        except queue.Empty:
-            raise HoldfastError(
-                f"no {kind.__name__} from the launcher in {timeout_s:g} s"
-            ) from None
-        if isinstance(message, messages.Stop):
-            self._inbox.put(message)  # whoever asks next hears it too
-            raise Stopped(message.reason)
-        if not isinstance(message, kind):
-            raise HoldfastError(f"got {type(message).__name__}, expected {kind.__name__}")
-        return message
-
-    def expect_any(self, timeout_s: float) -> messages.Message:
-        return self.expect(object, timeout_s)  # type: ignore[return-value]
-
-    def close(self) -> None:
-        self._connection.shutdown()
-        self._thread.join(_CONNECT_LIMIT_S)
-        self._connection.close()
-
-    def _read(self) -> None:
-        try:
-            while True:
-                for message in self._connection.read():
-                    self._inbox.put(message)
-                    if isinstance(message, messages.Stop):
-                        self._stop(message.reason)
-        except HoldfastError as why:  # the launcher is gone, or speaks nonsense
-            self._inbox.put(messages.Stop(reason=str(why)))
-            self._stop(str(why))
-
-    def _stop(self, reason: str) -> None:
-        self._stopped = reason
-        self._on_stop()
+_IDLE_LIMIT_S = 1_000_000.0  # the control connection ends a wait for the launcher, not the clock
 
 
 class Worker:
@@ -107,36 +47,70 @@ class Worker:
         link: ControlLink,
         transport: Transport,
         compute: AbstractContextManager[Any],
+        act: Act,
+        is_silent: Callable[[], bool],
     ) -> None:
         self._spec = spec
         self._link = link
         self._transport = transport
         self._compute = compute
+        self._act, self._is_silent = act, is_silent
+        self._heart = Heart(link.send)
+        self._epoch = 0
+        self.training: StageTraining | None = None
 
     @property
     def _config(self) -> RunConfig:
         return self._spec.config
 
     def run(self) -> None:
-        config, limit_s = self._config, self._config.workers.start_limit_s
+        """Until told to stop."""
         with self._compute:
-            job = self._load_job()
-        batches = Batches(job, config.train.seed, config.parallel.microbatches)
+            job: Job | None = self._load_job()
+        assert job is not None
         self._say_hello(job)
-        message = self._link.expect_any(limit_s)
-        if isinstance(message, messages.MeasureLayers):
-            self._measure(job, batches)
-            message = self._link.expect_any(limit_s)
-        if not isinstance(message, messages.Assign):
-            raise HoldfastError(f"got {type(message).__name__}, expected Assign")
-        training = self._build(job, batches, message)
-        del job  # the other stages' layers
-        self._link.send(messages.Ready(worker=str(self._spec.worker)))
-        go = self._link.expect(messages.Go, limit_s)
-        training.run(message.first_step, config.train.steps, Path(go.run_dir))
-        self._transport.flush(_FLUSH_LIMIT_S)
-        self._link.send(training.finished(_peak_memory_bytes()))
-        self._link.expect(messages.Stop, config.workers.wait_limit_s)
+        limit_s = self._config.workers.start_limit_s
+        try:
+            while True:
+                message = self._link.next(limit_s)
+                limit_s = _IDLE_LIMIT_S
+                if isinstance(message, messages.MeasureLayers):
+                    assert job is not None
+                    self._measure(job)
+                else:
+                    self._obey(message, job)
+                    job = None  # the other stages' layers
+        finally:
+            self._heart.stop()
+
+    def _obey(self, message: messages.Message, job: Job | None) -> None:
+        try:
+            match message:
+                case messages.Assign():
+                    self._build(message, job)
+                case messages.CopyState():
+                    self._follow(message)
+                case messages.Halt():
+                    self._link.send(self._built.tell(message.epoch))
+                case messages.Proceed():
+                    self._proceed(message)
+                case _:
+                    raise HoldfastError(f"cannot obey {type(message).__name__}")
+        except EpochPast:
+            return  # a Halt is in the inbox, or about to be
+        except PeerLost as why:
+            if not why.worker:
+                raise
+            gone = messages.PeerGone(
+                worker=str(self._spec.worker), epoch=self._epoch, lost=why.worker
+            )
+            self._link.send(gone)
+
+    @property
+    def _built(self) -> StageTraining:
+        if self.training is None:
+            raise HoldfastError("told to train before a stage was assigned")
+        return self.training
 
     def _load_job(self) -> Job:
         job = load_job(self._spec.job, self._config.train.seed)
@@ -144,6 +118,9 @@ class Worker:
             torch.manual_seed(self._config.train.seed)
             return emulated_job(max(len(job.layers), self._config.parallel.stages))
         return job
+
+    def _batches(self, job: Job) -> Batches:
+        return Batches(job, self._config.train.seed, self._config.parallel.microbatches)
 
     def _say_hello(self, job: Job) -> None:
         host, port = "", 0
@@ -161,33 +138,76 @@ class Worker:
         )
         self._link.send(hello)
 
-    def _measure(self, job: Job, batches: Batches) -> None:
+    def _measure(self, job: Job) -> None:
         with self._compute:
-            forward_s, backward_s = measure_layers(job, batches)
+            forward_s, backward_s = measure_layers(job, self._batches(job))
         costs = messages.LayerCosts(
             worker=str(self._spec.worker), forward_s=forward_s, backward_s=backward_s
         )
         self._link.send(costs)
 
-    def _build(self, job: Job, batches: Batches, assign: messages.Assign) -> StageTraining:
-        if isinstance(self._transport, TcpTransport):
-            self._transport.connect(
-                {
-                    parse_worker(name): (host, port)
-                    for name, (host, port) in assign.addresses.items()
-                }
-            )
-        self._transport.advance(assign.epoch)
-        return StageTraining(
+    def _build(self, assign: messages.Assign, job: Job | None) -> None:
+        if self.training is not None:
+            self.training.close()
+            self.training = None
+        if job is None:
+            with self._compute:
+                job = self._load_job()
+        self.training = StageTraining(
             me=self._spec.worker,
             config=self._config,
             job=job,
-            batches=batches,
+            batches=self._batches(job),
             transport=self._transport,
             assign=assign,
             tell=self._link.send,
+            check=lambda: self._link.check(self._epoch),
+            injector=Injector([parse_fault(text) for text in assign.faults], self._act),
             compute=self._compute,
         )
+        self._heart.start(assign.beat_s, self._beat)
+        self._link.send(messages.Ready(worker=str(self._spec.worker)))
+
+    def _beat(self) -> messages.Heartbeat | None:
+        if self._is_silent():
+            return None
+        ledger = None if self.training is None else self.training.ledger
+        return messages.Heartbeat(
+            worker=str(self._spec.worker),
+            epoch=self._epoch,
+            step=max(0, ledger.step) if ledger else 0,
+            done=ledger.num_done if ledger else 0,
+        )
+
+    def _follow(self, order: messages.CopyState) -> None:
+        self._enter(order.epoch)
+        self._built.follow(parse_worker(order.source))
+
+    def share(self, order: messages.ShareState) -> None:
+        """From the control thread: the joiner is fed at the next settled step."""
+        joiner = parse_worker(order.to)
+        self._connect({order.to: [order.host, order.port]})
+        self._built.giver.ask(joiner)
+
+    def _proceed(self, proceed: messages.Proceed) -> None:
+        training = self._built
+        members = {parse_worker(name) for name in proceed.stages}
+        self._transport.disconnect({*members, *training.giver.joiners})
+        self._connect(proceed.addresses)
+        self._enter(proceed.epoch)
+        training.run(proceed)
+        self._transport.flush(_FLUSH_LIMIT_S)
+        self._link.send(training.finished(_peak_memory_bytes()))
+
+    def _enter(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._transport.advance(epoch)
+
+    def _connect(self, addresses: dict[str, list[Any]]) -> None:
+        if isinstance(self._transport, TcpTransport):
+            self._transport.connect(
+                {parse_worker(name): (host, port) for name, (host, port) in addresses.items()}
+            )
 
 
 def run_process(spec: WorkerSpec) -> int:
@@ -197,20 +217,40 @@ def run_process(spec: WorkerSpec) -> int:
     prepare_torch(spec.config)
     limits = transport_limits(spec.config)
     transport = TcpTransport(spec.worker, bytes.fromhex(spec.token), limits=limits)
-    return run_worker(spec, transport, nullcontext())
+    code = run_worker(spec, transport, nullcontext())
+    if code == CUT_OFF:
+        _join_again(spec)
+    return code
 
 
-def run_worker(spec: WorkerSpec, transport: Transport, compute: AbstractContextManager[Any]) -> int:
+def _join_again(spec: WorkerSpec) -> None:
+    """The run has given this worker up, as one that hung. All it holds is past: begin anew."""
+    words = [sys.executable, "-m", "holdfast", "worker", "--join", f"{spec.host}:{spec.port}"]
+    words += ["--as", str(spec.worker)]
+    os.execve(sys.executable, words, os.environ | {REJOIN_VARIABLE: "1"})
+
+
+def run_worker(
+    spec: WorkerSpec,
+    transport: Transport,
+    compute: AbstractContextManager[Any],
+    woken: threading.Event | None = None,
+) -> int:
+    """``woken``: this worker is a thread; set it to wake one that was made to hang."""
     try:
         connection = connect(spec.host, spec.port, _CONNECT_LIMIT_S)
     except HoldfastError:
         return 1  # the run is over already; there is nobody to tell
-    link = ControlLink(connection, transport.close)
+    link = ControlLink(connection, transport, lambda order: worker.share(order))
+    act, is_silent = _actions(link, transport, woken)
+    worker = Worker(spec, link, transport, compute, act, is_silent)
     link.start()
     try:
-        Worker(spec, link, transport, compute).run()
+        worker.run()
     except (Stopped, TransportClosed):
-        return 0
+        return CUT_OFF if link.is_cut_off else 0
+    except Killed:
+        return 137
     except Exception as why:
         return _tell_failure(spec, link, why)
     finally:
@@ -219,9 +259,23 @@ def run_worker(spec: WorkerSpec, transport: Transport, compute: AbstractContextM
     return 0
 
 
+def _actions(
+    link: ControlLink, transport: Transport, woken: threading.Event | None
+) -> tuple[Act, Callable[[], bool]]:
+    if woken is None:
+        return ProcessActions(link.send).act, lambda: False
+
+    def die() -> None:
+        link.drop()
+        transport.close()
+
+    actions = ThreadActions(link.send, die, woken)
+    return actions.act, lambda: actions.hanging
+
+
 def transport_limits(config: RunConfig) -> Limits:
     """A full receiver is waited for as long as a missing tensor."""
-    wait_s = config.workers.wait_limit_s
+    wait_s = config.workers.start_limit_s
     return Limits(send_limit_s=wait_s, silence_limit_s=max(wait_s, Limits().silence_limit_s))
 
 

@@ -4,7 +4,7 @@ A message is a tensor under a :class:`Tag`. Receivers ask for a tag, so the orde
 messages arrive never matters; messages of one tag keep their order. Knows nothing of pipelines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
@@ -25,6 +25,17 @@ class Channel(IntEnum):
     NOTES = 5  # small facts that travel with a reduction
     VERDICT = 6  # norms of a stage's gradient, to every other stage
     BUFFERS = 7  # changes of a stage's buffers, to its other holders
+    STATE = 8  # a worker's state, to a joiner
+    UPDATE = 9  # a settled update of a stage, to a joiner
+    RESULT = 10  # a reduced gradient, to a holder that has none
+
+    @property
+    def is_timeless(self) -> bool:
+        """Whether what it carries is true in every epoch: it is never refused, nor made to wait."""
+        return self in _TIMELESS
+
+
+_TIMELESS = (Channel.STATE, Channel.UPDATE)
 
 
 class Tag(NamedTuple):
@@ -92,7 +103,7 @@ class Statistics:
     unread_bytes: int = 0  # held now, parked ones included
     refused_past_epoch: int = 0  # messages
     refused_forgotten: int = 0  # messages
-    refused_connections: int = 0  # closed for what they sent
+    refused_connections: int = 0  # closed for what they sent, or for a newer one of that name
 
 
 class Transport(Protocol):
@@ -103,16 +114,16 @@ class Transport(Protocol):
 
         Returns at once unless more than the outbox limit is waiting to leave for ``to``
         (back-pressure); then it waits for room, at most the send limit. Returning says
-        nothing of arrival. Raises WaitTimeout, TransportClosed, EpochPast if ``advance`` came
-        meanwhile, or PeerLost if ``to`` is known to be gone or its address is not known.
+        nothing of arrival. Raises WaitTimeout, TransportClosed, EpochPast if it would wait and
+        ``advance`` or ``interrupt`` came, or PeerLost if ``to`` is gone or has no known address.
         """
         ...
 
     def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
         """The next message of ``tag`` from ``source``: contiguous, without autograd history.
 
-        Raises WaitTimeout, TransportClosed, EpochPast if ``advance`` came meanwhile, or PeerLost
-        if ``source`` is gone and this message is not among what it left.
+        Raises WaitTimeout, TransportClosed, EpochPast if ``advance`` came meanwhile or the epoch
+        is interrupted, or PeerLost if ``source`` is gone and did not leave this message.
         """
         ...
 
@@ -128,14 +139,34 @@ class Transport(Protocol):
         ...
 
     def forget(self, step: int, attempt: int) -> None:
-        """Drop messages, here or still to come, of ``step`` with this attempt or an earlier one."""
+        """Drop messages, here or still to come, of ``step`` with this attempt or an earlier one.
+
+        Not those of timeless channels.
+        """
         ...
 
     def advance(self, epoch: int) -> None:
         """Enter a later epoch: every wait begun in an earlier one ends with EpochPast.
 
         Messages of earlier epochs, here, still to leave or still to come, are refused; those
-        of this epoch that came early become readable. Going back raises EpochPast.
+        of this epoch that came early become readable. Going back raises EpochPast. Messages of
+        timeless channels are readable in every epoch.
+        """
+        ...
+
+    def interrupt(self, before_epoch: int) -> None:
+        """End every wait with EpochPast, now and until ``advance`` to ``before_epoch`` or later.
+
+        So does every ``receive`` and ``wait_any``, even of what is here; a ``send`` that need not
+        wait goes out. From any thread. The latest epoch of all interrupts counts.
+        """
+        ...
+
+    def disconnect(self, keep: Collection[WorkerId]) -> None:
+        """Hang up on every peer but these, and let go of all that is held for or from the others.
+
+        Call it after ``advance``: whoever comes back under a dropped name must be in this epoch
+        or a later one. One that was itself dropped while it lived must do the same with its links.
         """
         ...
 

@@ -20,7 +20,7 @@ from holdfast.transport.frame import (
     payload_view,
 )
 from holdfast.transport.mailbox import Mailbox
-from holdfast.transport.sockets import probe_when_idle, read_exactly, shut
+from holdfast.transport.sockets import read_exactly, shut, tune_incoming
 
 
 class Incoming:
@@ -36,6 +36,7 @@ class Incoming:
         """``on_end`` is called once, with True if the connection was refused."""
         self._connection, self._mailbox = connection, mailbox
         self._token, self._limits, self._on_end = token, limits, on_end
+        self._is_shut = self._is_replaced = False
         name = f"holdfast-{mailbox.me}-read"
         self._reader = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -43,7 +44,14 @@ class Incoming:
         self._reader.start()
 
     def shut(self) -> None:
+        self._is_shut = True
         shut(self._connection)
+        self._mailbox.wake()  # the reader may wait for room
+
+    def replace(self) -> None:
+        """Another connection speaks for this sender now."""
+        self._is_replaced = True
+        self.shut()
 
     def join(self, timeout_s: float) -> None:
         self._reader.join(timeout_s)
@@ -54,7 +62,9 @@ class Incoming:
         is_refused = False
         try:
             hello = self._read_hello()
-            self._mailbox.welcome(hello.sender, hello.epoch, self)
+            before = self._mailbox.welcome(hello.sender, hello.epoch, self)
+            if isinstance(before, Incoming):
+                before.replace()
             self._reader.name += f"-{hello.sender}"
             self._read_until_lost(hello.sender)
         except (ProtocolError, OSError):
@@ -62,14 +72,14 @@ class Incoming:
             is_refused = True
         finally:
             self._connection.close()
-            self._on_end(self, is_refused)
+            self._on_end(self, is_refused or self._is_replaced)
 
     def _read_hello(self) -> Hello:
         hello = bytearray(HELLO_BYTES)
         self._connection.settimeout(self._limits.connect_limit_s)
         if read_exactly(self._connection, memoryview(hello)) < HELLO_BYTES:
             raise ProtocolError("the connection ended before its hello")
-        probe_when_idle(self._connection, self._limits.silence_limit_s)
+        tune_incoming(self._connection, self._limits.silence_limit_s)
         self._connection.settimeout(None)
         return decode_hello(hello, self._token)
 
@@ -103,5 +113,9 @@ class Incoming:
                     f"of {frame.tag}"
                 )
         if self._mailbox.put(source, self, frame.epoch, frame.tag, tensor):
-            self._mailbox.wait_for_room(source, threading.TIMEOUT_MAX)
+            self._mailbox.wait_for_room(source, threading.TIMEOUT_MAX, self._check_not_shut)
         return True
+
+    def _check_not_shut(self) -> None:
+        if self._is_shut:
+            raise ConnectionAbortedError("we closed the connection")

@@ -5,7 +5,7 @@ of what neither side may change.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -90,6 +90,16 @@ class LocalTransport:
         self._mailbox.advance(epoch)
         self._wake_own_sends()
 
+    def interrupt(self, before_epoch: int) -> None:
+        self._mailbox.interrupt(before_epoch)
+        self._wake_own_sends()
+
+    def disconnect(self, keep: Collection[WorkerId]) -> None:
+        """The hub still knows where everyone is: there is no address to drop."""
+        self._mailbox.drop(lambda peer, _: peer not in keep)
+        # A new set: other threads may be looking at the old one.
+        self._greeted = {inbox for inbox in self._greeted.copy() if inbox.me in keep}
+
     def flush(self, timeout_s: float) -> None:
         """Nothing is ever left to leave: ``send`` delivers before it returns."""
         self._check_open()
@@ -108,7 +118,7 @@ class LocalTransport:
     def _wait_for_room(self, inbox: Mailbox, epoch: int) -> None:
         def check() -> None:
             self._check_open()
-            if self._mailbox.epoch != epoch:
+            if not self._mailbox.may_wait_in(epoch):
                 raise EpochPast(f"worker {self.me} waited for room in epoch {epoch}, which ended")
 
         with self._mailbox.held_up():

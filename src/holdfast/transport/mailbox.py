@@ -28,6 +28,7 @@ class Mailbox:
         self.epoch = epoch  # written under the lock; others may read it at any time
         self.closed = False  # likewise
         self._inbox_bytes = inbox_bytes
+        self._interrupted_before = 0  # nobody waits in an epoch before this one
         self._changed = threading.Condition(threading.Lock())
         self._messages: dict[_Key, deque[Tensor]] = {}
         self._parked: defaultdict[int, list[tuple[_Key, Tensor]]] = defaultdict(list)
@@ -36,7 +37,8 @@ class Mailbox:
         self._num_waiting_for: Counter[WorkerId] = Counter()
         self._num_paused = 0
         self._num_held_up = 0
-        # The connection a source may deliver on, and the epoch of its hello.
+        # The connection a source may deliver on, and the epoch of its hello; or, if it was
+        # dropped, None and the epoch that whoever comes back under its name must be in.
         self._connections: dict[WorkerId, tuple[object, int]] = {}
         self._lost: dict[WorkerId, str] = {}
         self._received_messages = self._received_bytes = 0
@@ -79,9 +81,34 @@ class Mailbox:
         with self._changed:
             if epoch < self.epoch:
                 raise EpochPast(f"worker {self.me} is at epoch {self.epoch}, cannot go to {epoch}")
-            kept = [entry for entry in self._unread() if entry[0] >= epoch]
+            kept = [e for e in self._unread() if e[0] >= epoch or e[1][1].channel.is_timeless]
+            if epoch > self.epoch:
+                self._forgotten.clear()  # whoever goes back to a checkpoint tries the step anew
             self.epoch = epoch
             self._refused_past_epoch += self._keep_only(kept)
+
+    def interrupt(self, before_epoch: int) -> None:
+        with self._changed:
+            self._interrupted_before = max(self._interrupted_before, before_epoch)
+            self._changed.notify_all()
+
+    def may_wait_in(self, epoch: int) -> bool:
+        return epoch == self.epoch >= self._interrupted_before  # two looks need no lock
+
+    def drop(self, is_gone: Callable[[WorkerId, int], bool]) -> list[object]:
+        """Let go of all from sources of which ``is_gone`` (its name, the epoch of its hello).
+
+        Returns their connections, on which nothing is taken any more.
+        """
+        with self._changed:
+            known = dict.fromkeys(self._lost, (None, 0)) | self._connections
+            gone = {source: c for source, c in known.items() if is_gone(source, c[1])}
+            for source, (_, epoch) in gone.items():
+                self._connections[source] = (None, max(epoch, self.epoch))
+                self._lost.pop(source, None)
+            if gone:
+                self._keep_only([entry for entry in self._unread() if entry[1][0] not in gone])
+            return [connection for connection, _ in gone.values() if connection is not None]
 
     def close(self) -> None:
         with self._changed:
@@ -100,17 +127,21 @@ class Mailbox:
 
     # --- for deliverers ---
 
-    def welcome(self, source: WorkerId, epoch: int, connection: object) -> None:
-        """From now on ``source`` delivers on ``connection`` only: it is back, if it was lost."""
+    def welcome(self, source: WorkerId, epoch: int, connection: object) -> object:
+        """From now on ``source`` delivers on ``connection`` only: it is back, if it was lost.
+
+        Returns the connection it had before, or None.
+        """
         with self._changed:
-            _, known_epoch = self._connections.get(source, (None, 0))
+            before, known_epoch = self._connections.get(source, (None, 0))
             if epoch < known_epoch:
                 raise EpochPast(
-                    f"worker {source} called with epoch {epoch}, but a later one of that name "
-                    f"called with epoch {known_epoch}"
+                    f"worker {source} called with epoch {epoch}, but it was dropped or a later "
+                    f"one of that name called in epoch {known_epoch}"
                 )
             self._connections[source] = (connection, epoch)
             self._lost.pop(source, None)
+            return before
 
     def put(
         self, source: WorkerId, connection: object, epoch: int, tag: Tag, tensor: Tensor
@@ -119,6 +150,8 @@ class Mailbox:
         with self._changed:
             if self._connections.get(source, (None, 0))[0] is not connection:
                 raise ProtocolError(f"another connection now speaks for worker {source}")
+            if tag.channel.is_timeless:
+                epoch = self.epoch
             if epoch < self.epoch:
                 self._refused_past_epoch += 1
             elif self._is_forgotten(tag):
@@ -222,9 +255,10 @@ class Mailbox:
     def _look(self, wanted: Sequence[_Key], epoch: int) -> int | None:
         if self.closed:
             raise TransportClosed(f"{self._story(wanted)}, but its transport is closed")
-        if self.epoch != epoch:
+        if not self.may_wait_in(epoch):
+            newest = max(self.epoch, self._interrupted_before)
             raise EpochPast(
-                f"{self._story(wanted)} in epoch {epoch}, which ended: it is {self.epoch} now"
+                f"{self._story(wanted)} in epoch {epoch}, which ended: the newest is {newest}"
             )
         for index, key in enumerate(wanted):
             if key in self._messages:
@@ -242,7 +276,7 @@ class Mailbox:
         return f"worker {self.me} waited for {names}"
 
     def _is_forgotten(self, tag: Tag) -> bool:
-        return bool(self._forgotten) and tag.attempt <= self._forgotten.get(tag.step, -1)
+        return tag.attempt <= self._forgotten.get(tag.step, -1) and not tag.channel.is_timeless
 
     def _unread(self) -> list[tuple[int, _Key, Tensor]]:
         here = [

@@ -16,17 +16,17 @@ from time import monotonic
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, TransportClosed, WaitTimeout
 from holdfast.transport.base import Limits
-from holdfast.transport.sockets import Address, shut, tune_outgoing
+from holdfast.transport.sockets import Address, is_hung_up, shut, tune_outgoing
 
 _Buffer = bytes | memoryview
 
 
 class _Message:
-    """What is left to write of one message."""
+    """What is left to write of one message. ``epoch`` is None if it is true in every one."""
 
     __slots__ = ("buffers", "epoch", "is_begun", "num_bytes")
 
-    def __init__(self, epoch: int, buffers: list[_Buffer]) -> None:
+    def __init__(self, epoch: int | None, buffers: list[_Buffer]) -> None:
         self.epoch = epoch
         self.buffers = buffers
         self.is_begun = False
@@ -41,6 +41,9 @@ class _Message:
         if num_bytes:
             buffers[0] = memoryview(buffers[0])[num_bytes:]
 
+    def is_needed_in(self, epoch: int) -> bool:
+        return self.is_begun or self.epoch is None or self.epoch >= epoch
+
 
 class Outgoing:
     """Made broken or closed, it stays so: a peer that comes back gets a new one."""
@@ -52,18 +55,21 @@ class Outgoing:
         address: Address,
         *,
         hello: Callable[[], bytes],
+        may_wait_in: Callable[[int], bool],
         while_held_up: Callable[[], AbstractContextManager[None]],
         limits: Limits,
     ) -> None:
-        """``while_held_up`` is entered for the time that a send waits for room."""
+        """``while_held_up`` is entered for the time that a send waits for room.
+
+        It waits only while ``may_wait_in`` its epoch; ``wake`` when that has changed.
+        """
         self.peer, self.address = peer, address
         self.sent_messages = self.sent_bytes = 0
         self._me, self._hello, self._limits = me, hello, limits
-        self._while_held_up = while_held_up
+        self._may_wait_in, self._while_held_up = may_wait_in, while_held_up
         self._changed = threading.Condition(threading.Lock())
         self._queue: deque[_Message] = deque()
         self._queued_bytes = 0  # the one being written included
-        self._epoch = 0  # messages of an earlier one need not leave any more
         self._socket: socket.socket | None = None
         self._is_ready = False  # connected, and the hello is written
         self._broken: str | None = None
@@ -76,10 +82,20 @@ class Outgoing:
 
     @property
     def is_broken(self) -> bool:
-        return self._broken is not None
+        with self._changed:
+            if self._is_ready and self._socket is not None and is_hung_up(self._socket):
+                self._break("it closed the connection")
+            return self._broken is not None
 
-    def send(self, epoch: int, header: bytes, payload: memoryview) -> None:
-        message = _Message(epoch, [header, payload])
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still has a thread and a socket."""
+        return self._writer.is_alive()
+
+    def send(
+        self, epoch: int, header: bytes, payload: memoryview, *, is_timeless: bool = False
+    ) -> None:
+        message = _Message(None if is_timeless else epoch, [header, payload])
         with self._changed:
             self._check()
             if self._is_ready and not self._queued_bytes:
@@ -97,11 +113,15 @@ class Outgoing:
     def drop_before(self, epoch: int) -> None:
         """What waits of earlier epochs would be refused: do not send it, unless it is half sent."""
         with self._changed:
-            self._epoch = max(self._epoch, epoch)
-            dropped = [m for m in self._queue if m.epoch < epoch and not m.is_begun]
-            if dropped:
-                self._queue = deque(m for m in self._queue if m not in dropped)
-                self._queued_bytes -= sum(message.num_bytes for message in dropped)
+            kept = deque(message for message in self._queue if message.is_needed_in(epoch))
+            self._queued_bytes -= sum(m.num_bytes for m in self._queue)
+            self._queued_bytes += sum(m.num_bytes for m in kept)
+            self._queue = kept
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let everyone who waits check again."""
+        with self._changed:
             self._changed.notify_all()
 
     def flush(self, deadline_s: float) -> None:
@@ -110,6 +130,13 @@ class Outgoing:
                 self._wait_until(deadline_s, "to send the last bytes")
             if self._closed:
                 raise TransportClosed(f"closed before all had left for worker {self.peer}")
+
+    def abandon(self, reason: str) -> None:
+        """The peer is gone, or somewhere else. Its thread and its socket end by themselves."""
+        with self._changed:
+            self._break(reason)
+            if self._socket is not None:
+                shut(self._socket)
 
     def close(self) -> None:
         with self._changed:
@@ -144,11 +171,11 @@ class Outgoing:
 
     def _wait_for_room(self, epoch: int) -> None:
         deadline_s = monotonic() + self._limits.send_limit_s
-        while self._queued_bytes > self._limits.outbox_bytes:
+        while self._queued_bytes > self._limits.outbox_bytes and self._may_wait_in(epoch):
             self._wait_until(deadline_s, f"{self._limits.send_limit_s} s for room")
             self._check()
-            if self._epoch > epoch:
-                raise EpochPast(f"worker {self._me} waited for room in epoch {epoch}, which ended")
+        if not self._may_wait_in(epoch):  # a new epoch also makes room, but not for this message
+            raise EpochPast(f"worker {self._me} waited for room in epoch {epoch}, which ended")
 
     def _wait_until(self, deadline_s: float, what_for: str) -> None:
         left_s = deadline_s - monotonic()
@@ -160,7 +187,7 @@ class Outgoing:
         self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
 
     def _break(self, reason: str) -> None:
-        self._broken = reason
+        self._broken = self._broken or reason
         self._queue.clear()
         self._queued_bytes = 0
         self._changed.notify_all()
@@ -190,7 +217,7 @@ class Outgoing:
         connection.setblocking(False)
         with self._changed:
             self._socket = connection
-            if self._closed:
+            if self._closed or self._broken is not None:
                 raise ConnectionAbortedError("closed before it was connected")
             tune_outgoing(connection, self._limits.silence_limit_s)
             # Begun under the lock, so that close() finds something it can break.
@@ -211,11 +238,11 @@ class Outgoing:
             raise OSError(code, os.strerror(code))
 
     def _write_next(self, connection: socket.socket) -> bool:
-        """False when closed. The message is a local: its tensor is let go when it has left."""
+        """False at its end. The message is a local: its tensor is let go when it has left."""
         with self._changed:
-            while not self._queue and not self._closed:
+            while not (self._queue or self._closed or self._broken is not None):
                 self._changed.wait()
-            if self._closed:
+            if self._closed or self._broken is not None:
                 return False
             message = self._queue.popleft()
         queued_bytes = message.num_bytes

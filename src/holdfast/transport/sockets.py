@@ -1,7 +1,9 @@
 """What the transport asks of a TCP socket: exact reads, and settings for large tensors."""
 
 import contextlib
+import select
 import socket
+import struct
 
 Address = tuple[str, int]
 
@@ -16,6 +18,13 @@ def tune_outgoing(connection: socket.socket, silence_limit_s: float) -> None:
     # longer than any honest pause, and heartbeats, not this, tell of a dead machine quickly.
     limit_ms = int(silence_limit_s * 1000)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+
+
+def tune_incoming(connection: socket.socket, silence_limit_s: float) -> None:
+    probe_when_idle(connection, silence_limit_s)
+    # Close with a reset. After an orderly end, Linux leaves a sender whose window was full to
+    # probe for a minute: its probes are answered as if the receiver were still there.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def probe_when_idle(connection: socket.socket, silence_limit_s: float) -> None:
@@ -37,6 +46,13 @@ def read_exactly(connection: socket.socket, into: memoryview) -> int:
             break
         num_read += num_more
     return num_read
+
+
+def is_hung_up(connection: socket.socket) -> bool:
+    """Whether the other side has closed, or the connection is broken. Does not wait."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def shut(connection: socket.socket) -> None:

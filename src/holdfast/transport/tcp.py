@@ -7,7 +7,7 @@ the kernel or not, ends at ``close``. The job token is the only guard: it is sen
 import contextlib
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 
@@ -53,7 +53,8 @@ class TcpTransport:
         self._lock = threading.Lock()  # for all below
         self._addresses: dict[WorkerId, Address] = {}
         self._outgoing: dict[WorkerId, Outgoing] = {}
-        self._replaced: list[Outgoing] = []
+        self._abandoned: list[Outgoing] = []  # kept until their threads have ended
+        self._sent_before = (0, 0)  # messages and bytes, of links that are not kept any more
         self._incoming: set[Incoming] = set()
         self._listener: socket.socket | None = None
         self._accepter = threading.Thread(
@@ -75,25 +76,33 @@ class TcpTransport:
         """Say where peers are; connections are made at the first send to each.
 
         A peer named here is taken to be alive: one that was lost may be sent to and waited
-        for again. Peers not named stay as they were.
+        for again, and one whose address changed is a new process. Others stay as they were.
         """
         with self._lock:
             self._check_open()
-            for peer, address in addresses.items():
-                self._addresses[peer] = address
-                link = self._outgoing.get(peer)
-                if link is not None and (link.is_broken or link.address != address):
-                    link.close()
-                    self._replaced.append(self._outgoing.pop(peer))
+            news = {peer: (host, port) for peer, (host, port) in addresses.items()}
+            moved = {p for p, address in news.items() if self._addresses.get(p, address) != address}
+            self._addresses |= news
+            links = [link for peer, link in self._outgoing.items() if peer in addresses]
+            self._abandon(link for link in links if link.peer in moved or link.is_broken)
+        # The new process may have called already, but not in an epoch before ours.
+        epoch = self._mailbox.epoch
+        self._hang_up(self._mailbox.drop(lambda peer, since: peer in moved and since < epoch))
         for peer in addresses:
             self._mailbox.expect(peer)
+
+    def disconnect(self, keep: Collection[WorkerId]) -> None:
+        with self._lock:
+            self._addresses = {p: a for p, a in self._addresses.items() if p in keep}
+            self._abandon([link for peer, link in self._outgoing.items() if peer not in keep])
+        self._hang_up(self._mailbox.drop(lambda peer, _: peer not in keep))
 
     def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
         epoch = self._mailbox.epoch
         tensor = wire_form(tensor)
         header = encode_frame(epoch, tag, tensor, self._limits.payload_bytes)
         link = self._outgoing.get(to) or self._open(to)
-        link.send(epoch, header, payload_view(tensor))
+        link.send(epoch, header, payload_view(tensor), is_timeless=tag.channel.is_timeless)
 
     def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
         return self._mailbox.receive(source, tag, timeout_s)
@@ -114,6 +123,13 @@ class TcpTransport:
         for link in links:
             link.drop_before(epoch)
 
+    def interrupt(self, before_epoch: int) -> None:
+        self._mailbox.interrupt(before_epoch)
+        with self._lock:
+            links = list(self._outgoing.values())
+        for link in links:
+            link.wake()
+
     def flush(self, timeout_s: float) -> None:
         deadline_s = monotonic() + timeout_s
         with self._lock:
@@ -126,7 +142,7 @@ class TcpTransport:
         self._mailbox.close()
         with self._lock:
             self._closing.set()
-            outgoing = [*self._outgoing.values(), *self._replaced]
+            outgoing = [*self._outgoing.values(), *self._abandoned]
             if self._listener is not None:
                 shut(self._listener)
         for link in outgoing:
@@ -147,11 +163,12 @@ class TcpTransport:
     def statistics(self) -> Statistics:
         received = self._mailbox.statistics()
         with self._lock:
-            links = [*self._outgoing.values(), *self._replaced]
+            links = [*self._outgoing.values(), *self._abandoned]
+            num_before, bytes_before = self._sent_before
             return replace(
                 received,
-                sent_messages=sum(link.sent_messages for link in links),
-                sent_bytes=sum(link.sent_bytes for link in links),
+                sent_messages=num_before + sum(link.sent_messages for link in links),
+                sent_bytes=bytes_before + sum(link.sent_bytes for link in links),
                 refused_connections=self._refused_connections,
             )
 
@@ -167,12 +184,31 @@ class TcpTransport:
                 peer,
                 self._addresses[peer],
                 hello=lambda: encode_hello(self._token, self.me, self._mailbox.epoch),
+                may_wait_in=self._mailbox.may_wait_in,
                 while_held_up=self._mailbox.held_up,
                 limits=self._limits,
             )
             link.start()
             self._outgoing[peer] = link
             return link
+
+    def _abandon(self, links: Iterable[Outgoing]) -> None:
+        """With the lock held. Also lets go of those abandoned earlier that have ended."""
+        for link in links:
+            link.abandon("it was disconnected, or its address or connection has changed")
+            self._abandoned.append(self._outgoing.pop(link.peer))
+        ended = [link for link in self._abandoned if not link.is_alive]
+        self._abandoned = [link for link in self._abandoned if link not in ended]
+        num_before, bytes_before = self._sent_before
+        self._sent_before = (
+            num_before + sum(link.sent_messages for link in ended),
+            bytes_before + sum(link.sent_bytes for link in ended),
+        )
+
+    def _hang_up(self, connections: Iterable[object]) -> None:
+        for connection in connections:
+            assert isinstance(connection, Incoming)
+            connection.shut()
 
     def _check_open(self) -> None:
         if self._closing.is_set():

@@ -1,0 +1,327 @@
+"""What a death costs: how long all others stand still, and how fast they train afterwards.
+
+Real processes and transport on emulated devices: F, B and W sleep 20 ms each.
+
+stall: from a SIGKILL, to any worker at any moment, to the next operation of the last survivor.
+hang: the same from a SIGSTOP, with a silence limit of 1 s. throughput: the steady step with some
+dead over the period that the plan predicts, beside two policies on the same runtime: whole
+pipelines dropped, and re-routing alone. restart: the whole run is killed and resumed from a
+checkpoint; what one such failure costs.
+
+    .venv/bin/python bench/failstop.py [--section stall] [--kills 20] [--quick]
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from failstop_pace import (
+    DEATHS,
+    PER_PIPELINE,
+    Pace,
+    dropped_pace,
+    job_of,
+    num_whole,
+    rerouted_pace,
+    restart,
+    settled,
+    steady_pace,
+)
+from failstop_run import START_LIMIT_S, Job, Run, RunError
+
+from holdfast.observability.events import Event, Recovered, StepFinished, WorkerStep
+
+SILENCE_LIMIT_S = 1.0
+STALL_BAR_S = {"2x2": 0.120, "4x4": 0.250}
+HANG_BAR_S, PERIOD_BAR = SILENCE_LIMIT_S + 0.150, 1.05
+# Steps from one death to the next, and from a death to the order to start the worker again.
+GAP_STEPS, ABSENT_STEPS = 10, 3
+KILLS_A_RUN, MOST_FAILED = 10, 3
+CHANGE_LIMIT_S = 60.0
+
+Figures = dict[str, Any]
+Found = TypeVar("Found")
+
+
+class Bench:
+    """What was asked for, and what went wrong."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.quick, self.kills, self.steps = args.quick, args.kills, args.steps
+        self.restarts = 1 if args.quick else 3
+        self.sections: list[str] = args.section or list(SECTIONS)
+        self._keep: Path | None = args.keep
+        self.failures: list[str] = []
+
+    @contextmanager
+    def place(self) -> Iterator[Path]:
+        """A directory for one run, which is kept if somebody wants to look at it."""
+        if self._keep is None:
+            with tempfile.TemporaryDirectory(prefix="failstop-") as folder:
+                yield Path(folder)
+        else:
+            self._keep.mkdir(parents=True, exist_ok=True)
+            yield Path(tempfile.mkdtemp(dir=self._keep))
+
+    def attempt(self, act: Callable[[], Found]) -> Found | None:
+        """None if the run fails: one that does must not take the other figures along."""
+        try:
+            return act()
+        except RunError as why:
+            self.failures.append(str(why))
+            print(f"failed: {why}", flush=True)
+            return None
+
+
+def headline(text: str) -> None:
+    print(f"\n{text} (load {os.getloadavg()[0]:.1f})", flush=True)
+
+
+# --- how long everyone stands still ---
+
+
+class Trial(NamedTuple):
+    """Seconds since the signal."""
+
+    notice_s: float
+    stopped_s: float  # the last operation that was under way has ended
+    plan_s: float
+    resumed_s: float  # as the coordinator has it
+    operation_s: float  # the last survivor's next operation, from the records of operations
+
+
+def trial_of(
+    events: Sequence[Event], victim: str, survivors: Collection[str], signal_s: float
+) -> Trial | None:
+    """None: there was no recovery, or a survivor has recorded no operation since."""
+    changes = (e for e in events if isinstance(e, Recovered) and victim in e.workers)
+    change = next((c for c in changes if c.resumed_s > signal_s), None)
+    if change is None:
+        return None
+    ends_s, starts_s = [change.notice_s], dict.fromkeys(survivors, inf)
+    for event in events:
+        if isinstance(event, WorkerStep) and event.worker in starts_s:
+            ends_s += [end_s for _, start_s, end_s in event.ops if start_s < change.plan_s]
+            later_s = (start_s for _, start_s, _ in event.ops if start_s >= change.plan_s)
+            starts_s[event.worker] = min(starts_s[event.worker], *later_s, inf)
+    operation_s = max(starts_s.values())
+    if operation_s == inf:
+        return None
+    times_s = (change.notice_s, max(ends_s), change.plan_s, change.resumed_s, operation_s)
+    return Trial(*(at_s - signal_s for at_s in times_s))
+
+
+def stall_job(pipelines: int, stages: int, kills: int, *settings: str) -> Job:
+    """Somebody is started again some steps after each death."""
+    return Job(
+        pipelines=pipelines,
+        stages=stages,
+        microbatches=PER_PIPELINE,
+        steps=GAP_STEPS * (kills + 2),
+        settings=("checkpoint.every_steps=0", *settings),
+        faults=[f"join @ {GAP_STEPS * (number + 1)}" for number in range(kills)],
+    )
+
+
+def strikes(run: Run, number: signal.Signals, rng: random.Random) -> Iterator[Trial]:
+    """One worker after another, at any moment of a step, always of a whole cluster."""
+    names = [f"{d}.{s}" for d in range(run.job.pipelines) for s in range(run.job.stages)]
+    victims: list[str] = []
+    for join in range(1, len(run.job.faults) + 1):
+        step = GAP_STEPS * join - 1 - ABSENT_STEPS
+        run.wait_for_step(step, START_LIMIT_S if join == 1 else CHANGE_LIMIT_S)
+        if run.next_step > step + 1 or run.num_members < len(names):
+            return  # late: the next one would be started again while the others still stop
+        victims = victims or rng.sample(names, len(names))
+        victim = victims.pop()
+        time.sleep(rng.uniform(0, run.of(StepFinished)[-1].took_s))
+        yield struck(run, victim, [name for name in names if name != victim], number)
+        if number == signal.SIGSTOP:
+            run.strike(victim, signal.SIGKILL)
+        run.wait(f"{victim} was back", lambda: run.num_members == len(names), CHANGE_LIMIT_S)
+
+
+def struck(run: Run, victim: str, survivors: Sequence[str], number: signal.Signals) -> Trial:
+    signal_s = run.strike(victim, number)
+    return run.wait(
+        f"all went on without {victim}",
+        lambda: trial_of(run.events, victim, survivors, signal_s),
+        CHANGE_LIMIT_S,
+    )
+
+
+def trials(
+    bench: Bench, size: tuple[int, int], kills: int, number: signal.Signals, *settings: str
+) -> list[Trial]:
+    """Over as many runs as it takes."""
+    found: list[Trial] = []
+    num_failed, rng = 0, random.Random(f"{size} {number}")
+
+    def run_one() -> None:
+        job = stall_job(*size, min(KILLS_A_RUN, kills - len(found)), *settings)
+        with bench.place() as folder, Run(job, folder) as run:
+            for trial in strikes(run, number, rng):
+                found.append(trial)
+
+    while len(found) < kills and num_failed < MOST_FAILED:
+        before = len(found), len(bench.failures)
+        bench.attempt(run_one)
+        num_failed += len(found) == before[0] or len(bench.failures) > before[1]
+    return found
+
+
+def print_trials(name: str, found: Sequence[Trial], bar_s: float) -> tuple[float, float] | None:
+    """Also returns the median and the most, by the survivors' own records."""
+    if not found:
+        print(f"{name:>5}: no trial worked")
+        return None
+    for what, fold in (("median", statistics.median), ("least", min), ("most", max)):
+        cells = "".join(f"{fold(times) * 1e3:10.1f}" for times in zip(*found, strict=True))
+        print(f"{name:>5}{len(found):>4} {what:7}{cells}")
+    times_s = [trial.operation_s for trial in found]
+    print(f"{'':5}bar: {bar_s * 1e3:.0f}, kept by {sum(t <= bar_s for t in times_s)}", flush=True)
+    return round(statistics.median(times_s), 4), round(max(times_s), 4)
+
+
+def stall_headline(text: str) -> None:
+    headline(text)
+    names = ("notice", "stopped", "plan", "resumed", "operation")
+    print(" " * 17 + "".join(f"{name:>10}" for name in names), flush=True)
+
+
+def stalls(bench: Bench) -> Figures:
+    stall_headline("From a SIGKILL to all survivors' next operation, ms")
+    sizes = {"2x2": (2, 2), "4x4": (4, 4)}
+    rows = {
+        name: print_trials(
+            name, trials(bench, sizes[name], bench.kills, signal.SIGKILL), STALL_BAR_S[name]
+        )
+        for name in (["2x2"] if bench.quick else STALL_BAR_S)
+    }
+    return {
+        "stall_s": {name: row and row[0] for name, row in rows.items()},
+        "most_stall_s": {name: row and row[1] for name, row in rows.items()},
+    }
+
+
+def hangs(bench: Bench) -> Figures:
+    stall_headline(f"From a SIGSTOP, ms, with a silence limit of {SILENCE_LIMIT_S:g} s")
+    limit = f"workers.silence_limit_s={SILENCE_LIMIT_S:g}"
+    found = trials(bench, (2, 2), max(1, bench.kills // 2), signal.SIGSTOP, limit)
+    row = print_trials("2x2", found, HANG_BAR_S)
+    return {"hang_stall_s": row and row[0], "most_hang_stall_s": row and row[1]}
+
+
+# --- how fast they train on ---
+
+
+def seconds(value: float | None) -> str:
+    return f"{'-' if value is None else f'{value:.4f}':>10}"
+
+
+def throughput(bench: Bench) -> Figures:
+    headline("Steady step with some dead, s; 4x4 workers, 32 micro-batches, memory for 8")
+    names = ("step", "mean", "plan", "refined", "bound", "step/plan", "dropped", "re-routed")
+    print(" " * 24 + "".join(f"{name:>10}" for name in names), flush=True)
+    job = job_of(4, PER_PIPELINE, "checkpoint.every_steps=0")
+    whole = bench.attempt(lambda: steady_pace(job, bench.steps, bench.place()))
+    print(f"{'nobody':24}" + "".join(map(seconds, whole or ())), flush=True)
+    rows, dropped = {}, dict[int, Pace | None]()
+    for name, dead in list(DEATHS.items())[: 1 if bench.quick else None]:
+        rows[name] = row = deaths(bench, dead, dropped)
+        print(f"{name:24}" + "".join(map(seconds, row.values())), ", ".join(dead), flush=True)
+    ratios = [row["over_plan"] for row in rows.values() if row["over_plan"] is not None]
+    print(f"step/plan: bar {PERIOD_BAR}; plan above refined: the better one was not adopted")
+    return {
+        "worst_period_over_plan": max(ratios, default=None),
+        "fault_free_s": whole and round(whole.step_s, 4),
+        "with_dead": {name: row | {"dead": DEATHS[name]} for name, row in rows.items()},
+    }
+
+
+def deaths(
+    bench: Bench, dead: Sequence[str], dropped: dict[int, Pace | None]
+) -> dict[str, float | None]:
+    """``dropped``: by the number of pipelines that are left; filled as they come up."""
+    num = num_whole(dead)
+    mine = bench.attempt(lambda: settled(dead, bench.steps, bench.place()))
+    if num and num not in dropped:
+        dropped[num] = bench.attempt(lambda: dropped_pace(num, bench.steps, bench.place()))
+    pace = dropped.get(num)
+    routed = bench.attempt(lambda: rerouted_pace(dead, bench.steps, bench.place()))
+    row = {
+        "step_s": mine and mine.pace.step_s,
+        "mean_s": mine and mine.pace.mean_s,
+        "plan_s": mine and mine.plan_s,
+        "refined_s": mine and mine.refined_s,
+        "bound_s": mine and mine.bound_s,
+        "over_plan": mine and mine.pace.step_s / mine.plan_s,
+        "dropped_s": pace and pace.step_s,
+        "rerouted_s": routed and routed.step_s,
+    }
+    return {name: None if value is None else round(value, 4) for name, value in row.items()}
+
+
+def restarts(bench: Bench) -> Figures:
+    headline("Restart from a checkpoint, one every 10 steps; 4x4 workers, s")
+    rng = random.Random(0)
+    tried = [bench.attempt(lambda: restart(rng, bench.place())) for _ in range(bench.restarts)]
+    found = [one for one in tried if one is not None]
+    for one in found:
+        print(
+            f"first step after {one.first_step_s:.2f}, all {one.num_lost} lost steps made up after "
+            f"{one.caught_up_s:.2f}; a step {one.step_s:.3f}",
+            flush=True,
+        )
+
+    def median(name: str) -> float | None:
+        return round(statistics.median(getattr(r, name) for r in found), 4) if found else None
+
+    return {"restart": {n: median(n) for n in ("first_step_s", "caught_up_s", "num_lost")}}
+
+
+SECTIONS: dict[str, Callable[[Bench], Figures]] = {
+    "stall": stalls,
+    "hang": hangs,
+    "throughput": throughput,
+    "restart": restarts,
+}
+
+
+def parse(arguments: Sequence[str] | None = None) -> Bench:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--section", action="append", choices=list(SECTIONS), help="only these")
+    parser.add_argument("--kills", type=int, default=0, help="per size (20); half of it for hang")
+    parser.add_argument("--steps", type=int, default=0, help="measured ones of a run (20)")
+    parser.add_argument("--quick", action="store_true", help="a small sample of each section")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs' directories")
+    args = parser.parse_args(arguments)
+    if args.kills < 0 or args.steps < 0:
+        parser.error("expected at least one kill and one step")
+    args.kills = args.kills or (2 if args.quick else 20)
+    args.steps = args.steps or (5 if args.quick else 20)
+    return Bench(args)
+
+
+def main() -> None:
+    bench = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that runs are ended
+    figures: Figures = {}
+    for name in bench.sections:
+        figures |= SECTIONS[name](bench)
+    print(f"\n{json.dumps(figures | {'failures': bench.failures})}")
+
+
+if __name__ == "__main__":
+    main()

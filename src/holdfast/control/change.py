@@ -1,0 +1,308 @@
+"""A change of who does what: stop, tell, plan, go. A death on the way starts it over.
+
+Deaths, joins, moves, better plans and interrupts are all the same here. Who was lost, and
+whether a change is wanted, is decided elsewhere.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.control import membership as m
+from holdfast.control.effects import Effect, Emit, Send
+from holdfast.control.joining import Joiner, Joining
+from holdfast.control.losses import Losses, Work
+from holdfast.control.plans import Plans
+from holdfast.control.reports import Reports
+from holdfast.control.returning import Returning
+from holdfast.control.run import Run, RunPhase, Steady
+from holdfast.errors import ScheduleError
+from holdfast.observability import events
+from holdfast.protocol import messages
+
+if TYPE_CHECKING:
+    from holdfast.control.recovery import Rests
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a change is for, besides a death."""
+
+    cause: str
+    entering: tuple[WorkerId, ...] = ()
+    leaving: tuple[WorkerId, Joiner] | None = None  # who, and what it will be instead
+    better: Steady | None = None
+
+
+@dataclass
+class Change:
+    notice_s: float
+    fault_s: float
+    causes: list[str] = field(default_factory=list)
+    workers: list[WorkerId] = field(default_factory=list)  # lost, joined or moved
+    dead: list[tuple[WorkerId, int]] = field(default_factory=list)  # and the stage each held
+    entering: set[WorkerId] = field(default_factory=set)
+    leaving: dict[WorkerId, Joiner] = field(default_factory=dict)
+    better: Steady | None = None
+    stopping: bool = True  # until there is a plan; then everyone takes up work again
+    halted_s: float = 0.0
+    tells: dict[WorkerId, messages.Tell] = field(default_factory=dict)
+    plan_s: float = 0.0
+    step: int = 0
+    redone: int = 0
+    operations: int = 0
+    resumed_s: dict[WorkerId, float] = field(default_factory=dict)
+
+    def add(self, cause: str, *workers: WorkerId) -> None:
+        self.causes += [cause] if cause not in self.causes else []
+        self.workers += [worker for worker in workers if worker not in self.workers]
+
+
+class Changes:
+    def __init__(
+        self,
+        run: Run,
+        work: Work,
+        losses: Losses,
+        plans: Plans,
+        reports: Reports,
+        joining: Joining,
+    ) -> None:
+        self._run, self._work, self._losses, self._plans = run, work, losses, plans
+        self._reports, self._joining = reports, joining
+        self._returning = Returning(run, work, losses, plans, reports, joining)
+        self.current: Change | None = None
+
+    # --- stop ---
+
+    def begin(self, wish: Wish, at_s: float) -> list[Effect]:
+        """A planned one; only while no other is under way."""
+        assert self.current is None
+        self.current = change = Change(at_s, at_s)
+        change.add(wish.cause, *wish.entering)
+        change.entering |= set(wish.entering)
+        change.better = wish.better
+        if wish.leaving is not None:
+            change.leaving = dict([wish.leaving])
+            change.add(wish.cause, wish.leaving[0])
+        return self._halt(at_s)
+
+    def lost(self, worker: WorkerId, stage: int, fault_s: float, at_s: float) -> list[Effect]:
+        """A member is gone. What was under way begins again without it."""
+        change = self.current or Change(at_s, fault_s)
+        self.current = change
+        change.fault_s = min(change.fault_s, fault_s)
+        change.add("death", worker)
+        change.dead.append((worker, stage))
+        change.leaving.pop(worker, None)
+        return self._halt(at_s)
+
+    def fault_was(self, worker: WorkerId, fault_s: float) -> None:
+        """The word of a fault may come after the notice of what it did."""
+        if self.current is not None and worker in self.current.workers:
+            self.current.fault_s = min(self.current.fault_s, fault_s)
+
+    def _halt(self, at_s: float) -> list[Effect]:
+        change, run = self.current, self._run
+        assert change is not None
+        run.epoch += 1
+        change.stopping, change.halted_s = True, at_s
+        change.tells.clear()
+        change.resumed_s.clear()
+        halt = messages.Halt(epoch=run.epoch)
+        sends: list[Effect] = [Send(worker, halt) for worker in self._halted()]
+        return sends or self._go(at_s)
+
+    def _halted(self) -> list[WorkerId]:
+        assert self.current is not None
+        return sorted(self._run.stages.keys() | self.current.entering)
+
+    def forget(self, worker: WorkerId, at_s: float) -> list[Effect]:
+        """A joiner is gone: nobody waits for it."""
+        if self._run.phase is RunPhase.RETURNING:
+            return self._returned(self._returning.lost(worker, at_s), at_s)
+        if self.current is None:
+            return []
+        self.current.entering.discard(worker)
+        return self.tick(at_s)
+
+    # --- tell ---
+
+    def on_tell(self, tell: messages.Tell, at_s: float) -> list[Effect]:
+        change, run = self.current, self._run
+        worker = parse_worker(tell.worker)
+        if change is None or not change.stopping or tell.epoch != run.epoch:
+            return []  # of a change that was begun anew since
+        change.tells[worker] = tell
+        self._work.note(worker, run.epoch, tell.reduced, tell.done)
+        self._reports.note_kept(tell.worker, tell.kept_bytes)
+        return self.tick(at_s)
+
+    def tick(self, at_s: float) -> list[Effect]:
+        """Go, as soon as all have told."""
+        change = self.current
+        if change is None or not change.stopping or self._run.phase is not RunPhase.TRAINING:
+            return []
+        return self._go(at_s) if change.tells.keys() >= set(self._halted()) else []
+
+    def overdue(self, at_s: float) -> list[WorkerId]:
+        """Those that live but have not stopped for far too long."""
+        change = self.current
+        if change is None or not change.stopping or self._run.phase is not RunPhase.TRAINING:
+            return []
+        if at_s - change.halted_s <= self._run.clock.answer_s:
+            return []
+        return [worker for worker in self._halted() if worker not in change.tells]
+
+    # --- plan and go ---
+
+    def _go(self, at_s: float) -> list[Effect]:
+        change, run = self.current, self._run
+        assert change is not None
+        planned = None if run.lost_stages else self._planned(change)
+        if planned is None:
+            return self._returning.begin(change.dead, at_s)
+        stages, rest = planned
+        saving = [(stage, change.tells[w].saving) for w, stage in stages.items()]
+        effects = self._change_sides(change, stages, rest, at_s)
+        self._adopt(change, rest, at_s)
+        proceed = run.proceed(
+            first_step=rest.first_step,
+            running=[one.to_message() for one in rest.running],
+            verdicts=rest.verdicts,
+            saved=self._reports.saved(saving),
+        )
+        return [*proceed, *effects, *self._losses.show(at_s), *self._joining.find_sources(at_s)]
+
+    def _planned(self, change: Change) -> "tuple[dict[WorkerId, int], Rests] | None":
+        """Members after the change, and the rest of the running steps; None: only going back helps.
+
+        If those who come or go make it impossible, all stay as they are.
+        """
+        for stages in (self._wished(change), dict(self._run.stages)):
+            try:
+                return stages, self._rests(change, stages)
+            except ScheduleError:
+                continue
+        return None
+
+    def _wished(self, change: Change) -> dict[WorkerId, int]:
+        """Without those who leave, with the joiners that are not too far behind."""
+        run = self._run
+        stages = dict(run.stages)
+        for worker in change.leaving:
+            if run.holders(run.stages[worker]) != [worker]:  # else the others have died meanwhile
+                del stages[worker]
+        for worker in change.entering:
+            stage = self._joining.joiners[worker].stage
+            if change.tells[worker].reduced >= self._reduced(change, stage) - 1:
+                stages[worker] = stage
+        return stages
+
+    def _rests(self, change: Change, stages: Mapping[WorkerId, int]) -> "Rests":
+        from holdfast.control.recovery import rests  # loads the planner
+
+        run = self._run
+        gone = [(worker, run.stages[worker]) for worker in change.leaving if worker not in stages]
+        return rests(
+            self._plans.problem(stages),
+            stages,
+            {worker: change.tells[worker] for worker in stages},
+            staggered=run.staggered,
+            end_step=run.end_step,
+            dead=[d for w, stage in (*change.dead, *gone) for d in self._work.dead(w, stage)],
+        )
+
+    def _reduced(self, change: Change, stage: int) -> int:
+        return max(change.tells[worker].reduced for worker in self._run.holders(stage))
+
+    def _change_sides(
+        self, change: Change, stages: Mapping[WorkerId, int], rest: "Rests", at_s: float
+    ) -> list[Effect]:
+        effects: list[Effect] = []
+        entered = {}
+        for worker in sorted(change.entering):
+            if worker in stages:
+                entered[worker] = change.tells[worker].reduced
+                effects.append(self._joining.entered(worker, rest.first_step, at_s))
+            else:
+                effects.append(self._joining.postpone(worker, at_s))
+        for worker, joiner in change.leaving.items():
+            if worker in stages:
+                continue
+            del self._run.stages[worker]
+            self._run.membership.handle(m.Left(worker, at_s))
+            effects += self._joining.give(worker, joiner, at_s)
+        self._reports.proceed(entered)
+        return effects
+
+    def _adopt(self, change: Change, rest: "Rests", at_s: float) -> None:
+        run = self._run
+        if run.interrupted_s is not None:
+            run.end_step, run.end_decided = min(run.end_step, rest.first_step), True
+        if run.stages == run.planned_for:
+            run.steady = change.better or run.steady
+        else:
+            run.steady = self._plans.steady(self._plans.problem(run.stages))
+            run.planned_for = dict(run.stages)
+        assert run.steady is not None
+        told = {w: change.tells[w] for w in run.stages}
+        progress = {w: (tell.reduced, tell.attempt, tell.done) for w, tell in told.items()}
+        self._work.adopt(run.epoch, rest.running, run.steady.schedule, progress)
+        change.redone += len(rest.redone)
+        change.operations = rest.num_operations
+        change.step = rest.running[0].step if rest.running else rest.first_step
+        self._clear(change, at_s)
+
+    # --- everyone takes up work again ---
+
+    def on_ready(self, worker: WorkerId, at_s: float) -> list[Effect]:
+        """While all build anew."""
+        return self._returned(self._returning.on_ready(worker, at_s), at_s)
+
+    def _returned(self, effects: list[Effect], at_s: float) -> list[Effect]:
+        change = self.current
+        if change is not None and self._run.phase is RunPhase.TRAINING:
+            self._clear(change, at_s)
+            change.step, change.operations = self._reports.next_step, 0
+        return effects
+
+    def _clear(self, change: Change, at_s: float) -> None:
+        """The plan is made; now it is seen through."""
+        change.stopping, change.better = False, None
+        change.entering, change.leaving = set(), {}
+        change.dead.clear()
+        change.plan_s = self._run.now(at_s)
+
+    def on_resumed(self, worker: WorkerId, resumed_s: float, at_s: float) -> list[Effect]:
+        change, run = self.current, self._run
+        if change is None or change.stopping:
+            return []
+        change.resumed_s.setdefault(worker, resumed_s)
+        if not run.stages.keys() <= change.resumed_s.keys():
+            return []
+        self.current = None
+        last_s = max(change.resumed_s.values())
+        run.stop_s = last_s - change.notice_s
+        return [*self._losses.show(at_s, all_of_them=True), Emit(self._recovered(change, last_s))]
+
+    def _recovered(self, change: Change, last_s: float) -> events.Recovered:
+        run = self._run
+        assert run.steady is not None
+        return events.Recovered(
+            at_s=last_s,
+            epoch=run.epoch,
+            step=change.step,
+            cause=" and ".join(change.causes),
+            workers=tuple(map(str, change.workers)),
+            fault_s=change.fault_s,
+            notice_s=change.notice_s,
+            plan_s=change.plan_s,
+            resumed_s=last_s,
+            redone=change.redone,
+            operations=change.operations,
+            members=len(run.stages),
+            period_s=run.steady.period_s,
+            reason=run.steady.reason,
+        )

@@ -1,0 +1,60 @@
+"""The one limit, and every wait that follows from it. Reads no clock: times are arguments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+_FIRST_S = 10.0  # until steps are measured: the first ones compile and warm up
+_LEAST_S, _MOST_S = 2.0, 60.0
+_NUM_MEASURED = 3
+_NUM_KEPT = 50  # the newest steps count
+_BEATS = 10  # heartbeats in the time of the limit: one that is late or two harm nobody
+_ANSWERS = 10  # a worker may be in a long operation when it is told to stop
+_LEAST_WAIT_S = 60.0
+INTERRUPT_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """All that the silence limit decides. ``measured``: whether steps have been timed."""
+
+    silence_s: float
+    configured: bool
+    measured: bool
+    start_limit_s: float
+
+    @classmethod
+    def of(cls, configured_s: float, start_limit_s: float, steps_s: Sequence[float]) -> "Clock":
+        """``configured_s`` 0: twice a usual step, within bounds."""
+        measured = len(steps_s) >= _NUM_MEASURED
+        silence_s = configured_s or _FIRST_S
+        if measured and not configured_s:
+            silence_s = min(max(2 * median(steps_s[-_NUM_KEPT:]), _LEAST_S), _MOST_S)
+        return cls(silence_s, configured_s > 0, measured, start_limit_s)
+
+    @property
+    def beat_s(self) -> float:
+        """Fixed for a run, since workers hear of it once: right for the shortest limit."""
+        return (self.silence_s if self.configured else _LEAST_S) / _BEATS
+
+    @property
+    def answer_s(self) -> float:
+        """A member that lives but does not stop for so long is lost."""
+        return _ANSWERS * self.silence_s
+
+    @property
+    def wait_s(self) -> float:
+        """Longest wait of a worker for a tensor; by then somebody was found to be lost."""
+        return max(_ANSWERS * self.silence_s, _LEAST_WAIT_S) if self.measured else self._first_s
+
+    @property
+    def _first_s(self) -> float:
+        return max(self.start_limit_s, _ANSWERS * self.silence_s)
+
+    def describe(self) -> str:
+        later = f" ({_FIRST_S:g} s at first, then twice a step, {_LEAST_S:g} to {_MOST_S:g} s)"
+        return (
+            f"a worker that is silent for {self.silence_s:g} s is lost"
+            f"{'' if self.configured else later}; heartbeats every {self.beat_s:g} s; "
+            f"one that does not stop when told is lost after {_ANSWERS} times the limit"
+        )

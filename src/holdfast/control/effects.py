@@ -1,0 +1,50 @@
+"""What the coordinator wants done: messages to send, and everything else. Data only."""
+
+from dataclasses import dataclass
+
+from holdfast.cluster import WorkerId
+from holdfast.observability import events
+from holdfast.protocol import messages
+from holdfast.recovery.manifest import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    to: WorkerId
+    message: messages.Message
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """A missing worker is to come back: start a process (or thread) for it."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Close the connection of a lost worker: whatever it still does reaches nobody."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """Make the run directory: from here on there is something to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealCheckpoint:
+    """All parts of a checkpoint are on disk: make it one that can be resumed."""
+
+    step: int
+    parts: tuple[Part, ...]
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    event: events.Event
+
+
+Effect = Send | StartWorker | Fence | OpenRun | SealCheckpoint | Emit

@@ -1,0 +1,158 @@
+"""Who is in the run, and what each worker may do next: one table.
+
+Pure: no sockets, no threads, no clock. Stimuli come in, commands come out. Which stage a worker
+holds, and what is planned when one is lost, is not known here.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import HoldfastError
+
+
+class Phase(Enum):
+    ABSENT = auto()  # nobody runs under this name; its place may be taken
+    STARTING = auto()  # asked for, has not said hello
+    BUILDING = auto()  # has said hello; builds the stage it is given
+    READY = auto()  # has built it, holds no current state
+    COPYING = auto()  # a joiner: copies the state from a member, follows the updates
+    MEMBER = auto()  # takes part in the current epoch
+    LOST = auto()  # fenced off; its place may be taken
+    FINISHED = auto()  # the run is over for it: its end is no loss
+
+
+class Command(Enum):
+    FENCE = auto()  # close its connection: it must not act any more
+    REPLAN = auto()  # a member is gone
+    FORGET = auto()  # a joiner is gone: nobody depends on it
+
+
+@dataclass(frozen=True, slots=True)
+class Stimulus:
+    worker: WorkerId
+    at_s: float
+
+
+class Invited(Stimulus): ...
+
+
+class SaidHello(Stimulus): ...
+
+
+class Assigned(Stimulus): ...
+
+
+class IsReady(Stimulus): ...
+
+
+class Copies(Stimulus): ...
+
+
+class Copied(Stimulus): ...
+
+
+class Entered(Stimulus): ...
+
+
+class Left(Stimulus): ...
+
+
+class Ended(Stimulus): ...
+
+
+class ProcessExited(Stimulus): ...
+
+
+class ConnectionClosed(Stimulus): ...
+
+
+class PeerComplained(Stimulus): ...
+
+
+class SilentTooLong(Stimulus): ...
+
+
+class GaveUp(Stimulus): ...
+
+
+Notice = ProcessExited | ConnectionClosed | PeerComplained | SilentTooLong | GaveUp
+_NOTICES = (ProcessExited, ConnectionClosed, PeerComplained, SilentTooLong, GaveUp)
+MISSING = (Phase.ABSENT, Phase.LOST)
+JOINING = (Phase.STARTING, Phase.BUILDING, Phase.READY, Phase.COPYING)
+
+_Rule = tuple[Phase, tuple[Command, ...]]
+_NEXT: dict[tuple[Phase, type[Stimulus]], _Rule] = {
+    (Phase.ABSENT, Invited): (Phase.STARTING, ()),
+    (Phase.ABSENT, SaidHello): (Phase.BUILDING, ()),
+    (Phase.LOST, Invited): (Phase.STARTING, ()),
+    (Phase.LOST, SaidHello): (Phase.BUILDING, ()),
+    (Phase.STARTING, SaidHello): (Phase.BUILDING, ()),
+    (Phase.BUILDING, IsReady): (Phase.READY, ()),
+    (Phase.READY, Entered): (Phase.MEMBER, ()),
+    (Phase.READY, Copies): (Phase.COPYING, ()),
+    (Phase.COPYING, Copies): (Phase.COPYING, ()),  # from another source
+    (Phase.COPYING, Copied): (Phase.COPYING, ()),
+    (Phase.COPYING, Entered): (Phase.MEMBER, ()),
+    (Phase.MEMBER, Left): (Phase.BUILDING, ()),
+    **{
+        (phase, Assigned): (Phase.BUILDING, ())
+        for phase in (Phase.BUILDING, Phase.READY, Phase.COPYING, Phase.MEMBER)
+    },
+    **{(phase, Ended): (Phase.FINISHED, ()) for phase in (*JOINING, Phase.MEMBER)},
+    **{(Phase.MEMBER, n): (Phase.LOST, (Command.FENCE, Command.REPLAN)) for n in _NOTICES},
+    **{(p, n): (Phase.LOST, (Command.FENCE, Command.FORGET)) for p in JOINING for n in _NOTICES},
+    # The first notice wins; what others say later about the same end is no news.
+    **{(p, n): (p, ()) for p in (*MISSING, Phase.FINISHED) for n in _NOTICES},
+}
+
+
+class InvalidTransition(HoldfastError):
+    def __init__(self, phase: Phase, stimulus: Stimulus, story: Iterable[str]) -> None:
+        head = f"worker {stimulus.worker}: no rule for {type(stimulus).__name__} while {phase.name}"
+        super().__init__("\n  ".join([head, *story]))
+
+
+class Membership:
+    """The life of all workers. Change it only through :meth:`handle`."""
+
+    def __init__(self, known: Iterable[WorkerId], started: Iterable[WorkerId]) -> None:
+        begun = set(started)
+        self._phase = {w: Phase.STARTING if w in begun else Phase.ABSENT for w in sorted(known)}
+        self._story = {w: [f"known, {phase.name}"] for w, phase in self._phase.items()}
+
+    def handle(self, stimulus: Stimulus) -> tuple[Command, ...]:
+        worker = stimulus.worker
+        before, kind = self._phase[worker], type(stimulus)
+        if (before, kind) not in _NEXT:
+            raise InvalidTransition(before, stimulus, self._story[worker])
+        after, commands = _NEXT[before, kind]
+        self._phase[worker] = after
+        if (before, kind) != (after, Copied):  # a long copy is no news a step
+            line = f"{stimulus.at_s:.2f}s {kind.__name__}: {before.name} -> {after.name}"
+            self._story[worker].append(line)
+        return commands
+
+    def phase(self, worker: WorkerId) -> Phase:
+        return self._phase[worker]
+
+    def knows(self, worker: WorkerId) -> bool:
+        return worker in self._phase
+
+    def all_in(self, *phases: Phase) -> list[WorkerId]:
+        """By name."""
+        return [worker for worker, phase in self._phase.items() if phase in phases]
+
+    @property
+    def members(self) -> list[WorkerId]:
+        return self.all_in(Phase.MEMBER)
+
+    @property
+    def missing(self) -> list[WorkerId]:
+        return self.all_in(*MISSING)
+
+    @property
+    def live(self) -> list[WorkerId]:
+        """Those that have said hello and are not gone."""
+        return self.all_in(Phase.BUILDING, Phase.READY, Phase.COPYING, Phase.MEMBER)

@@ -1,0 +1,193 @@
+"""Signs that a worker is gone, from wherever they come, and the silence that is one as well.
+
+The first notice counts. What is done about a loss is decided elsewhere.
+"""
+
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.control import membership as m
+from holdfast.control.change import Changes
+from holdfast.control.effects import Effect, Emit, Fence, Send
+from holdfast.control.joining import Joining, failed
+from holdfast.control.losses import Loss, Losses, Work
+from holdfast.control.reports import Reports
+from holdfast.control.run import BEFORE_TRAINING, Run
+from holdfast.control.starting import Starting
+from holdfast.errors import HoldfastError
+from holdfast.observability import events
+from holdfast.protocol import messages
+
+_DEADLY = ("kill ", "hang ")  # faults that end in a loss
+# From somebody who is gone only these are of use, or come from somebody else.
+_FROM_THE_GONE = (
+    messages.Hello,
+    messages.StepReport,
+    messages.CheckpointPart,
+    messages.FaultFired,
+    messages.WorkerStarted,
+    messages.WorkerExited,
+)
+_AWAY = 4  # the coordinator itself was away if it did not look for this part of the limit
+
+
+class Notices:
+    def __init__(
+        self,
+        run: Run,
+        work: Work,
+        losses: Losses,
+        starting: Starting,
+        joining: Joining,
+        changes: Changes,
+        reports: Reports,
+    ) -> None:
+        self._run, self._work, self._losses, self._reports = run, work, losses, reports
+        self._starting, self._joining, self._changes = starting, joining, changes
+        self._heard_s: dict[WorkerId, float] = {}
+        self._looked_s: float | None = None
+        self._fault_s: dict[WorkerId, float] = {}
+        self._pids: dict[WorkerId, int] = {}
+        self._gone_pids: set[int] = set()
+        self._complained: set[str] = set()
+
+    def hear(self, message: messages.Message, at_s: float) -> bool:
+        """Whether the message counts: those of the gone do not."""
+        name = getattr(message, "worker", "")
+        worker = parse_worker(name) if name else None
+        if worker is None or not self._run.membership.knows(worker):
+            return False
+        if isinstance(message, messages.Hello):
+            self._pids[worker] = message.pid
+            self._gone_pids.discard(message.pid)  # it was fenced, and has come back
+        if not isinstance(message, messages.WorkerStarted | messages.WorkerExited):
+            self._heard_s[worker] = at_s
+        gone = worker in self._run.membership.missing
+        return not gone or isinstance(message, _FROM_THE_GONE)
+
+    # --- notices ---
+
+    def on_started(self, started: messages.WorkerStarted, at_s: float) -> list[Effect]:
+        worker = parse_worker(started.worker)
+        if self._run.membership.phase(worker) is m.Phase.STARTING:
+            self._pids[worker] = started.pid
+        return []
+
+    def on_exited(self, exited: messages.WorkerExited, at_s: float) -> list[Effect]:
+        worker = parse_worker(exited.worker)
+        if self._run.phase in BEFORE_TRAINING:
+            return self._exited_early(exited)
+        if exited.pid in self._gone_pids and self._pids.get(worker) == exited.pid:
+            self._losses.explain(worker, exited.how)
+        elif self._pids.get(worker, exited.pid) == exited.pid:
+            return self._lose(m.ProcessExited(worker, at_s), exited.how, explained=True)
+        return []  # a process that somebody else has replaced
+
+    def _exited_early(self, exited: messages.WorkerExited) -> list[Effect]:
+        if exited.worker in self._complained:
+            return []  # tick() ends the run if nobody says what became of the one it lost
+        raise HoldfastError(
+            f"worker {exited.worker} (pid {exited.pid}) ended with {exited.how} before training "
+            f"started; all workers were stopped. {self._run.advice}"
+        )
+
+    def closed(self, worker: WorkerId, at_s: float) -> list[Effect]:
+        if self._run.phase in BEFORE_TRAINING:
+            return self._starting.suspect(str(worker), "closed its connection", at_s)
+        return self._lose(m.ConnectionClosed(worker, at_s), "closed its connection")
+
+    def on_peer_gone(self, gone: messages.PeerGone, at_s: float) -> list[Effect]:
+        if gone.epoch != self._run.epoch and parse_worker(gone.worker) in self._run.stages:
+            return []  # everyone was told to stop since
+        return self._complaint(gone.worker, gone.lost, at_s)
+
+    def on_failed(self, message: messages.Failed, at_s: float) -> list[Effect]:
+        """It ends because of another worker, or it is a joiner, whose end harms nobody."""
+        if not message.lost:
+            return self.refuse(parse_worker(message.worker), message.reason, at_s)
+        if self._run.phase not in BEFORE_TRAINING:
+            return self._complaint(message.worker, message.lost, at_s)
+        self._complained.add(message.worker)
+        return self._starting.suspect(message.lost, f"was lost by {message.worker}", at_s)
+
+    def _complaint(self, by: str, about: str, at_s: float) -> list[Effect]:
+        """About somebody who has left, or is not yet a member, it says nothing."""
+        worker, complainer = parse_worker(about), parse_worker(by)
+        if complainer not in self._run.stages:
+            return self._joining.complains(complainer, worker, at_s)
+        if worker not in self._run.stages:
+            return []
+        return self._lose(m.PeerComplained(worker, at_s), f"gone, says {by}")
+
+    def on_fault(self, fired: messages.FaultFired, at_s: float) -> list[Effect]:
+        worker = parse_worker(fired.worker)
+        self._run.fired.add(fired.fault)
+        self._work.note(worker, self._run.epoch, fired.step, fired.done)
+        if fired.fault.startswith(_DEADLY):
+            self._fault_s[worker] = fired.at_s
+            self._changes.fault_was(worker, fired.at_s)
+        event = events.FaultFired(
+            at_s=fired.at_s,
+            worker=fired.worker,
+            fault=fired.fault,
+            step=fired.step,
+            point=fired.point,
+        )
+        return [Emit(event)]
+
+    def is_joiner(self, name: str) -> bool:
+        worker = parse_worker(name)
+        joins = self._run.membership.phase(worker) in m.JOINING
+        return (
+            joins and self._run.phase not in BEFORE_TRAINING and worker not in self._run.rebuilding
+        )
+
+    def refuse(self, worker: WorkerId, reason: str, at_s: float) -> list[Effect]:
+        """A joiner that cannot take part is told why; its place stays free."""
+        if worker in self._run.membership.missing:  # nobody had asked it
+            self._run.membership.handle(m.Invited(worker, at_s))
+        stop = Send(worker, messages.Stop(reason=reason))
+        return [stop, *self._lose(m.GaveUp(worker, at_s), reason)]
+
+    # --- silence ---
+
+    def tick(self, at_s: float) -> list[Effect]:
+        clock = self._run.clock
+        looked_s, self._looked_s = self._looked_s, at_s
+        if looked_s is None or at_s - looked_s > clock.silence_s / _AWAY:
+            # Nobody could be heard meanwhile: that is no silence of theirs.
+            self._heard_s = dict.fromkeys(self._heard_s, at_s)
+        effects: list[Effect] = []
+        for worker in self._run.membership.all_in(m.Phase.COPYING, m.Phase.MEMBER):
+            silent_s = at_s - self._heard_s.setdefault(worker, at_s)
+            if silent_s > clock.silence_s:
+                cause = f"silent for {silent_s:.1f} s"
+                effects += self._lose(m.SilentTooLong(worker, at_s), cause)
+        for worker in self._changes.overdue(at_s):
+            cause = f"did not stop within {clock.answer_s:g} s"
+            effects += self._lose(m.SilentTooLong(worker, at_s), cause)
+        for worker in self._joining.late(at_s):
+            cause = f"not ready after workers.start_limit_s={clock.start_limit_s:g}"
+            effects += self._lose(m.SilentTooLong(worker, at_s), cause)
+        return effects
+
+    # --- the loss itself ---
+
+    def _lose(self, notice: m.Stimulus, cause: str, *, explained: bool = False) -> list[Effect]:
+        run, worker, at_s = self._run, notice.worker, notice.at_s
+        commands = run.membership.handle(notice)
+        if m.Command.FENCE not in commands:
+            return []
+        if worker in self._pids:
+            self._gone_pids.add(self._pids[worker])
+        loss = Loss(worker, self._work.step_of(worker), cause, at_s, explained)
+        fence = Fence(worker)
+        if m.Command.REPLAN in commands:
+            self._losses.add(loss)
+            stage = run.stages.pop(worker)
+            fault_s = self._fault_s.pop(worker, at_s)
+            change = self._changes.lost(worker, stage, fault_s, at_s)
+            return [fence, *self._reports.fold(at_s), *change]
+        self._joining.forget(worker)
+        if worker in run.rebuilding:
+            self._losses.add(loss)
+            return [fence, *self._changes.forget(worker, at_s)]
+        return [fence, failed(worker, cause, at_s), *self._changes.forget(worker, at_s)]

@@ -1,0 +1,163 @@
+"""Asks the planner: which question, with which costs, and whether an answer is worth a change.
+
+The planner itself is loaded at the first question, since it takes a second.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.cluster import WorkerId
+from holdfast.control.run import Run, Steady
+from holdfast.planner.problem import Member, Memory, Problem
+from holdfast.schedule.costs import Costs
+from holdfast.schedule.generate import default_memory
+from holdfast.schedule.schedule import Schedule
+from holdfast.schedule.timeline import steady_period_s
+from holdfast.schedule.validity import in_flight_peak
+
+if TYPE_CHECKING:
+    from holdfast.planner.roles import Move
+
+_PAYS_BACK = 5  # a change for a better plan must gain so many times what it costs
+_SHORTER = 0.99
+_NUM_MEASURED, _LEAST_STEP_S = 3, 1e-6
+_ROWS = ("forward_s", "input_s", "weight_s", "fused_s", "step_s")
+
+
+class SomePlan(Protocol):
+    @property
+    def period_s(self) -> float: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    def schedule(self) -> Schedule: ...
+
+
+class SomePlanner(Protocol):
+    """As ``planner.service.Planner``."""
+
+    def plan_now(self, problem: Problem) -> SomePlan: ...
+
+    def refine_in_background(self, problem: Problem) -> None: ...
+
+    def better(self) -> SomePlan | None: ...
+
+
+class Plans:
+    def __init__(self, run: Run, planner: SomePlanner | None) -> None:
+        self._run = run
+        self._given = planner
+        self._costs: Costs | None = None
+        self._refining = False
+
+    @property
+    def _planner(self) -> SomePlanner:
+        if self._given is None:
+            from holdfast.planner.service import Planner
+
+            self._given = Planner()
+        return self._given
+
+    def problem(
+        self, stages: Mapping[WorkerId, int | None], *, may_move: bool = False, steps_left: int = 0
+    ) -> Problem:
+        run = self._run
+        return Problem(
+            shape=run.shape,
+            costs=self._costs_s(),
+            memory=Memory(limit=self._memory()),
+            members=tuple(Member(worker, stage) for worker, stage in sorted(stages.items())),
+            staggered=run.staggered,
+            may_move=may_move,
+            two_stages=False,
+            horizon_steps=steps_left,
+            move_s=run.copy_s if may_move else 0.0,
+        )
+
+    def steady(self, problem: Problem) -> Steady:
+        """For the members as they are: at once; better ones are looked for meanwhile."""
+        run = self._run
+        assert run.first is not None
+        self._refining = False
+        if run.stages == run.first_stages:  # all are there again: as the user has chosen
+            return run.first._replace(period_s=self._period_s(run.first.schedule))
+        plan = self._planner.plan_now(problem)
+        self._planner.refine_in_background(problem)
+        self._refining = True
+        return self._as_steady(plan)
+
+    def better(self, steps_left: int) -> Steady | None:
+        """A plan that is worth a change for the steps that are left."""
+        plan = self._planner.better() if self._refining else None
+        if plan is None or self._run.steady is None or self._unknown_unit:
+            return None
+        old_s = self._run.steady.period_s
+        gained_s = (old_s - plan.period_s) * steps_left
+        pays = plan.period_s <= _SHORTER * old_s and gained_s > _PAYS_BACK * self._run.stop_s
+        return self._as_steady(plan) if pays else None
+
+    def moves(self, steps_left: int) -> "tuple[tuple[Move, ...], str]":
+        """Who should hold another stage, and why."""
+        from holdfast.planner.roles import assign
+
+        run = self._run
+        if run.steps_s and steps_left * median(run.steps_s) < _PAYS_BACK * run.copy_s:
+            return (), ""
+        roles = assign(self.problem(run.stages, may_move=True, steps_left=steps_left))
+        return roles.moves, roles.reason
+
+    def stage_for(self, joiner: WorkerId, taken: Mapping[WorkerId, int], steps_left: int) -> int:
+        """``taken``: members and earlier joiners. Where one more worker helps most."""
+        from holdfast.planner.roles import assign
+
+        counts = [list(taken.values()).count(stage) for stage in range(self._run.shape.stages)]
+        if not all(counts):
+            return counts.index(0)
+        asked: dict[WorkerId, int | None] = {**taken, joiner: None}
+        roles = assign(self.problem(asked, may_move=True, steps_left=steps_left))
+        if all(move.worker == joiner for move in roles.moves):
+            return roles.stage_of[joiner]
+        # The best is a chain of moves; one at a time, the stage with the fewest holders gains.
+        return counts.index(min(counts))
+
+    def _as_steady(self, plan: SomePlan) -> Steady:
+        return Steady(plan.schedule(), 0.0 if self._unknown_unit else plan.period_s, plan.reason)
+
+    def _memory(self) -> float:
+        run = self._run
+        assert run.first is not None
+        if run.config.schedule.memory:
+            return run.config.schedule.memory
+        peaks = map(in_flight_peak, run.first.schedule.lanes.values())
+        return max(default_memory(run.shape.stages), *peaks)
+
+    def _period_s(self, schedule: Schedule) -> float:
+        if self._unknown_unit:
+            return 0.0
+        return steady_period_s(schedule, self._costs_s(), staggered=self._run.staggered)
+
+    @property
+    def _unknown_unit(self) -> bool:
+        return self._run.guessed and len(self._run.steps_s) < _NUM_MEASURED
+
+    def _costs_s(self) -> Costs:
+        """Guessed costs are made seconds as soon as steps are measured."""
+        run = self._run
+        assert run.costs is not None
+        assert run.first is not None
+        if not run.guessed or self._unknown_unit:
+            return run.costs
+        if self._costs is None:
+            schedule, costs = run.first.schedule, run.costs
+            step_s = max(median(run.steps_s), _LEAST_STEP_S)
+            factor = step_s / steady_period_s(schedule, costs, staggered=run.staggered)
+            self._costs = scaled(costs, factor)
+        return self._costs
+
+
+def scaled(costs: Costs, factor: float) -> Costs:
+    rows = {row: tuple(factor * seconds for seconds in getattr(costs, row)) for row in _ROWS}
+    return replace(costs, link_s=factor * costs.link_s, **rows)

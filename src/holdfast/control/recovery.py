@@ -1,0 +1,172 @@
+"""From what all live members have told to the lanes that end every half-done step.
+
+Pure: Tells in, the content of a Proceed out. Knows nothing of epochs, connections or time, and
+not what runs after the half-done steps.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.cluster import WorkerId
+from holdfast.control.told import Told, Verdict, attempt_of, verdicts_of
+from holdfast.errors import ScheduleError
+from holdfast.planner.lineage import Facts
+from holdfast.planner.problem import Problem
+from holdfast.planner.rest import Rest, rest_of_step
+from holdfast.protocol.messages import Tell
+from holdfast.schedule.operation import Kind, Op
+from holdfast.schedule.running import RunningStep
+from holdfast.schedule.schedule import Schedule
+
+_MOST_DOUBLINGS = 20
+_PARTS = {Kind.BW: (Kind.B, Kind.W)}
+
+
+@dataclass(frozen=True)
+class Dead:
+    """A lost worker, in the step it was in. Of two steps, if both are known, one entry each."""
+
+    worker: WorkerId
+    stage: int
+    step: int
+    done: tuple[Op, ...]  # operations it had finished of its lane of the step
+
+
+@dataclass(frozen=True)
+class Rests:
+    """What ends all half-done steps, and from which step on the steady schedule runs."""
+
+    running: tuple[RunningStep, ...]  # the oldest first
+    first_step: int
+    verdicts: dict[int, Verdict]  # all that anyone has heard
+    redone: tuple[Op, ...]  # finished by the dead and lost with them; BW as B and W
+    num_operations: int  # in all lanes, without R
+    length_s: float  # of all steps one after the other, without the reductions
+
+
+def rests(
+    problem: Problem,
+    stages: Mapping[WorkerId, int],
+    tells: Mapping[WorkerId, Tell],
+    *,
+    staggered: bool,
+    end_step: int,
+    dead: Sequence[Dead] = (),
+) -> Rests:
+    """``stages``: every member and the stage it holds; ``tells``: one of each of them.
+
+    ScheduleError if the members cannot end the steps: then only going back helps.
+    """
+    _check_members(problem, stages, tells)
+    everyone = [Told.read(worker, stages[worker], tells[worker]) for worker in sorted(stages)]
+    verdicts = verdicts_of(everyone)
+    newest = max(told.reduced for told in everyone)
+    planned: list[tuple[RunningStep, Rest]] = []
+    for step in range(min(told.reduced for told in everyone), min(newest + 1, end_step)):
+        attempt = attempt_of(step, everyone, verdicts, staggered=staggered)
+        if step < newest or _begun(everyone, step, attempt):
+            planned.append(_planned(problem, everyone, step, attempt))
+    running = tuple(one for one, _ in planned)
+    return Rests(
+        running=running,
+        first_step=running[-1].step + 1 if running else newest,
+        verdicts=verdicts,
+        redone=tuple(op for one, rest in planned for op in _redone(one.step, rest, dead)),
+        num_operations=sum(len(list(_work(one))) for one in running),
+        length_s=sum(rest.length_s for _, rest in planned),
+    )
+
+
+def _check_members(
+    problem: Problem, stages: Mapping[WorkerId, int], tells: Mapping[WorkerId, Tell]
+) -> None:
+    live = {member.worker for member in problem.members if member.speed > 0}
+    for who, found in (("told", tells.keys()), ("is in the planner's problem", live)):
+        differ = sorted(stages.keys() ^ found)
+        if differ or not stages:
+            name = f"worker {differ[0]}" if differ else "nobody"
+            raise ScheduleError(
+                f"{name} is a member or {who}, but not both: expected the same workers"
+            )
+
+
+def _begun(everyone: Sequence[Told], step: int, attempt: int) -> bool:
+    """Whether anything of the step exists. If not, the steady schedule can run all of it."""
+    return any(
+        any(facts.progress.values()) or facts.activations or facts.gradients
+        for facts in (told.facts(step, attempt) for told in everyone)
+    )
+
+
+def _planned(
+    problem: Problem, everyone: Sequence[Told], step: int, attempt: int
+) -> tuple[RunningStep, Rest]:
+    # Whoever stands aside holds nothing here, but can still send again what it has kept.
+    holders = {
+        told.worker: () if _stands_aside(told, everyone, step) else (told.stage,)
+        for told in everyone
+    }
+    facts = {told.worker: told.facts(step, attempt) for told in everyone}
+    rest = _rest(problem, holders, facts)
+    copies = {r.stage: r.copy_from for r in rest.todo.reductions if r.copy_from is not None}
+    running = RunningStep(
+        step, attempt, Schedule(problem.shape, rest.lanes), dict(rest.sources), copies
+    )
+    _check_weights(running, everyone)
+    return running, rest
+
+
+def _stands_aside(told: Told, everyone: Sequence[Told], step: int) -> bool:
+    """It is past the step and has not the weights of before it, but somebody else has them.
+
+    So it is with a worker that joined after the step: it has neither those nor the gradients.
+    """
+    return not told.can_run(step) and any(
+        other.stage == told.stage and other.can_run(step) for other in everyone
+    )
+
+
+def _rest(
+    problem: Problem, holders: Mapping[WorkerId, tuple[int, ...]], facts: Mapping[WorkerId, Facts]
+) -> Rest:
+    """Finishing beats a limit that only models memory: it is doubled until the rest fits."""
+    for _ in range(_MOST_DOUBLINGS):
+        try:
+            return rest_of_step(problem, holders, facts)
+        except ScheduleError as error:
+            if "does not fit into memory" not in str(error):
+                raise
+        problem = _with_twice_the_memory(problem)
+    return rest_of_step(problem, holders, facts)
+
+
+def _with_twice_the_memory(problem: Problem) -> Problem:
+    memory = problem.memory
+    limits = {worker: 2 * limit for worker, limit in memory.limits.items()}
+    return replace(problem, memory=replace(memory, limit=2 * memory.limit, limits=limits))
+
+
+def _check_weights(running: RunningStep, everyone: Sequence[Told]) -> None:
+    """Old operations on new weights would run, and give other bits."""
+    unable = {told.worker for told in everyone if not told.can_run(running.step)}
+    for worker, op in _work(running):
+        if worker in unable:
+            raise ScheduleError(
+                f"{op} of step {running.step} must run again, but no live worker has the weights "
+                f"that stage {op.stage} had before that step: go back to a checkpoint"
+            )
+
+
+def _work(running: RunningStep) -> Iterator[tuple[WorkerId, Op]]:
+    for worker, lane in running.schedule.lanes.items():
+        yield from ((worker, op) for op in lane if op.kind is not Kind.R)
+
+
+def _redone(step: int, rest: Rest, dead: Sequence[Dead]) -> Iterator[Op]:
+    """In the order of the tasks."""
+    lost = {part for one in dead if one.step == step for op in one.done for part in _parts(op)}
+    return (op for task in rest.todo.tasks for op in task.ops if op in lost)
+
+
+def _parts(op: Op) -> tuple[Op, ...]:
+    return tuple(Op(op.stage, kind, op.microbatch) for kind in _PARTS.get(op.kind, (op.kind,)))

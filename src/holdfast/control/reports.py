@@ -1,0 +1,179 @@
+"""Folds what workers report into finished steps, whole checkpoints and the result of the run.
+
+Counts on whoever is a member now: the dead are not waited for. Plans nothing.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.control.effects import Effect, Emit, SealCheckpoint
+from holdfast.control.run import Run
+from holdfast.errors import HoldfastError
+from holdfast.observability import events
+from holdfast.protocol import messages
+from holdfast.recovery.manifest import Part
+
+
+class Reports:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.next_step = 0  # all before it are finished
+        self._last_end_s = 0.0
+        self._steps: dict[int, dict[WorkerId, messages.StepReport]] = {}
+        self._done: dict[WorkerId, int] = {}  # steps that it has reported, or came too late for
+        self._parts: dict[int, dict[int, messages.CheckpointPart]] = {}  # step, stage
+        self._on_disk: dict[int, int] = {}  # stage -> newest version
+        self.finished: dict[WorkerId, messages.Finished] = {}
+        self._kept_bytes: dict[str, int] = {}
+
+    @property
+    def steps_left(self) -> int:
+        return max(0, self._run.end_step - self.next_step)
+
+    def begin(self, first_step: int, at_s: float) -> None:
+        """From the start, or again from a step that all have gone back to."""
+        self.next_step, self._last_end_s = first_step, at_s
+        self._done = dict.fromkeys(self._run.stages, first_step)
+        self._steps.clear()
+        self.finished.clear()
+        for step in [step for step in self._parts if step > first_step]:
+            del self._parts[step]
+        self._on_disk = {stage: min(v, first_step) for stage, v in self._on_disk.items()}
+
+    def proceed(self, entered: Mapping[WorkerId, int]) -> None:
+        """Everyone finishes again. ``entered``: new members and the first step they will report."""
+        self.finished.clear()
+        self._done |= entered
+
+    def saved(self, saving: Iterable[tuple[int, int]] = ()) -> dict[int, int]:
+        """Stage -> newest version whose part is on disk, or that a member is writing now."""
+        newest = dict(self._on_disk)
+        for stage, version in saving:
+            newest[stage] = max(version, newest.get(stage, 0))
+        return newest
+
+    def on_step(self, report: messages.StepReport, at_s: float) -> list[Effect]:
+        worker = parse_worker(report.worker)
+        effects = [Emit(event) for event in _worker_events(report, at_s)]
+        if report.step >= self.next_step:
+            self._steps.setdefault(report.step, {})[worker] = report
+        self._done[worker] = max(report.step + 1, self._done.get(worker, 0))
+        return [*effects, *self.fold(at_s)]
+
+    def fold(self, at_s: float) -> list[Effect]:
+        """Steps that every live member has done. Asked again when one is lost."""
+        effects: list[Effect] = []
+        members = self._run.stages
+        while members and all(self._done.get(w, 0) > self.next_step for w in members):
+            if self.next_step in self._steps:
+                effects.append(Emit(self._fold_step(at_s)))
+            else:  # whoever ran it is gone, and took its report along
+                self.next_step += 1
+        return effects
+
+    def _fold_step(self, at_s: float) -> events.StepFinished:
+        step = self.next_step
+        reports = self._steps.pop(step)
+        losses, num_tokens = _losses(reports, step)
+        one = reports[min(reports)]
+        took_s = at_s - self._last_end_s
+        self.next_step, self._last_end_s = step + 1, at_s
+        self._run.steps_s.append(took_s)
+        return events.StepFinished(
+            at_s=at_s,
+            step=step,
+            loss=sum(losses) / self._run.shape.microbatches if losses else float("nan"),
+            gradient_norm=one.norm,
+            tokens=num_tokens,
+            took_s=took_s,
+            clipped=one.clipped,
+            skipped=one.skipped,
+        )
+
+    def on_part(self, part: messages.CheckpointPart) -> list[Effect]:
+        if self._run.sealed is not None and part.step <= self._run.sealed:
+            return []  # another holder has saved it as well, or a later one is whole
+        stage, parts = self._stage_of(part.layers), self._parts.setdefault(part.step, {})
+        parts.setdefault(stage, part)
+        self._on_disk[stage] = max(part.step, self._on_disk.get(stage, 0))
+        if len(parts) < self._run.shape.stages:
+            return []
+        self._run.sealed = part.step
+        for step in [step for step in self._parts if step <= part.step]:
+            del self._parts[step]
+        sealed = tuple(
+            Part(p.directory, tuple(p.layers), p.digests, p.state) for _, p in sorted(parts.items())
+        )
+        return [SealCheckpoint(part.step, sealed, max(p.took_s for p in parts.values()))]
+
+    def _stage_of(self, layers: Iterable[int]) -> int:
+        """By the cut: a worker may have changed its stage since it wrote the part."""
+        first, cut = min(layers), self._run.cut
+        return sum(first >= border for border in cut)
+
+    def on_finished(self, finished: messages.Finished) -> None:
+        self.finished[parse_worker(finished.worker)] = finished
+        self.note_kept(finished.worker, finished.kept_bytes)
+
+    def note_kept(self, worker: str, kept_bytes: int) -> None:
+        self._kept_bytes[worker] = max(kept_bytes, self._kept_bytes.get(worker, 0))
+
+    @property
+    def all_finished(self) -> bool:
+        return bool(self._run.stages) and self._run.stages.keys() <= self.finished.keys()
+
+    def run_finished(self, at_s: float) -> events.RunFinished:
+        ended = [self.finished[worker] for worker in sorted(self._run.stages)]
+        return events.RunFinished(
+            at_s=at_s,
+            parameters_sha256=self.parameters_sha256(),
+            peak_memory_bytes={f.worker: f.peak_memory_bytes for f in ended},
+            kept_bytes=dict(sorted(self._kept_bytes.items())),
+        )
+
+    def parameters_sha256(self) -> str:
+        """Of all layers in order. Replicas that disagree are an error, never averaged away."""
+        digests: dict[int, tuple[str, WorkerId]] = {}
+        for worker, finished in sorted(self.finished.items()):
+            for layer, digest in finished.digests.items():
+                known, first = digests.setdefault(int(layer), (digest, worker))
+                if known != digest:
+                    raise HoldfastError(
+                        f"layer {layer} differs between workers {first} and {worker} after the "
+                        "last step: the result is not trustworthy"
+                    )
+        together = hashlib.sha256()
+        for number, (digest, _) in sorted(digests.items()):
+            together.update(f"{number}:{digest}\n".encode())
+        return together.hexdigest()
+
+
+def _losses(reports: Mapping[WorkerId, messages.StepReport], step: int) -> tuple[list[float], int]:
+    """In the order of the micro-batches, from any holder of the last stage; all have all."""
+    told = {worker: report for worker, report in sorted(reports.items()) if report.losses}
+    if not told:  # those who computed them are gone
+        return [], 0
+    first = min(told)
+    for worker, report in told.items():
+        # As text, since a loss that is no number does not equal itself.
+        if sorted(map(str, report.losses)) != sorted(map(str, told[first].losses)):
+            raise HoldfastError(
+                f"the losses of step {step + 1} differ between workers {first} and {worker}: the "
+                "result is not trustworthy"
+            )
+    ordered = sorted((int(number), loss) for number, loss in told[first].losses)
+    return [loss for _, loss in ordered], told[first].num_tokens
+
+
+def _worker_events(report: messages.StepReport, at_s: float) -> list[events.Event]:
+    found: list[events.Event] = []
+    if report.operations:
+        ops = tuple((text, start_s, end_s) for text, start_s, end_s in report.operations)
+        found.append(events.WorkerStep(at_s=at_s, worker=report.worker, step=report.step, ops=ops))
+    if report.taken_back:
+        reason = "clipped" if report.clipped else "skipped"
+        found.append(
+            events.StepTakenBack(at_s=at_s, worker=report.worker, step=report.step, reason=reason)
+        )
+    return found

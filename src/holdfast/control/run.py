@@ -1,0 +1,182 @@
+"""What the coordinator knows of a run: settings, members, stages, epoch. Shared by its parts.
+
+Holds facts and answers simple questions about them; decides nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from holdfast.cluster import WorkerId
+from holdfast.config import RunConfig
+from holdfast.control.clock import Clock
+from holdfast.control.effects import Effect, Send
+from holdfast.control.membership import Membership
+from holdfast.faults.fault import Fault, FaultKind
+from holdfast.protocol import messages
+from holdfast.recovery.manifest import Checkpoint, partial_directory
+from holdfast.schedule.costs import Costs
+from holdfast.schedule.operation import Shape
+from holdfast.schedule.schedule import Schedule
+
+
+class RunPhase(Enum):
+    STARTING = auto()  # waiting for every worker's hello
+    MEASURING = auto()  # one worker times the layers
+    BUILDING = auto()  # workers build their stages
+    TRAINING = auto()
+    RETURNING = auto()  # a stage was lost: all build anew, from a checkpoint
+    FINISHED = auto()
+    FAILED = auto()
+
+
+BEFORE_TRAINING = (RunPhase.STARTING, RunPhase.MEASURING, RunPhase.BUILDING)
+
+
+class Steady(NamedTuple):
+    """What every whole step runs. ``period_s`` 0: unknown."""
+
+    schedule: Schedule
+    period_s: float
+    reason: str
+
+
+class Setting(NamedTuple):
+    """What a run is given and never changes."""
+
+    config: RunConfig
+    run_dir: str
+    resume: Checkpoint | None
+    faults: Sequence[Fault]
+    address: str  # HOST:PORT for those who want to join
+    schedule: Schedule | None  # lanes of the user's own; only the workers in it are started
+    now: Callable[[], float] | None  # for times that an answer takes; None: those of stimuli
+
+
+@dataclass
+class Run:
+    setting: Setting
+    shape: Shape
+    membership: Membership
+    first_stages: Mapping[WorkerId, int]  # of the workers that are started with the run
+    phase: RunPhase = RunPhase.STARTING
+    hellos: dict[WorkerId, messages.Hello] = field(default_factory=dict)
+    stages: dict[WorkerId, int] = field(default_factory=dict)  # of the members
+    rebuilding: dict[WorkerId, int] = field(default_factory=dict)  # of those who go back
+    epoch: int = 0
+    cut: tuple[int, ...] = ()
+    costs: Costs | None = None
+    guessed: bool = False  # the costs are numbers of layers, not seconds
+    reason: str = ""  # of the cut
+    first: Steady | None = None  # for a run in which nobody is missing
+    steady: Steady | None = None  # the one in use
+    planned_for: dict[WorkerId, int] = field(default_factory=dict)  # the stages it counts on
+    end_step: int = 0
+    interrupted_s: float | None = None
+    end_decided: bool = False  # the last step of an interrupted run
+    fired: set[str] = field(default_factory=set)  # faults, in text form
+    steps_s: list[float] = field(default_factory=list)
+    sealed: int | None = None  # step of the newest whole checkpoint of this run
+    stop_s: float = 0.1  # how long the last change held everyone up
+    copy_s: float = 1.0  # how long the last joiner took for its copy
+
+    @classmethod
+    def of(cls, setting: Setting) -> "Run":
+        parallel = setting.config.parallel
+        shape = Shape(parallel.pipelines, parallel.stages, parallel.microbatches)
+        known = [WorkerId(d, s) for d in range(shape.pipelines) for s in range(shape.stages)]
+        first = {worker: worker.stage for worker in known}
+        if setting.schedule is not None:
+            first = {w: lane[-1].stage for w, lane in setting.schedule.lanes.items() if lane}
+        run = cls(setting, shape, Membership(known, first), first)
+        run.end_step = setting.config.train.steps
+        return run
+
+    @property
+    def config(self) -> RunConfig:
+        return self.setting.config
+
+    @property
+    def staggered(self) -> bool:
+        return self.config.optimizer.mode == "staggered"
+
+    @property
+    def over(self) -> bool:
+        return self.phase in (RunPhase.FINISHED, RunPhase.FAILED)
+
+    @property
+    def clock(self) -> Clock:
+        workers = self.config.workers
+        return Clock.of(workers.silence_limit_s, workers.start_limit_s, self.steps_s)
+
+    def now(self, at_s: float) -> float:
+        """After some work was done since ``at_s``."""
+        return at_s if self.setting.now is None else self.setting.now()
+
+    def holders(self, stage: int) -> list[WorkerId]:
+        return sorted(worker for worker, held in self.stages.items() if held == stage)
+
+    @property
+    def lost_stages(self) -> list[int]:
+        held = set(self.stages.values())
+        return [stage for stage in range(self.shape.stages) if stage not in held]
+
+    @property
+    def start(self) -> tuple[str, int]:
+        """Directory and step of the state to begin from, or to go back to."""
+        if self.sealed is not None:
+            directory = partial_directory(self.setting.run_dir, self.sealed).with_suffix("")
+            return str(directory), self.sealed
+        resume = self.setting.resume
+        return (resume.directory, resume.step) if resume else ("", 0)
+
+    @property
+    def advice(self) -> str:
+        """How to go on after a run that was stopped."""
+        if self.sealed is not None:
+            return f"Go on from the last checkpoint with --resume {self.setting.run_dir}"
+        if self.setting.resume:
+            return f"Go on from the same checkpoint with --resume {self.setting.resume.directory}"
+        return "No checkpoint was written yet: start again (checkpoint.every_steps sets how often)"
+
+    def assign(self, worker: WorkerId, stage: int, *, joins: bool = False) -> Effect:
+        """A joiner copies its state, so it starts from nothing."""
+        checkpoint, step = ("", 0) if joins else self.start
+        clock = self.clock
+        mine = (f for f in self.setting.faults if f.worker == worker)
+        message = messages.Assign(
+            stage=stage,
+            cut=list(self.cut),
+            checkpoint=checkpoint,
+            first_step=step,
+            run_dir=self.setting.run_dir,
+            beat_s=clock.beat_s,
+            wait_s=clock.wait_s,
+            faults=[
+                str(f) for f in mine if f.kind is not FaultKind.JOIN and str(f) not in self.fired
+            ],
+        )
+        return Send(worker, message)
+
+    def proceed(
+        self,
+        *,
+        first_step: int,
+        running: Sequence[dict[str, object]] = (),
+        verdicts: Mapping[int, Sequence[object]] | None = None,
+        saved: Mapping[int, int] | None = None,
+    ) -> list[Effect]:
+        assert self.steady is not None
+        message = messages.Proceed(
+            epoch=self.epoch,
+            stages={str(worker): stage for worker, stage in sorted(self.stages.items())},
+            addresses={str(w): [self.hellos[w].host, self.hellos[w].port] for w in self.stages},
+            running=list(running),
+            schedule=self.steady.schedule.dumps(),
+            first_step=first_step,
+            end_step=self.end_step,
+            verdicts={str(step): list(values) for step, values in (verdicts or {}).items()},
+            saved={str(stage): version for stage, version in sorted((saved or {}).items())},
+        )
+        return [Send(worker, message) for worker in sorted(self.stages)]

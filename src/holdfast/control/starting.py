@@ -1,0 +1,146 @@
+"""From the first hello to the first Proceed: cut, costs, schedule, stages.
+
+A worker that ends in this time ends the run: nothing is lost yet but its own start.
+"""
+
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.control import membership as m
+from holdfast.control.checks import check_alike, check_fits
+from holdfast.control.costs import emulated_costs, layer_costs, measured_costs
+from holdfast.control.effects import Effect, Emit, OpenRun, Send
+from holdfast.control.losses import Work
+from holdfast.control.run import Run, RunPhase, Steady
+from holdfast.errors import HoldfastError
+from holdfast.observability import events
+from holdfast.planner.schedules import make
+from holdfast.protocol import messages
+from holdfast.schedule.costs import Costs
+from holdfast.schedule.cut import equal_cut, stage_ranges
+from holdfast.schedule.generate import default_memory
+from holdfast.schedule.schedule import Schedule
+from holdfast.schedule.validity import check
+
+SUSPICION_S = 0.5  # an agent reports the end of a process within milliseconds
+
+
+class Starting:
+    def __init__(self, run: Run, work: Work) -> None:
+        self._run = run
+        self._work = work
+        self._suspicion: tuple[float, HoldfastError] | None = None
+
+    def waiting_for(self) -> str:
+        """For the error when a limit is reached."""
+        here: set[WorkerId] = set(self._run.membership.all_in(m.Phase.READY))
+        if self._run.phase is RunPhase.STARTING:
+            here = set(self._run.hellos)
+        missing = [str(worker) for worker in self._run.first_stages if worker not in here]
+        return f"{self._run.phase.name.lower()}: no answer from worker {', '.join(missing)}"
+
+    def suspect(self, worker: str, what: str, at_s: float) -> list[Effect]:
+        """Something is wrong with it; its agent will soon say what, so wait a little."""
+        self._suspicion = self._suspicion or (at_s, HoldfastError(f"worker {worker} {what}"))
+        return []
+
+    def tick(self, at_s: float) -> None:
+        if self._suspicion and at_s - self._suspicion[0] > SUSPICION_S:
+            raise self._suspicion[1]
+
+    def on_hello(self, hello: messages.Hello, at_s: float) -> list[Effect]:
+        run = self._run
+        worker = parse_worker(hello.worker)
+        run.membership.handle(m.SaidHello(worker, at_s))
+        run.hellos[worker] = hello
+        ready: list[Effect] = [Emit(worker_ready(hello, at_s))]
+        if len(run.hellos) < len(run.first_stages):
+            return ready
+        check_alike(
+            {str(worker): hello.fingerprint for worker, hello in sorted(run.hellos.items())},
+            allow_mixed=run.config.workers.allow_mixed,
+        )
+        return ready + self._choose_cut(hello.num_layers, tuple(hello.cut))
+
+    def _choose_cut(self, num_layers: int, wish: tuple[int, ...]) -> list[Effect]:
+        run = self._run
+        if run.setting.resume is not None:
+            check_fits(run.setting.resume, num_layers)
+        stages = run.shape.stages
+        wish = run.config.parallel.cut or (wish if len(wish) == stages - 1 else ())
+        emulated = run.config.device.durations_s()
+        if stages == 1 or wish or emulated:
+            cut = wish or equal_cut([1.0] * num_layers, stages)
+            run.reason = "layers cut as asked" if wish else "layers cut by number"
+            lengths = [len(layers) for layers in stage_ranges(cut, num_layers)]
+            run.guessed = not emulated
+            return self._assign(cut, emulated_costs(emulated, stages) or layer_costs(lengths))
+        equal_cut([1.0] * num_layers, stages)  # refuses too many stages before anyone measures
+        run.phase = RunPhase.MEASURING
+        return [Send(min(run.first_stages), messages.MeasureLayers())]
+
+    def on_costs(self, costs: messages.LayerCosts) -> list[Effect]:
+        run = self._run
+        if run.phase is not RunPhase.MEASURING:
+            raise HoldfastError(f"unexpected LayerCosts from worker {costs.worker}")
+        both = [f + b for f, b in zip(costs.forward_s, costs.backward_s, strict=True)]
+        cut = equal_cut(both, run.shape.stages)
+        run.reason = "layers cut by measured time"
+        ranges = stage_ranges(cut, len(both))
+        forward = [sum(costs.forward_s[i] for i in layers) for layers in ranges]
+        backward = [sum(costs.backward_s[i] for i in layers) for layers in ranges]
+        return self._assign(cut, measured_costs(forward, backward))
+
+    def _assign(self, cut: tuple[int, ...], costs: Costs) -> list[Effect]:
+        run = self._run
+        run.cut, run.costs = cut, costs
+        run.first = run.steady = Steady(self._schedule(costs), 0.0, run.reason)
+        run.planned_for = dict(run.first_stages)
+        run.phase = RunPhase.BUILDING
+        return [run.assign(worker, stage) for worker, stage in sorted(run.first_stages.items())]
+
+    def _schedule(self, costs: Costs) -> Schedule:
+        run = self._run
+        if run.setting.schedule is not None:
+            return run.setting.schedule
+        memory = run.config.schedule.memory or default_memory(run.shape.stages)
+        name = run.config.schedule.name
+        schedule = make(name, run.shape, costs, memory, staggered=run.staggered)
+        check(schedule, memory)
+        return schedule
+
+    def on_ready(self, worker: WorkerId, at_s: float) -> list[Effect]:
+        run = self._run
+        run.membership.handle(m.IsReady(worker, at_s))
+        if len(run.membership.all_in(m.Phase.READY)) < len(run.first_stages):
+            return []
+        for each in run.first_stages:
+            run.membership.handle(m.Entered(each, at_s))
+        run.phase, run.epoch, run.stages = RunPhase.TRAINING, 1, dict(run.first_stages)
+        _, first_step = run.start
+        assert run.steady is not None
+        told = dict.fromkeys(run.stages, (first_step, 0, 0))
+        self._work.adopt(run.epoch, (), run.steady.schedule, told)
+        started: list[Effect] = [OpenRun(), Emit(self._started(at_s, first_step))]
+        return [*started, *run.proceed(first_step=first_step)]
+
+    def _started(self, at_s: float, first_step: int) -> events.RunStarted:
+        run = self._run
+        own = run.setting.schedule is not None
+        return events.RunStarted(
+            at_s=at_s,
+            pipelines=run.shape.pipelines,
+            stages=run.shape.stages,
+            microbatches=run.shape.microbatches,
+            first_step=first_step,
+            steps=run.config.train.steps,
+            schedule=run.config.schedule.file if own else run.config.schedule.name,
+            reason=run.reason,
+            cut=run.cut,
+            address=run.setting.address,
+            limits=run.clock.describe(),
+        )
+
+
+def worker_ready(hello: messages.Hello, at_s: float) -> events.WorkerReady:
+    return events.WorkerReady(
+        at_s=at_s, worker=hello.worker, pid=hello.pid, versions=hello.fingerprint
+    )

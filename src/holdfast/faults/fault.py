@@ -1,0 +1,194 @@
+"""A fault to inject: what happens to whom, and where. Data with a text form, as in ``--fault``.
+
+Knows neither how a fault is carried out nor which points a run really reaches: a fault at an
+operation that its worker never runs does not happen.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.errors import ConfigError
+
+BEGIN, HALT, PROCEED, COPY = "begin", "halt", "proceed", "copy"
+PHASES: Mapping[str, str] = MappingProxyType(
+    {
+        BEGIN: "before the first operation of the step",
+        "reduce": "before its share of the reduction is sent",
+        "partials": "its share is sent, the others' are awaited",
+        "reduced": "the sum is here, nobody was told",
+        "told": "the other stages were told the norm",
+        "apply": "before the optimizer step",
+        "half": "in the middle of the optimizer step",
+        "applied": "after the optimizer step",
+        "check": "before it hears the verdict of the other stages",
+        "settled": "the step is final",
+        "save": "its part of a checkpoint is being written",
+        HALT: "it was told to stop for somebody else's failure",
+        PROCEED: "it has the new plan and has not yet run anything",
+        COPY: "it joins and is copying state",
+    }
+)
+"""Points of a step that are no operation, and what each means; the first ten in this order."""
+
+_ANY_STEP = (HALT, PROCEED, COPY)  # they may come in any step: the first one from STEP on counts
+_OPERATION = re.compile(r"([FBW])([0-9]{1,9})(\.done)?")
+_STEP = re.compile(r"-?[0-9]{1,9}")
+
+
+class FaultKind(StrEnum):
+    """The values are what the user writes."""
+
+    KILL = "kill"  # the worker is gone at once
+    HANG = "hang"  # it stands still until somebody wakes it
+    SLOW = "slow"  # from here on it works at a fraction of its speed
+    JOIN = "join"  # a missing worker comes back
+
+
+_EXAMPLES: Mapping[str, str] = {
+    FaultKind.KILL: "kill 1.0 @ 5",
+    FaultKind.HANG: "hang 1.0 @ 5.B3",
+    FaultKind.SLOW: "slow 1.0=0.5 @ 5",
+    FaultKind.JOIN: "join 1.0 @ 8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Prints and parses as ``kill 1.0 @ 5.F0``; the text counts steps from 1."""
+
+    kind: FaultKind
+    worker: WorkerId | None  # None: whoever is missing (join only)
+    step: int  # counted from 0
+    point: str = BEGIN  # a phase, or an operation as in ``F0`` and ``B3.done``
+    speed: float = 1.0  # of a slow worker; 1: as fast as before
+
+    def __post_init__(self) -> None:
+        if self.worker is None and self.kind is not FaultKind.JOIN:
+            raise ValueError(f"{self.kind.value} needs a worker")
+
+    def __str__(self) -> str:
+        words = [self.kind.value] if self.worker is None else [self.kind.value, str(self.worker)]
+        speed = f"={self.speed!r}" if self.kind is FaultKind.SLOW else ""
+        point = "" if self.point == BEGIN else f".{self.point}"
+        return f"{' '.join(words)}{speed} @ {self.step + 1}{point}"
+
+    def waits_at(self, step: int, point: str) -> bool:
+        """Whether it happens to a worker that reaches ``point`` of ``step``, if it has not yet."""
+        if self.point != point:
+            return False
+        return self.step <= step if point in _ANY_STEP else self.step == step
+
+
+def parse_fault(text: str) -> Fault:
+    """Read ``kill W @ WHERE``, ``hang W @ WHERE``, ``slow W=SPEED @ WHERE``, ``join [W] @ STEP``.
+
+    WHERE is STEP or STEP.POINT.
+    """
+    try:
+        return _parse(text)
+    except ValueError as why:
+        first_word = text.replace("@", " ").split()[:1]
+        example = _EXAMPLES.get("".join(first_word), _EXAMPLES[FaultKind.KILL])
+        raise ConfigError(f"--fault {text!r}: {why}; write e.g. {example!r}") from why
+
+
+def _parse(text: str) -> Fault:
+    head, at, where = text.partition("@")
+    kind_text, whom = (*head.split(None, 1), "", "")[:2]
+    if kind_text not in list(FaultKind):
+        raise ValueError(f"{kind_text!r} is no fault, expected {', '.join(FaultKind)}")
+    kind = FaultKind(kind_text)
+    if not at:
+        raise ValueError("it does not say when: '@' and a step are missing")
+    worker, speed = _parse_whom(kind, whom.strip())
+    step_text, dot, point = where.strip().partition(".")
+    if kind is FaultKind.JOIN and dot:
+        raise ValueError(f"join takes a step only, not a point ({point!r})")
+    step = _parse_step(step_text)
+    return Fault(kind, worker, step, _parse_point(point) if dot else BEGIN, speed)
+
+
+def _parse_whom(kind: FaultKind, text: str) -> tuple[WorkerId | None, float]:
+    name, equals, speed = (part.strip() for part in text.partition("="))
+    if equals and kind is not FaultKind.SLOW:
+        raise ValueError(f"only slow takes a speed, not {kind.value}")
+    if kind is FaultKind.JOIN and not name:
+        return None, 1.0
+    if not name:
+        raise ValueError(f"{kind.value} needs a worker")
+    worker = _parse_worker(name)
+    if kind is not FaultKind.SLOW:
+        return worker, 1.0
+    if not speed:
+        raise ValueError("slow needs a speed")
+    return worker, _parse_speed(speed)
+
+
+def _parse_worker(text: str) -> WorkerId:
+    try:
+        return parse_worker(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no worker, expected pipeline.stage") from None
+
+
+def _parse_speed(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"speed {text!r} is no number") from None
+
+
+def _parse_step(text: str) -> int:
+    if _STEP.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is no step, expected a number counted from 1")
+    return int(text) - 1
+
+
+def _parse_point(text: str) -> str:
+    if text in PHASES:
+        return text
+    found = _OPERATION.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"{text!r} is no point, expected an operation (F0, B3, B3.done, W1; a fused BW is "
+            f"both a B and a W) or one of {', '.join(PHASES)}"
+        )
+    kind, number, done = found.groups()
+    return f"{kind}{int(number)}{done or ''}"
+
+
+def check_faults(
+    faults: Sequence[Fault], pipelines: int, stages: int, steps: int, *, first_step: int = 0
+) -> None:
+    """Refuse what cannot happen in a run of steps ``first_step`` to ``steps`` - 1."""
+    seen: dict[tuple[object, ...], Fault] = {}
+    for fault in faults:
+        _check_worker(fault, pipelines, stages)
+        if not first_step <= fault.step < steps:
+            expected = f"expected {first_step + 1} to {steps}, the steps of this run"
+            raise ConfigError(f"--fault '{fault}': there is no step {fault.step + 1}; {expected}")
+        if not 0 < fault.speed <= 1:
+            expected = "expected above 0 and at most 1 (0.5: half as fast)"
+            raise ConfigError(f"--fault '{fault}': speed {fault.speed!r}; {expected}")
+        first = seen.setdefault((fault.kind, fault.worker, fault.step, fault.point), fault)
+        if first is not fault:
+            raise ConfigError(f"--fault '{fault}': {_why_twice(first, fault)}; leave out one")
+
+
+def _check_worker(fault: Fault, pipelines: int, stages: int) -> None:
+    worker = fault.worker
+    if worker is None or (worker.pipeline < pipelines and worker.stage < stages):
+        return
+    last = WorkerId(pipelines - 1, stages - 1)
+    raise ConfigError(
+        f"--fault '{fault}': there is no worker {worker}; expected pipeline.stage from 0.0 to "
+        f"{last} ({pipelines} pipelines x {stages} stages)"
+    )
+
+
+def _why_twice(first: Fault, second: Fault) -> str:
+    return "it is given twice" if first == second else f"'{first}' is given for the same place"

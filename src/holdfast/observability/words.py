@@ -1,0 +1,109 @@
+"""What happened, as one line for the terminal, which counts steps from 1. Knows no progress."""
+
+from holdfast.observability.events import (
+    CheckpointSaved,
+    Event,
+    FaultFired,
+    JoinFailed,
+    Recovered,
+    RunStarted,
+    StepTakenBack,
+    WentBack,
+    WorkerJoined,
+    WorkerLost,
+    WorkerMoved,
+)
+
+
+def told(event: Event) -> str | None:
+    """The line of an event that is told as it happens; none for all others."""
+    match event:
+        case StepTakenBack():
+            return f"worker {event.worker} took back step {event.step + 1}: {event.reason}"
+        case CheckpointSaved():
+            return f"checkpoint of step {event.step} saved to {event.path}"
+        case Recovered():
+            return recovered(event)
+        case WentBack():
+            return _went_back(event)
+        case _:
+            return _told_of_worker(event)
+
+
+def _told_of_worker(event: Event) -> str | None:
+    match event:
+        case FaultFired():
+            return f"fault fired in step {event.step + 1}: {event.fault}"
+        case WorkerLost():
+            return f"worker {event.worker} lost in step {event.step + 1}: {event.cause}"
+        case WorkerJoined():
+            return _joined(event)
+        case WorkerMoved():
+            return (
+                f"worker {event.worker} moved from stage {event.from_stage} to stage "
+                f"{event.to_stage} in step {event.step + 1}: {event.reason}"
+            )
+        case JoinFailed():
+            who = f"worker {event.worker}" if event.worker else "a worker"
+            return f"{who} could not join: {event.reason}"
+        case _:
+            return None
+
+
+def recovered(event: Recovered) -> str:
+    """How long after the fault each part was done, and how the run goes on."""
+    notice_s, plan_s, resumed_s = seconds_after_fault(event)
+    what = "recovered" if "death" in event.cause else f"change ({event.cause}) complete"
+    planned = f", {event.period_s:.3f} s/step planned" if event.period_s else ""
+    reason = f"; {event.reason}" if event.reason else ""
+    return (
+        f"{what} in {resumed_s:.3f} s (notice {notice_s:.3f}, plan {plan_s:.3f}): "
+        f"{count(event.redone, 'operation')} done again, "
+        f"{count(event.members, 'worker')}{planned}{reason}"
+    )
+
+
+def seconds_after_fault(event: Recovered) -> tuple[float, float, float]:
+    """Until the notice, the plan and the first operation of the last member, in whole µs."""
+    notice_s, plan_s, resumed_s = (
+        round(at_s - event.fault_s, 6) for at_s in (event.notice_s, event.plan_s, event.resumed_s)
+    )
+    return notice_s, plan_s, resumed_s
+
+
+def _joined(event: WorkerJoined) -> str:
+    copied = f"{size(event.copied_bytes)} in {event.took_s:.1f} s"
+    place = f"stage {event.stage} in step {event.step + 1}"
+    return f"worker {event.worker} joined at {place} ({copied})"
+
+
+def _went_back(event: WentBack) -> str:
+    back = f"the checkpoint of step {event.to_step}, {event.checkpoint}"
+    where = back if event.checkpoint else "the initial parameters"
+    return f"stage {event.lost_stage} has no holder left: all go back to {where}; {event.reason}"
+
+
+def layout(run: RunStarted) -> str:
+    return (
+        f"{count(run.pipelines, 'pipeline')} x {count(run.stages, 'stage')}, "
+        f"{count(run.microbatches, 'micro-batch', 'es')} a step, "
+        f"{count(run.steps, 'step')}, {run.schedule}"
+    )
+
+
+def how_to_join(run: RunStarted) -> str:
+    return f"join with: holdfast worker --join {run.address}"
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def size(num_bytes: int) -> str:
+    """In the largest decimal unit that leaves a number of 1 or more."""
+    number, unit = float(num_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if number < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{num_bytes} B" if unit == "B" else f"{number:.1f} {unit}"

@@ -1,0 +1,177 @@
+"""A stage's state on its way to a joiner, in pieces, while training goes on.
+
+The giver copies its state once, between two operations, and sends it from a thread; after that it
+sends every update it settles. The joiner loads the state and follows. What is sent is true
+in every epoch: a failure elsewhere does not disturb it.
+"""
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import EpochPast, HoldfastError, ProtocolError
+from holdfast.runtime.commit import Committed
+from holdfast.runtime.results import Arrivals, Form, result_messages
+from holdfast.transport.base import Channel, Tag, Transport
+
+_PIECE_BYTES = 8 << 20
+_PAUSE_S = 0.01
+_HEADER = Tag(Channel.STATE, 0)
+
+
+class Giver:
+    """Of one member: the joiners it feeds. ``ask`` may be called from any thread."""
+
+    def __init__(self, transport: Transport, form: Form) -> None:
+        self._transport = transport
+        self._form = form
+        self._lock = threading.Lock()
+        self._asked: set[WorkerId] = set()
+        self._feeds: dict[WorkerId, _Feed] = {}
+
+    @property
+    def joiners(self) -> set[WorkerId]:
+        with self._lock:
+            return {*self._asked, *self._feeds}
+
+    @property
+    def is_asked(self) -> bool:
+        return bool(self._asked)
+
+    def ask(self, joiner: WorkerId) -> None:
+        """Whoever asks again begins anew."""
+        self.forget({joiner})
+        with self._lock:
+            self._asked.add(joiner)
+
+    def forget(self, joiners: Collection[WorkerId]) -> None:
+        """They are members now, or gone."""
+        with self._lock:
+            self._asked -= set(joiners)
+            gone = [self._feeds.pop(joiner) for joiner in joiners if joiner in self._feeds]
+        for feed in gone:
+            feed.end()
+
+    def send_update(self, committed: Committed) -> None:
+        """To everyone who has the state from before this step, or is being sent it."""
+        with self._lock:
+            for feed in self._feeds.values():
+                feed.updates.put(committed)
+
+    def send_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """To all who have asked. ``tensors`` are copies that nobody changes."""
+        with self._lock:
+            for joiner in sorted(self._asked):
+                self._feeds[joiner] = _Feed(self._transport, self._form, joiner, version, tensors)
+                self._feeds[joiner].start()
+            self._asked.clear()
+
+
+class _Feed:
+    """One joiner's supply. A thread sends it, so that a slow joiner holds up nobody."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        form: Form,
+        joiner: WorkerId,
+        version: int,
+        tensors: Mapping[str, Tensor],
+    ) -> None:
+        self._transport, self._form, self._joiner = transport, form, joiner
+        self._version, self._tensors = version, tensors
+        self._ended = False
+        self.updates: queue.SimpleQueue[Committed | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"feed-{joiner}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended = True
+        self.updates.put(None)
+
+    def _run(self) -> None:
+        try:
+            self._send(_HEADER, _header(self._version, self._tensors))
+            for number, tensor in enumerate(self._tensors.values()):
+                for part, piece in enumerate(_pieces(tensor)):
+                    tag = Tag(Channel.STATE, self._version, microbatch=number, part=part)
+                    self._send(tag, piece)
+            self._tensors = {}
+            while (update := self.updates.get()) is not None and not self._ended:
+                self._send_update(update)
+        except HoldfastError:
+            return  # the joiner is gone, or this worker; whoever is left will say so
+
+    def _send_update(self, update: Committed) -> None:
+        for tag, tensor in result_messages(
+            Channel.UPDATE, update.result, self._form, update.verdict
+        ):
+            self._send(tag, tensor)
+
+    def _send(self, tag: Tag, tensor: Tensor) -> None:
+        """An epoch's end breaks off waits for room, but not this."""
+        while not self._ended:
+            try:
+                self._transport.send(self._joiner, tag, tensor)
+            except EpochPast:
+                time.sleep(_PAUSE_S)
+            else:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    version: int
+    tensors: dict[str, Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def receive_state(arrivals: Arrivals, timeout_s: float) -> State:
+    header = arrivals.take(_HEADER, timeout_s)
+    version, entries = _read_header(header)
+    tensors: dict[str, Tensor] = {}
+    for number, (name, dtype, shape) in enumerate(entries):
+        tensor = torch.empty(shape, dtype=dtype)
+        for part, piece in enumerate(_pieces(tensor)):
+            tag = Tag(Channel.STATE, version, microbatch=number, part=part)
+            piece.copy_(arrivals.take(tag, timeout_s))
+        tensors[name] = tensor
+    arrivals.use_up()
+    return State(version, tensors)
+
+
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """Views of at most so many bytes; none of an empty tensor."""
+    flat = tensor.detach().contiguous().view(-1)
+    size = max(1, _PIECE_BYTES // flat.element_size())
+    return (flat[at : at + size] for at in range(0, flat.numel(), size))
+
+
+def _header(version: int, tensors: Mapping[str, Tensor]) -> Tensor:
+    entries = [
+        [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        for name, tensor in tensors.items()
+    ]
+    text = json.dumps({"version": version, "tensors": entries}).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _read_header(header: Tensor) -> tuple[int, list[tuple[str, torch.dtype, list[int]]]]:
+    try:
+        values = json.loads(header.numpy().tobytes())
+        entries = [(name, getattr(torch, kind), shape) for name, kind, shape in values["tensors"]]
+        return int(values["version"]), entries
+    except (ValueError, KeyError, AttributeError, TypeError) as why:
+        raise ProtocolError(f"not the header of a state: {why!r}") from why

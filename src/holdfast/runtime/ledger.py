@@ -1,0 +1,109 @@
+"""What a worker has of its running steps: how far each micro-batch is, and every tensor it sent.
+
+What was sent is kept until nobody can ask for it again, so that a failure elsewhere costs no
+operation here. Knows nothing of plans: it only remembers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from holdfast.planner.lineage import Progress
+from holdfast.schedule.operation import Fact, Kind, Op, What
+
+Tensors = tuple[Tensor, ...]
+
+_AFTER = {
+    Kind.F: Progress.FORWARDED,
+    Kind.B: Progress.GRADED,
+    Kind.W: Progress.SUMMED,
+    Kind.BW: Progress.SUMMED,
+}
+
+
+@dataclass
+class Kept:
+    """Boundary tensors of one step, by micro-batch."""
+
+    activations: dict[int, Tensors] = field(default_factory=dict)
+    gradients: dict[int, Tensors] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        each = (*self.activations.values(), *self.gradients.values())
+        return sum(tensor.nbytes for tensors in each for tensor in tensors)
+
+
+class Ledger:
+    """``step`` and ``attempt``: what the sums in the accumulators are of."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.attempt = 0
+        self.num_done = 0  # operations of this step, since the newest plan
+        self.peak_bytes = 0
+        self._progress: dict[int, Progress] = {}
+        self._kept: dict[int, Kept] = {}
+        self._bytes = 0
+        self._done_before = (-1, 0)  # step, operations of it
+
+    def done_of(self, step: int) -> int:
+        """Operations finished of the running step, or of the one before it."""
+        if step == self.step:
+            return self.num_done
+        return self._done_before[1] if step == self._done_before[0] else 0
+
+    @property
+    def progress(self) -> Mapping[int, Progress]:
+        return self._progress
+
+    @property
+    def kept(self) -> Mapping[int, Kept]:
+        return self._kept
+
+    def begin(self, step: int, attempt: int) -> None:
+        """Nothing is done yet; what an abandoned attempt left behind is void."""
+        self._done_before = (self.step, self.num_done) if step != self.step else self._done_before
+        self.step, self.attempt, self.num_done = step, attempt, 0
+        self._progress = {}
+        self._drop(step)
+
+    def new_plan(self) -> None:
+        """Operations are counted in the lane of the plan that is followed."""
+        self.num_done, self._done_before = 0, (-1, 0)
+
+    def has_begun(self, step: int, attempt: int) -> bool:
+        return (self.step, self.attempt) == (step, attempt)
+
+    def ran(self, op: Op) -> None:
+        """An operation of the step that the accumulators are of is finished."""
+        self.num_done += 1
+        if op.microbatch is not None:
+            self._progress[op.microbatch] = _AFTER[op.kind]
+
+    def keep(self, step: int, op: Op, tensors: Tensors) -> None:
+        """``tensors``: what ``op`` made for a neighbouring stage."""
+        assert op.microbatch is not None
+        kept = self._kept.setdefault(step, Kept())
+        place = kept.activations if op.kind is Kind.F else kept.gradients
+        before = place.get(op.microbatch, ())
+        place[op.microbatch] = tensors
+        self._bytes += sum(t.nbytes for t in tensors) - sum(t.nbytes for t in before)
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
+
+    def find(self, step: int, fact: Fact) -> Tensors:
+        """A kept tensor; KeyError would mean that facts were told which were not there."""
+        assert fact.microbatch is not None
+        kept = self._kept[step]
+        place = kept.activations if fact.what is What.ACTIVATION else kept.gradients
+        return place[fact.microbatch]
+
+    def release_before(self, step: int) -> None:
+        for old in [kept for kept in self._kept if kept < step]:
+            self._drop(old)
+
+    def _drop(self, step: int) -> None:
+        dropped = self._kept.pop(step, None)
+        if dropped is not None:
+            self._bytes -= dropped.num_bytes

@@ -1,0 +1,123 @@
+"""A stage's reduced step on its way to a worker that has none: a holder left behind, or a joiner.
+
+Numbers travel as fp64, which holds every one of them exactly.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import ProtocolError
+from holdfast.runtime.commit import Result
+from holdfast.runtime.gradients import Layout
+from holdfast.runtime.reduction import Reduced
+from holdfast.runtime.step_sums import decode_totals, encode_totals
+from holdfast.runtime.verdict import Verdict
+from holdfast.transport.base import Channel, Tag, Transport
+
+_META, _FLAT, _TOTALS = range(3)  # parts of the message
+_TIED = 16  # from here on: a tied parameter's gradient alone, two parts each
+
+
+class Form(NamedTuple):
+    """What both sides know of a stage."""
+
+    layout: Layout
+    shapes: Mapping[str, torch.Size]  # of its buffers
+
+
+def result_messages(
+    channel: Channel, result: Result, form: Form, verdict: Verdict | None = None
+) -> list[tuple[Tag, Tensor]]:
+    # A joiner does not know how often a step was tried.
+    tag = Tag(channel, result.step, result.attempt if channel is Channel.RESULT else 0)
+    reduced = result.reduced
+    meta = [*_encode_verdict(verdict), float(result.attempt), float(reduced.nonfinite)]
+    meta += [*map(float, reduced.touched), *reduced.squares, *reduced.maxima]
+    totals = encode_totals(result.totals, sorted(form.shapes))
+    return [
+        (tag._replace(part=_META), torch.tensor(meta, dtype=torch.float64)),
+        (tag._replace(part=_FLAT), reduced.flat),
+        (tag._replace(part=_TOTALS), totals),
+    ]
+
+
+class Arrivals:
+    """Messages of one source that are used up together: a wait that is broken off loses none."""
+
+    def __init__(self, transport: Transport, source: WorkerId) -> None:
+        self.source = source
+        self._transport = transport
+        self._here: dict[Tag, Tensor] = {}
+
+    def take(self, tag: Tag, timeout_s: float) -> Tensor:
+        if tag not in self._here:
+            self._here[tag] = self._transport.receive(self.source, tag, timeout_s)
+        return self._here[tag]
+
+    def use_up(self) -> None:
+        self._here.clear()
+
+
+def receive_result(
+    arrivals: Arrivals, tag: Tag, form: Form, timeout_s: float
+) -> tuple[Result, Verdict | None]:
+    """``tag``: channel, step and attempt of the result."""
+    meta, flat, totals = (
+        arrivals.take(tag._replace(part=part), timeout_s) for part in (_META, _FLAT, _TOTALS)
+    )
+    arrivals.use_up()
+    num_slots = len(form.layout.slots)
+    values = meta.tolist()
+    if len(values) != 6 + 3 * num_slots or flat.numel() != form.layout.numel:
+        raise ProtocolError(
+            f"worker {arrivals.source} sent a gradient of {flat.numel()} elements and "
+            f"{len(values)} numbers: expected {form.layout.numel} and {6 + 3 * num_slots}"
+        )
+    touched, squares, maxima = (
+        values[6 + i * num_slots : 6 + (i + 1) * num_slots] for i in range(3)
+    )
+    reduced = Reduced(
+        layout=form.layout,
+        flat=flat,
+        touched=tuple(map(bool, touched)),
+        nonfinite=bool(values[5]),
+        squares=tuple(squares),
+        maxima=tuple(maxima),
+    )
+    result = Result(tag.step, int(values[4]), reduced, decode_totals(totals, form.shapes))
+    return result, _decode_verdict(values[:4])
+
+
+def send_tied(transport: Transport, to: WorkerId, result: Result, number: int, slot: int) -> None:
+    """The gradient of one tied parameter alone: the receiver's stage is another one."""
+    part = _TIED + 2 * number + result.reduced.touched[slot]
+    tag = Tag(Channel.RESULT, result.step, result.attempt, part=part)
+    transport.send(to, tag, result.reduced.layout.padded(result.reduced.flat, slot))
+
+
+def receive_tied(
+    transport: Transport, source: WorkerId, tag: Tag, number: int, timeout_s: float
+) -> tuple[Tensor, bool]:
+    either = [(source, tag._replace(part=_TIED + 2 * number + touched)) for touched in (0, 1)]
+    found = transport.wait_any(either, timeout_s)
+    return transport.receive(*either[found], timeout_s), bool(found)
+
+
+def _encode_verdict(verdict: Verdict | None) -> list[float]:
+    """[norm, scale or NaN, skip, is there one at all]."""
+    if verdict is None:
+        return [0.0, math.nan, 0.0, 0.0]
+    scale = math.nan if verdict.scale is None else verdict.scale
+    return [verdict.norm, scale, float(verdict.skip), 1.0]
+
+
+def _decode_verdict(values: list[float]) -> Verdict | None:
+    norm, scale, skip, is_there = values
+    if not is_there:
+        return None
+    return Verdict(norm, None if math.isnan(scale) else scale, bool(skip))

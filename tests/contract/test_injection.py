@@ -1,0 +1,384 @@
+"""Injected faults on a worker: where they fire, once each, and what they really do."""
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from holdfast.faults.fault import parse_fault
+from holdfast.protocol.codec import Splitter, encode
+from holdfast.protocol.messages import FaultFired, Ready
+from holdfast.runtime.injection import Injector, Killed, ProcessActions, ThreadActions
+from holdfast.schedule.operation import parse_op
+
+LIMIT_S = 30.0  # against hangs only
+WENT_ON = Ready(worker="went on")
+STEP = 4  # "5" in the text of a fault
+FUSED = ["0F0", "0F1", "0BW0", "0F2", "0B1", "0BW2", "0W1", "0R"]
+
+
+def armed(*texts):
+    """An injector, and the list of what it does."""
+    acts = []
+    injector = Injector(
+        [parse_fault(text) for text in texts],
+        lambda fault, step, point, done: acts.append((str(fault), step, point, done)),
+    )
+    return injector, acts
+
+
+def run_step(injector, acts, step=STEP, lane=FUSED, begin=True):
+    """For each new act, the operation it came before (``-0F1``) or after (``+0F1``)."""
+    moments = []
+
+    def note(moment):
+        moments.extend([moment] * (len(acts) - len(moments) - already))
+
+    already = len(acts)
+    if begin:
+        injector.begin(step)
+        note("begin")
+    for done, op in enumerate(map(parse_op, lane)):
+        injector.before(step, op, done)
+        note(f"-{op}")
+        injector.after(step, op, done + 1)
+        note(f"+{op}")
+    return moments
+
+
+# --- where a fault fires ---
+
+
+@pytest.mark.parametrize(
+    ("point", "moment", "done"),
+    [
+        ("begin", "begin", 0),
+        ("F0", "-0F0", 0),
+        ("F1", "-0F1", 1),
+        ("F2.done", "+0F2", 4),
+        ("B0", "-0BW0", 2),
+        ("B1", "-0B1", 4),
+        ("B1.done", "+0B1", 5),
+        ("B2", "-0BW2", 5),
+        ("W0", "-0BW0", 2),
+        ("W0.done", "+0BW0", 3),
+        ("W1", "-0BW2", 5),
+        ("W2", "-0W1", 6),
+        ("W2.done", "+0W1", 7),
+    ],
+)
+@pytest.mark.parametrize("kind", ["kill 1.0", "hang 1.0", "slow 1.0=0.5"])
+def test_operations_are_counted_by_kind_and_a_fused_one_counts_as_both(kind, point, moment, done):
+    fault = str(parse_fault(f"{kind} @ 5.{point}"))
+    injector, acts = armed(fault)
+    assert run_step(injector, acts, STEP - 1) == []
+    assert run_step(injector, acts) == [moment]
+    assert acts == [(fault, STEP, point, done)]
+
+
+@pytest.mark.parametrize("point", ["F3", "B3.done", "W3", "half", "save"])
+def test_a_point_that_is_not_reached_does_not_fire(point):
+    injector, acts = armed(f"kill 1.0 @ 5.{point}")
+    for step in range(8):
+        run_step(injector, acts, step)
+    assert acts == []
+
+
+def test_a_phase_fires_where_it_is_reached_and_in_its_step_only():
+    injector, acts = armed("kill 1.0 @ 5.half")
+    injector.reach(STEP, "apply", 8)
+    injector.reach(STEP - 1, "half", 8)
+    injector.reach(STEP + 1, "half", 8)
+    assert acts == []
+    injector.reach(STEP, "half", 8)
+    assert acts == [("kill 1.0 @ 5.half", STEP, "half", 8)]
+
+
+def test_a_halt_fires_the_first_time_it_comes_from_its_step_on():
+    injector, acts = armed("kill 1.0 @ 5.halt")
+    for step in (STEP - 1, STEP + 2, STEP + 3):
+        injector.reach(step, "halt")
+    assert acts == [("kill 1.0 @ 5.halt", STEP + 2, "halt", 0)]
+
+
+def test_several_faults_at_one_point_fire_in_the_order_given():
+    texts = ["slow 1.0=0.5 @ 5.F1", "hang 1.0 @ 5.F1", "kill 1.0 @ 5.F1", "kill 1.0 @ 5.F2"]
+    injector, acts = armed(*texts)
+    assert run_step(injector, acts) == ["-0F1", "-0F1", "-0F1", "-0F2"]
+    assert [text for text, *_ in acts] == texts
+
+
+# --- once ---
+
+
+def test_a_fault_that_has_fired_does_not_fire_again_in_another_attempt():
+    injector, acts = armed("hang 1.0 @ 5.F1", "hang 1.0 @ 5", "hang 1.0 @ 6")
+    assert run_step(injector, acts) == ["begin", "-0F1"]
+    assert run_step(injector, acts) == []
+    assert len(acts) == 2
+
+
+def test_another_attempt_counts_operations_from_zero():
+    injector, acts = armed("kill 1.0 @ 5.F2")
+    assert run_step(injector, acts, lane=["0F0", "0F1"]) == []
+    assert run_step(injector, acts) == ["-0F2"]
+
+
+def test_the_rest_of_a_step_counts_on_even_after_the_next_step_has_begun():
+    injector, acts = armed("kill 1.0 @ 5.F3", "kill 1.0 @ 6.F2")
+    run_step(injector, acts)
+    run_step(injector, acts, STEP + 1, ["0F0", "0F1"])
+    assert run_step(injector, acts, STEP, ["0F7"], begin=False) == ["-0F7"]
+    assert run_step(injector, acts, STEP + 1, ["0F2"], begin=False) == ["-0F2"]
+
+
+def test_an_operation_that_was_broken_off_is_not_counted():
+    injector, acts = armed("kill 1.0 @ 5.F1")
+    injector.begin(STEP)
+    for _ in range(3):
+        injector.before(STEP, parse_op("0F0"), 0)
+    assert acts == []
+    injector.after(STEP, parse_op("0F0"), 1)
+    injector.before(STEP, parse_op("0F1"), 1)
+    assert len(acts) == 1
+
+
+def test_a_fault_counts_as_fired_before_it_acts():
+    def act(fault, step, point, done):
+        assert not injector.due(step, point)
+        injector.reach(step, point)  # as a thread that was woken would
+        acts.append(point)
+
+    acts = []
+    injector = Injector([parse_fault("hang 1.0 @ 5.half")], act)
+    injector.reach(STEP, "half")
+    assert acts == ["half"]
+
+
+def test_threads_that_reach_one_point_together_fire_it_once():
+    fired = Counter()
+    texts = [f"hang 1.0 @ {step}.halt" for step in range(1, 201)]
+    injector = Injector(
+        [parse_fault(text) for text in texts],
+        lambda fault, *_: fired.update([str(fault)]),
+    )
+    gate = threading.Barrier(4)
+
+    def reach_all():
+        gate.wait(LIMIT_S)
+        for step in range(200):
+            injector.reach(step, "halt")
+
+    threads = [threading.Thread(target=reach_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert fired == Counter(texts)
+
+
+# --- due and slow ---
+
+
+def test_due_says_whether_a_kill_or_a_hang_waits_there():
+    injector, _ = armed("kill 1.0 @ 5.half", "hang 1.0 @ 6.copy", "slow 1.0=0.5 @ 5.apply")
+    assert injector.due(STEP, "half")
+    assert injector.due(STEP + 7, "copy")
+    assert not injector.due(STEP + 1, "half")
+    assert not injector.due(STEP, "copy")
+    assert not injector.due(STEP, "apply")
+    injector.reach(STEP, "half")
+    assert not injector.due(STEP, "half")
+
+
+def test_a_slow_worker_gets_slower_when_its_fault_is_reached_and_not_before():
+    injector, acts = armed("slow 1.0=0.5 @ 5.F1", "slow 1.0=0.25 @ 6", "slow 1.0=1 @ 7")
+    assert injector.slowdown(0.5) == 0.0
+    run_step(injector, acts)
+    assert injector.slowdown(0.5) == 0.5
+    run_step(injector, acts, STEP + 1)
+    assert injector.slowdown(0.5) == 1.5
+    run_step(injector, acts, STEP + 2)
+    assert injector.slowdown(0.5) == 0.0
+    assert len(acts) == 3
+
+
+def test_without_faults_nothing_is_counted_and_nothing_happens():
+    injector, acts = armed()
+    assert run_step(injector, acts) == []
+    injector.reach(STEP, "half")
+    assert not injector.due(STEP, "half")
+    assert injector.slowdown(1.0) == 0.0
+    assert not injector._counts  # no work an operation: the usual run has no faults
+
+
+# --- a worker that is a process ---
+
+
+class Child:
+    """A forked process that carries out a fault, and what it said before."""
+
+    def __init__(self, text, in_a_thread):
+        self._read, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _act_in_child(text, write, in_a_thread)
+            finally:
+                os._exit(3)  # never back into pytest
+        os.close(write)
+
+    def wait(self, options=0):
+        """Its status, once it has ended (or stopped, with WUNTRACED)."""
+        limit = time.monotonic() + LIMIT_S
+        while time.monotonic() < limit:
+            pid, status = os.waitpid(self.pid, options | os.WNOHANG)
+            if pid:
+                if not os.WIFSTOPPED(status):
+                    self.pid = 0
+                return status
+            time.sleep(0.002)
+        raise AssertionError("the child neither ended nor stopped")
+
+    def said(self):
+        """The messages in the pipe, now that nobody writes any more."""
+        return Splitter().feed(self._bytes())
+
+    def _bytes(self):
+        os.set_blocking(self._read, False)
+        found = b""
+        while True:
+            try:
+                more = os.read(self._read, 65536)
+            except BlockingIOError:  # stopped: it still has the other end
+                return found
+            if not more:
+                return found
+            found += more
+
+    def close(self):
+        os.close(self._read)
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def _act_in_child(text, write, in_a_thread):
+    actions = ProcessActions(lambda message: os.write(write, encode(message)))
+
+    def work():
+        injector = Injector([parse_fault(text)], actions.act)
+        injector.begin(STEP)
+        injector.before(STEP, parse_op("0F0"), 0)
+        injector.after(STEP, parse_op("0F0"), 1)
+        os.write(write, encode(WENT_ON))
+        os._exit(0)
+
+    if not in_a_thread:
+        work()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(LIMIT_S)
+
+
+@pytest.fixture(params=[False, True], ids=["main thread", "other thread"])
+def child(request):
+    children = []
+
+    def fork(text):
+        children.append(Child(text, request.param))
+        return children[-1]
+
+    yield fork
+    for one in children:
+        one.close()
+
+
+def check_fired(message, text, point, done, *, since_s):
+    """It is the message of this fault, with a time between ``since_s`` and now."""
+    assert since_s <= message.at_s <= time.monotonic()
+    assert replace(message, at_s=0.0) == FaultFired(
+        worker="1.0", fault=text, step=STEP, point=point, done=done, at_s=0.0
+    )
+
+
+forks = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+@forks
+def test_a_kill_of_a_process_is_told_and_then_really_happens(child):
+    text, since_s = "kill 1.0 @ 5.F0.done", time.monotonic()
+    killed = child(text)
+    assert os.WTERMSIG(killed.wait()) == signal.SIGKILL
+    [message] = killed.said()
+    check_fired(message, text, "F0.done", 1, since_s=since_s)
+
+
+@forks
+def test_a_hanging_process_stands_still_after_the_message_until_it_is_woken(child):
+    text, since_s = "hang 1.0 @ 5.F0", time.monotonic()
+    hanging = child(text)
+    assert os.WSTOPSIG(hanging.wait(os.WUNTRACED)) == signal.SIGSTOP
+    [message] = hanging.said()
+    check_fired(message, text, "F0", 0, since_s=since_s)
+    os.kill(hanging.pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(hanging.wait()) == 0
+    assert hanging.said() == [WENT_ON]
+
+
+@forks
+def test_a_slow_process_says_so_and_goes_on(child):
+    text, since_s = "slow 1.0=0.5 @ 5", time.monotonic()
+    slow = child(text)
+    assert os.waitstatus_to_exitcode(slow.wait()) == 0
+    message, last = slow.said()
+    check_fired(message, text, "begin", 0, since_s=since_s)
+    assert last == WENT_ON
+
+
+# --- a worker that is a thread ---
+
+
+def test_a_kill_of_a_thread_is_told_then_all_is_closed_then_the_thread_ends():
+    order, since_s = [], time.monotonic()
+    actions = ThreadActions(order.append, lambda: order.append("die"), threading.Event())
+    with pytest.raises(Killed) as caught:
+        actions.act(parse_fault("kill 1.0 @ 5.half"), STEP, "half", 7)
+    message, last = order
+    check_fired(message, "kill 1.0 @ 5.half", "half", 7, since_s=since_s)
+    assert last == "die"
+    assert not isinstance(caught.value, Exception)  # no broad "except" may revive it
+
+
+def test_a_hanging_thread_is_silent_until_it_is_woken():
+    told, woken = threading.Event(), threading.Event()
+    actions = ThreadActions(lambda message: told.set(), pytest.fail, woken)
+    fault = parse_fault("hang 1.0 @ 5")
+    thread = threading.Thread(target=actions.act, args=(fault, STEP, "begin", 0), daemon=True)
+    thread.start()
+    try:
+        assert told.wait(LIMIT_S)
+        limit = time.monotonic() + LIMIT_S
+        while not actions.hanging and time.monotonic() < limit:
+            time.sleep(0.001)
+        assert actions.hanging
+        assert thread.is_alive()
+    finally:
+        woken.set()
+        thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert not actions.hanging
+
+
+@pytest.mark.parametrize("text", ["hang 1.0 @ 5", "slow 1.0=0.5 @ 5"])
+def test_a_slow_thread_goes_on_and_a_hang_that_nobody_ends_has_a_limit(text):
+    told, since_s = [], time.monotonic()
+    actions = ThreadActions(told.append, pytest.fail, threading.Event(), limit_s=0.01)
+    actions.act(parse_fault(text), STEP, "begin", 0)
+    [message] = told
+    check_fired(message, text, "begin", 0, since_s=since_s)
+    assert not actions.hanging

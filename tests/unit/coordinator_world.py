@@ -1,0 +1,367 @@
+"""A coordinator among scripted workers: they answer as real ones do, unless a test silences them.
+
+Every effect is checked on its way: nobody who is fenced gets a message, the epoch only rises.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.config import config_from
+from holdfast.control.coordinator import Coordinator
+from holdfast.control.effects import Effect, Emit, Fence, SealCheckpoint, Send, StartWorker
+from holdfast.control.membership import JOINING, MISSING, Phase
+from holdfast.control.run import RunPhase
+from holdfast.faults.fault import parse_fault
+from holdfast.planner.problem import Problem
+from holdfast.protocol import messages
+from holdfast.schedule.operation import Kind, Op
+from holdfast.schedule.schedule import Schedule, loads
+
+NUM_LAYERS = 6
+TORCH = {"torch": "2"}
+
+
+@dataclass
+class SomePlan:
+    problem: Problem
+    period_s: float
+    reason: str = "because"
+
+    def schedule(self) -> Schedule:
+        """All forwards, then all backwards; a stage's holders take turns."""
+        stages = {member.worker: member.stage for member in self.problem.members}
+        lanes: dict[WorkerId, list[Op]] = {worker: [] for worker in stages}
+        for kind in (Kind.F, Kind.BW):
+            for stage in range(self.problem.shape.stages):
+                holders = sorted(w for w, held in stages.items() if held == stage)
+                for number in range(self.problem.shape.microbatches):
+                    lanes[holders[number % len(holders)]].append(Op(stage, kind, number))
+        for worker, stage in stages.items():
+            lanes[worker].append(Op(stage, Kind.R))
+        return Schedule(self.problem.shape, lanes)
+
+
+@dataclass
+class ScriptedPlanner:
+    """Plans at once; finds something better only when a test says so."""
+
+    asked: list[Problem] = field(default_factory=list)
+    found: SomePlan | None = None
+
+    def plan_now(self, problem: Problem) -> SomePlan:
+        self.asked.append(problem)
+        return SomePlan(problem, 1.0)
+
+    def refine_in_background(self, problem: Problem) -> None:
+        assert problem == self.asked[-1]
+
+    def better(self) -> SomePlan | None:
+        found, self.found = self.found, None
+        return found
+
+
+def hello(worker: str, **changes: Any) -> messages.Hello:
+    values = {
+        "token": "t",
+        "worker": worker,
+        "pid": pid_of(worker),
+        "fingerprint": TORCH,
+        "num_layers": NUM_LAYERS,
+        "cut": [3],
+        "host": "h",
+        "port": 1,
+    }
+    return messages.Hello(**(values | changes))
+
+
+def pid_of(worker: str) -> int:
+    pipeline, stage = parse_worker(worker)
+    return 1000 + 100 * pipeline + stage
+
+
+def report(worker: str, step: int, losses: Iterable[Any] = (), **changes: Any):
+    values = {
+        "worker": worker,
+        "step": step,
+        "losses": [list(pair) for pair in losses],
+        "num_tokens": 10,
+        "norm": 1.0,
+        "clipped": False,
+        "skipped": False,
+        "taken_back": False,
+        "operations": [],
+    }
+    return messages.StepReport(**(values | changes))
+
+
+def sent(effects: Iterable[Effect], kind: type) -> dict[str, Any]:
+    """The last message of the kind to each worker."""
+    return {
+        str(e.to): e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)
+    }
+
+
+def emitted(effects: Iterable[Effect], kind: type) -> list[Any]:
+    return [e.event for e in effects if isinstance(e, Emit) and isinstance(e.event, kind)]
+
+
+@dataclass(eq=False)
+class Actor:
+    """A worker as the coordinator sees it. ``mute``: it lives, beats, and answers nothing."""
+
+    name: str
+    stage: int = -1
+    reduced: int = 0
+    epoch: int = 0
+    end_step: int = 0
+    runs: bool = False  # has a Proceed and no Halt since
+    source: "Actor | None" = None
+    has_finished: bool = False
+    mute: bool = False
+    silent: bool = False
+    inbox: list[Any] = field(default_factory=list)
+
+
+class World:
+    def __init__(
+        self, pipelines: int = 2, stages: int = 2, *, faults: Iterable[str] = (), **more: Any
+    ) -> None:
+        shape = {"pipelines": pipelines, "stages": stages, "microbatches": 2 * pipelines}
+        train = {"steps": more.pop("steps", 20)}
+        given = more.pop("given", {})
+        settings = {"parallel": shape, "train": train, **more}
+        self.planner = ScriptedPlanner()
+        self.run = Coordinator(
+            config_from(settings),
+            "runs/x",
+            None,
+            planner=self.planner,
+            faults=[parse_fault(text) for text in faults],
+            **given,
+        )
+        self.at_s = 0.0
+        self.actors: dict[str, Actor] = {}
+        self.effects: list[Effect] = []
+        self._fenced: set[str] = set()
+        self._epoch = 0
+
+    # --- doing ---
+
+    def start(self) -> "World":
+        for worker in self.run.workers:
+            self.come(str(worker))
+        self.pump()
+        assert self.run.phase is RunPhase.TRAINING
+        return self
+
+    def come(self, name: str, **changes: Any) -> list[Effect]:
+        """A worker of this name says hello."""
+        self.actors[name] = Actor(name)
+        self._fenced.discard(name)
+        stages = self.run.run.shape.stages
+        cut = {"cut": [NUM_LAYERS // stages * stage for stage in range(1, stages)]}
+        return self.take(self.run.handle(hello(name, **(cut | changes)), self.at_s))
+
+    def handle(self, message: messages.Message) -> list[Effect]:
+        return self.take(self.run.handle(message, self.at_s))
+
+    def take(self, effects: list[Effect]) -> list[Effect]:
+        for effect in effects:
+            self._check(effect)
+            if isinstance(effect, Send) and str(effect.to) in self.actors:
+                self.actors[str(effect.to)].inbox.append(effect.message)
+        self.effects += effects
+        self.check_members()
+        return effects
+
+    def pump(self) -> list[Effect]:
+        """Until nobody has anything to answer; returns all that happened."""
+        first = len(self.effects)
+        while actor := next((a for a in self.actors.values() if a.inbox and not a.mute), None):
+            self._answer(actor, actor.inbox.pop(0))
+        return self.effects[first:]
+
+    def step(self, num_steps: int = 1) -> list[Effect]:
+        """Everyone who runs does a step, and who copies follows."""
+        first = len(self.effects)
+        for _ in range(num_steps):
+            self.at_s += 0.1
+            for actor in self.live():
+                if actor.runs and not actor.mute and actor.reduced < actor.end_step:
+                    losses = [(m, 1.0) for m in range(4)] if self._is_last(actor) else []
+                    actor.reduced += 1
+                    self.handle(report(actor.name, actor.reduced - 1, losses))
+            for actor in self.live():
+                self._follow(actor)
+            self.pump()
+            self._finish()
+            self.pump()
+            self.tick()
+            self.pump()
+        return self.effects[first:]
+
+    def finish(self) -> list[Effect]:
+        first = len(self.effects)
+        for _ in range(200):
+            if self.run.over:
+                break
+            self.step()
+        assert self.run.over
+        return self.effects[first:]
+
+    def tick(self, after_s: float = 0.0) -> list[Effect]:
+        """Time passes in small bits; all but the silent beat."""
+        first, until_s = len(self.effects), self.at_s + after_s
+        while True:
+            self.at_s = min(until_s, self.at_s + 0.2)
+            for actor in self.live():
+                if not actor.silent and not self.run.over:
+                    self.beat(actor.name)
+            self.take(self.run.tick(self.at_s))
+            if self.at_s >= until_s:
+                return self.effects[first:]
+
+    def beat(self, name: str, done: int = 0) -> list[Effect]:
+        actor = self.actors[name]
+        beat = messages.Heartbeat(worker=name, epoch=actor.epoch, step=actor.reduced, done=done)
+        return self.handle(beat)
+
+    def die(self, name: str, *, how: str = "signal SIGKILL") -> list[Effect]:
+        """The connection closes, then the agent says how the process has ended."""
+        del self.actors[name]
+        effects = self.take(self.run.lost_connection(name, self.at_s))
+        exited = messages.WorkerExited(worker=name, pid=pid_of(name), how=how)
+        return effects + self.handle(exited)
+
+    def tell(self, name: str, **changes: Any) -> list[Effect]:
+        return self.handle(self._tell(self.actors[name], self.run.run.epoch, **changes))
+
+    # --- asking ---
+
+    def live(self) -> list[Actor]:
+        return [self.actors[name] for name in sorted(self.actors)]
+
+    @property
+    def stages(self) -> dict[str, int]:
+        return {str(worker): stage for worker, stage in sorted(self.run.run.stages.items())}
+
+    def phase(self, name: str) -> Phase:
+        return self.run.run.membership.phase(parse_worker(name))
+
+    @property
+    def last_proceed(self) -> messages.Proceed:
+        return [
+            e.message
+            for e in self.effects
+            if isinstance(e, Send) and isinstance(e.message, messages.Proceed)
+        ][-1]
+
+    def check_members(self) -> None:
+        """Members, joiners and the missing are all there are; who is a member holds a stage."""
+        run, membership = self.run.run, self.run.run.membership
+        if self.run.over:
+            return
+        parts = [membership.members, membership.all_in(*JOINING), membership.all_in(*MISSING)]
+        everyone = [worker for part in parts for worker in part]
+        assert len(everyone) == len(set(everyone)) == run.shape.pipelines * run.shape.stages
+        assert sorted(run.stages) == membership.members
+
+    # --- inside ---
+
+    def _check(self, effect: Effect) -> None:
+        if isinstance(effect, Fence):
+            self._fenced.add(str(effect.worker))
+        if isinstance(effect, StartWorker):
+            assert str(effect.worker) not in self.actors
+        if isinstance(effect, Send):
+            assert str(effect.to) not in self._fenced, f"{effect.message} to a lost worker"
+            epoch = getattr(effect.message, "epoch", self._epoch)
+            assert epoch >= self._epoch, "the epoch only rises"
+            self._epoch = epoch
+            if isinstance(effect.message, messages.Proceed):
+                members = {parse_worker(name) for name in effect.message.stages}
+                assert set(loads(effect.message.schedule).lanes) == members
+                assert set(effect.message.addresses) == set(effect.message.stages)
+
+    def _is_last(self, actor: Actor) -> bool:
+        return actor.stage == self.run.run.shape.last_stage
+
+    def _tell(self, actor: Actor, epoch: int, **changes: Any) -> messages.Tell:
+        values: dict[str, Any] = {
+            "worker": actor.name,
+            "epoch": epoch,
+            "reduced": actor.reduced,
+            "oldest": max(0, actor.reduced - 1),
+            "attempt": 0,
+            "progress": {},
+            "kept": [],
+            "verdicts": {},
+            "kept_bytes": 7,
+            "done": 0,
+            "saving": 0,
+        }
+        return messages.Tell(**(values | changes))
+
+    def _answer(self, actor: Actor, message: messages.Message) -> None:
+        match message:
+            case messages.Assign():
+                actor.stage, actor.reduced = message.stage, message.first_step
+                actor.runs, actor.source = False, None
+                self.handle(messages.Ready(worker=actor.name))
+            case messages.Halt():
+                actor.runs = actor.has_finished = False
+                self.handle(self._tell(actor, message.epoch))
+            case messages.Proceed():
+                actor.epoch, actor.end_step, actor.runs = message.epoch, message.end_step, True
+                actor.source = None
+                assert message.stages[actor.name] == actor.stage
+                if actor.reduced < actor.end_step:
+                    self.handle(
+                        messages.Resumed(worker=actor.name, epoch=actor.epoch, at_s=self.at_s)
+                    )
+                self._finish()
+            case messages.CopyState():
+                actor.source, actor.epoch = self.actors.get(message.source), message.epoch
+            case messages.Stop():
+                self.actors.pop(actor.name, None)
+
+    def _follow(self, actor: Actor) -> None:
+        source = actor.source
+        if source in self.actors.values() and not actor.mute:
+            assert source.stage == actor.stage
+            actor.reduced = source.reduced
+            self.handle(messages.Copied(worker=actor.name, version=actor.reduced))
+
+    def _finish(self) -> None:
+        for actor in self.live():
+            if actor.runs and actor.reduced == actor.end_step and not actor.has_finished:
+                actor.has_finished = True
+                self.handle(finished(actor.name, actor.stage))
+
+
+def finished(name: str, stage: int, **changes: Any) -> messages.Finished:
+    values = {
+        "worker": name,
+        "digests": {str(stage): f"digest {stage}"},
+        "peak_memory_bytes": 1,
+        "kept_bytes": 5,
+    }
+    return messages.Finished(**(values | changes))
+
+
+def seals(effects: Iterable[Effect]) -> list[int]:
+    return [effect.step for effect in effects if isinstance(effect, SealCheckpoint)]
+
+
+def part(worker: str, stage: int, step: int) -> messages.CheckpointPart:
+    return messages.CheckpointPart(
+        worker=worker,
+        step=step,
+        directory=f"stage-{stage}",
+        layers=[3 * stage, 3 * stage + 1, 3 * stage + 2],
+        digests={},
+        state={},
+        took_s=0.1,
+    )

@@ -1,0 +1,366 @@
+"""Workers that come while training goes on: asked, copied, entered; and those that fail to."""
+
+import random
+
+import pytest
+from coordinator_world import TORCH, World, emitted, pid_of, sent
+
+from holdfast.cluster import WorkerId
+from holdfast.control.effects import Fence, StartWorker
+from holdfast.control.membership import Phase
+from holdfast.control.run import RunPhase
+from holdfast.errors import ConfigError
+from holdfast.observability import events
+from holdfast.protocol import messages
+
+
+def short_of(*names: str, pipelines: int = 2, **more) -> World:
+    """In the middle of a run, with these workers lost."""
+    world = World(pipelines, **more).start()
+    world.step(3)
+    for name in names:
+        world.die(name)
+        world.pump()
+    return world
+
+
+def request(**changes) -> messages.JoinRequest:
+    values = {"worker": "", "pid": 5, "fingerprint": TORCH, "job_sha256": ""}
+    return messages.JoinRequest(**(values | changes))
+
+
+# --- one joiner ---
+
+
+def test_a_joiner_builds_copies_from_a_member_and_enters_while_the_others_train() -> None:
+    world = short_of("1.0")
+    (assign,) = sent(world.come("1.0"), messages.Assign).values()
+    assert (assign.stage, assign.checkpoint, assign.first_step) == (0, "", 0)
+    effects = world.pump()
+    assert sent(effects, messages.CopyState)["1.0"].source == "0.0"
+    assert sent(effects, messages.ShareState)["0.0"].to == "1.0"
+    assert not sent(effects, messages.Halt)
+    effects = world.step()
+    assert set(sent(effects, messages.Halt)) == {"0.0", "0.1", "1.0", "1.1"}
+    assert world.stages == {"0.0": 0, "0.1": 1, "1.0": 0, "1.1": 1}
+    (joined,) = emitted(effects, events.WorkerJoined)
+    assert (joined.worker, joined.stage) == ("1.0", 0)
+    assert emitted(effects, events.Recovered)[-1].cause == "join"
+    world.finish()
+    assert world.run.phase is RunPhase.FINISHED
+
+
+def test_when_all_are_there_again_the_first_schedule_is_back() -> None:
+    world = World().start()
+    first = world.last_proceed.schedule
+    world.die("1.0")
+    world.pump()
+    assert world.last_proceed.schedule != first
+    world.come("1.0")
+    world.pump()
+    world.step()
+    assert len(world.stages) == 4
+    assert world.last_proceed.schedule == first
+
+
+def test_a_joiner_that_is_too_far_behind_when_all_have_stopped_follows_on() -> None:
+    world = short_of("1.0")
+    world.come("1.0")
+    world.pump()
+    world.handle(messages.Copied(worker="1.0", version=3))
+    for name in ("0.0", "0.1", "1.1"):
+        world.tell(name, reduced=5, oldest=4)
+    effects = world.tell("1.0", reduced=3)
+    assert set(sent(effects, messages.Proceed)) == {"0.0", "0.1", "1.1"}
+    follow = sent(effects, messages.CopyState)["1.0"]
+    assert (follow.source, follow.epoch) == ("0.0", 3)
+    assert not sent(effects, messages.ShareState)
+    assert world.phase("1.0") is Phase.COPYING
+
+
+def test_a_joiner_one_step_behind_enters_and_gets_the_step_from_its_peer() -> None:
+    world = short_of("1.0")
+    world.come("1.0")
+    world.pump()
+    world.handle(messages.Copied(worker="1.0", version=3))
+    for name in ("0.0", "0.1", "1.1"):
+        world.tell(name, reduced=4, oldest=3)
+    effects = world.tell("1.0", reduced=3, oldest=3)
+    proceed = sent(effects, messages.Proceed)["1.0"]
+    assert [step["step"] for step in proceed.running] == [3]
+    assert proceed.running[0]["copies"] == {"0": "0.0"}
+
+
+def test_a_joiner_far_behind_does_not_stop_anyone() -> None:
+    world = short_of("1.0")
+    world.come("1.0")
+    world.pump()
+    assert world.handle(messages.Copied(worker="1.0", version=1)) == []
+
+
+def test_the_steps_before_a_joiner_came_are_not_asked_of_it() -> None:
+    world = short_of("1.0")
+    world.come("1.0")
+    world.pump()
+    steps = [e.step for e in emitted(world.step(5), events.StepFinished)]
+    assert steps == [3, 4, 5, 6, 7]
+
+
+# --- more than one ---
+
+
+def test_two_joiners_copy_at_once_from_different_members_and_both_enter() -> None:
+    world = short_of("1.0", "2.1", pipelines=3)
+    world.come("1.0")
+    world.come("2.1")
+    effects = world.pump()
+    assert len(sent(effects, messages.CopyState)) == 2
+    world.step(2)
+    assert len(world.stages) == 6
+    world.finish()
+    assert world.run.phase is RunPhase.FINISHED
+
+
+def test_a_second_joiner_of_a_stage_copies_from_the_member_that_is_less_busy() -> None:
+    world = short_of("2.0", "3.0", pipelines=4)
+    for name in ("2.0", "3.0"):
+        world.come(name)
+    sources = [c.source for c in sent(world.pump(), messages.CopyState).values()]
+    assert sorted(sources) == ["0.0", "1.0"]
+
+
+def test_joiners_go_where_holders_are_fewest() -> None:
+    world = short_of("1.0", "2.0", "3.0", "3.1", pipelines=4, steps=8)
+    stages = [sent(world.come(name), messages.Assign)[name].stage for name in ("1.0", "2.0")]
+    assert stages == [0, 0]
+
+
+# --- deaths on the way ---
+
+
+@pytest.mark.parametrize("when", ["building", "copying", "entering"])
+def test_a_joiner_that_dies_is_forgotten_and_harms_nobody(when) -> None:
+    world = short_of("1.0")
+    world.come("1.0")
+    if when != "building":
+        world.pump()
+    if when == "entering":
+        world.actors["0.0"].mute = True
+        world.handle(messages.Copied(worker="1.0", version=3))
+        world.pump()
+    effects = world.die("1.0")
+    assert Fence(WorkerId(1, 0)) in effects
+    (failed,) = emitted(effects, events.JoinFailed)
+    assert failed.worker == "1.0"
+    for actor in world.live():
+        actor.mute = False
+    world.pump()
+    assert world.phase("1.0") is Phase.LOST
+    assert set(world.stages) == {"0.0", "0.1", "1.1"}
+    world.finish()
+    assert world.run.phase is RunPhase.FINISHED
+
+
+def test_a_joiner_whose_source_dies_copies_from_another() -> None:
+    world = short_of("2.0", pipelines=3)
+    world.come("2.0")
+    world.pump()
+    world.die("0.0")
+    effects = world.pump()
+    copy = sent(effects, messages.CopyState)["2.0"]
+    assert (copy.source, copy.epoch) == ("1.0", 3)
+    assert sent(effects, messages.Halt)["2.0"].epoch == 3  # it waits for the dead one
+    assert sent(effects, messages.ShareState)["1.0"].to == "2.0"
+    world.step(2)
+    assert "2.0" in world.stages
+
+
+def test_a_joiner_that_loses_its_source_ends_no_member() -> None:
+    world = short_of("2.0", pipelines=3)
+    world.come("2.0")
+    world.pump()
+    complaint = messages.PeerGone(worker="2.0", epoch=world.run.run.epoch, lost="0.0")
+    effects = world.handle(complaint)
+    assert sent(effects, messages.CopyState)["2.0"].source == "1.0"
+    assert "0.0" in world.stages
+
+
+def test_a_joiner_whose_stage_is_lost_goes_back_with_the_others() -> None:
+    world = short_of("1.0")
+    world.come("1.0")
+    world.pump()
+    world.die("0.0")
+    world.pump()
+    assert emitted(world.effects, events.WentBack)
+    assert set(world.stages) == {"0.1", "1.0", "1.1"}
+    assert sorted(set(world.stages.values())) == [0, 1]
+    world.finish()
+    assert world.run.phase is RunPhase.FINISHED
+
+
+def test_a_death_while_a_joiner_enters_starts_over_with_the_joiner() -> None:
+    world = short_of("2.0", pipelines=3)
+    world.come("2.0")
+    world.pump()
+    world.handle(messages.Copied(worker="2.0", version=3))
+    effects = world.die("1.1")
+    assert set(sent(effects, messages.Halt)) == {"0.0", "0.1", "1.0", "2.0", "2.1"}
+    world.actors["2.0"].reduced = 3
+    world.pump()
+    assert "2.0" in world.stages
+    assert emitted(world.effects, events.Recovered)[-1].cause == "join and death"
+
+
+def test_a_joiner_that_fails_by_itself_does_not_end_the_run() -> None:
+    world = short_of("1.0")
+    world.come("1.0")
+    failed = messages.Failed(
+        token="t", worker="1.0", lost="", exit_code=2, reason="no such data", details=""
+    )
+    effects = world.handle(failed)
+    assert [e.reason for e in emitted(effects, events.JoinFailed)] == ["no such data"]
+    assert not world.run.over
+
+
+def test_a_joiner_that_never_comes_frees_its_place_after_the_start_limit() -> None:
+    world = short_of("1.0", workers={"start_limit_s": 5.0})
+    assert world.run.grant(request(), "sha", world.at_s) == WorkerId(1, 0)
+    world.tick(4.0)
+    assert world.phase("1.0") is Phase.STARTING
+    effects = world.tick(2.0)
+    assert world.phase("1.0") is Phase.LOST
+    (failed,) = emitted(effects, events.JoinFailed)
+    assert failed.reason == "not ready after workers.start_limit_s=5"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fingerprint": {"torch": "3"}}, "differ in torch"),
+        ({"num_layers": 9}, "9 layers"),
+    ],
+)
+def test_a_joiner_that_does_not_fit_is_told_so_and_its_place_stays_free(changes, words) -> None:
+    world = short_of("1.0")
+    effects = world.come("1.0", **changes)
+    assert words in sent(effects, messages.Stop)["1.0"].reason
+    assert emitted(effects, events.JoinFailed)
+    assert world.phase("1.0") is Phase.LOST
+    assert not world.run.over
+
+
+# --- asking ---
+
+
+def test_a_request_is_granted_the_place_of_the_most_starved_stage() -> None:
+    world = short_of("0.0", "1.1", "2.1", pipelines=3, steps=4)
+    assert world.run.grant(request(), "sha", 1.0) == WorkerId(1, 1)
+    assert world.run.grant(request(), "sha", 1.0) != WorkerId(1, 1)
+    assert not world.run.accepts("1.0")
+
+
+def test_a_request_may_name_its_place() -> None:
+    world = short_of("0.0", "1.1", pipelines=3)
+    assert world.run.grant(request(worker="1.1"), "sha", 1.0) == WorkerId(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"worker": "7.0"}, "there is no worker 7.0"),
+        ({"worker": "x"}, "not a worker"),
+        ({"worker": "0.0"}, "worker 0.0 is alive: missing is 1.0"),
+        ({"job_sha256": "other"}, "differs from the run's"),
+        ({"fingerprint": {"torch": "3"}}, "differ in torch"),
+    ],
+)
+def test_a_request_that_cannot_be_granted_is_refused_in_one_line(changes, words) -> None:
+    world = short_of("1.0")
+    with pytest.raises(ConfigError) as error:
+        world.run.grant(request(**changes), "sha", 1.0)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert world.phase("1.0") is Phase.LOST
+
+
+def test_nobody_can_join_when_nobody_is_missing_or_the_run_has_not_begun_or_ends() -> None:
+    with pytest.raises(ConfigError, match="the run is starting"):
+        World().run.grant(request(), "sha", 1.0)
+    with pytest.raises(ConfigError, match="nobody is missing"):
+        World().start().run.grant(request(), "sha", 1.0)
+    world = short_of("1.0")
+    world.actors["0.0"].mute = True
+    world.take(world.run.interrupt(world.at_s))
+    with pytest.raises(ConfigError, match="interrupted"):
+        world.run.grant(request(), "sha", 1.0)
+
+
+# --- joins that are ordered ---
+
+
+def test_an_ordered_join_starts_a_missing_worker_once_its_step_has_come() -> None:
+    world = World(faults=["join @ 4"]).start()
+    world.step()
+    world.die("1.0")
+    world.pump()
+    assert StartWorker(WorkerId(1, 0)) not in world.step(1)
+    effects = world.step(1)
+    assert StartWorker(WorkerId(1, 0)) in effects
+    (fired,) = emitted(effects, events.FaultFired)
+    assert (fired.worker, fired.fault, fired.point) == ("", "join @ 4", "")
+    assert not [e for e in world.step(3) if isinstance(e, StartWorker)]
+
+
+def test_an_ordered_join_waits_until_somebody_is_missing() -> None:
+    world = World(faults=["join 1.1 @ 1"]).start()
+    world.step(2)
+    assert not [e for e in world.effects if isinstance(e, StartWorker)]
+    world.die("1.0")
+    world.pump()
+    assert not [e for e in world.effects if isinstance(e, StartWorker)]
+    world.die("1.1")
+    assert StartWorker(WorkerId(1, 1)) in world.effects
+
+
+def test_the_process_of_an_ordered_join_may_end_before_it_says_hello() -> None:
+    world = World(faults=["join @ 1"]).start()
+    world.die("1.0")
+    world.pump()
+    assert world.phase("1.0") is Phase.STARTING
+    world.handle(messages.WorkerStarted(worker="1.0", pid=88))
+    world.handle(messages.WorkerExited(worker="1.0", pid=pid_of("1.0"), how="signal SIGKILL"))
+    assert world.phase("1.0") is Phase.STARTING  # that was the one before
+    effects = world.handle(messages.WorkerExited(worker="1.0", pid=88, how="exit code 1"))
+    assert [e.reason for e in emitted(effects, events.JoinFailed)] == ["exit code 1"]
+
+
+# --- everything at once ---
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_a_run_ends_well_or_with_a_reason(seed) -> None:
+    dice = random.Random(seed)
+    world = World(dice.randint(2, 4), dice.randint(1, 3), steps=30).start()
+    for _ in range(60):
+        if world.run.over:
+            break
+        act = dice.choice(["step", "step", "step", "die", "join", "mute", "pump"])
+        names = sorted(world.actors)
+        if act == "step":
+            world.step()
+        elif act == "die" and len(names) > 2:
+            world.die(dice.choice(names))
+        elif act == "join" and world.run.run.membership.missing:
+            world.come(str(dice.choice(world.run.run.membership.missing)))
+        elif act == "mute" and names:
+            world.actors[dice.choice(names)].mute = dice.random() < 0.5
+        elif act == "pump":
+            world.pump()
+    for actor in world.live():
+        actor.mute = False
+    world.pump()
+    world.finish()
+    if world.run.phase is RunPhase.FAILED:
+        assert "cannot hold" in str(world.run.failure), str(world.run.failure)
+    recovered = [e.epoch for e in emitted(world.effects, events.Recovered)]
+    assert recovered == sorted(recovered)

@@ -1,0 +1,105 @@
+"""The flags ``--fault`` and ``--chaos``: checked before anything starts, handed to the run."""
+
+import pytest
+
+from holdfast.cli import main, train
+from holdfast.errors import HoldfastError
+from holdfast.faults.chaos import Chaos, chaos_faults
+from holdfast.faults.fault import PHASES, parse_fault
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The faults of each run that would have started."""
+    runs = []
+
+    def launch(config, job, run_dir, **more):
+        runs.append(more["faults"])
+        raise HoldfastError("stopped by the test")
+
+    monkeypatch.setattr(train, "launch", launch)
+    monkeypatch.setattr(train, "_starter", lambda config: None)  # threads would load torch
+    return runs
+
+
+@pytest.fixture
+def start(tmp_path, capsys):
+    """``holdfast train`` on 2 pipelines x 2 stages, 20 steps: exit code, stdout, stderr."""
+    job = tmp_path / "job.py"
+    job.write_text("")
+
+    def run(*words):
+        shape = ["--pipelines", "2", "--stages", "2", "--steps", "20", "--microbatches", "6"]
+        code = main.main(["train", str(job), "--run-dir", str(tmp_path / "run"), *shape, *words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+def test_faults_reach_the_run_in_the_order_given_and_are_counted(launched, start, kind):
+    texts = ["join @ 8", "kill 1.0 @ 5.B2"]
+    words = [word for text in texts for word in ("--fault", text)]
+    code, out, err = start(*words, "--set", f"workers.kind={kind}")
+    assert launched == [tuple(map(parse_fault, texts))]
+    assert "\n2 faults armed\n" in out
+    assert (code, err) == (1, "holdfast: stopped by the test\n")
+
+
+def test_a_single_fault_is_counted_in_the_singular(launched, start):
+    assert "\n1 fault armed\n" in start("--fault", "join @ 8")[1]
+
+
+def test_without_faults_nothing_is_said_of_them(launched, start):
+    assert "fault" not in start()[1]
+    assert launched == [()]
+
+
+def test_chaos_comes_after_the_faults_that_were_given(launched, start):
+    start("--chaos", "seed=3,rate=0.2", "--fault", "hang 1.0 @ 5.B2")
+    random = chaos_faults(Chaos(3, 0.2), 2, 2, 20, operations=3)
+    assert launched == [(parse_fault("hang 1.0 @ 5.B2"), *random)]
+    assert random
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--fault", "kill 1.0"], "--fault 'kill 1.0': it does not say when"),
+        (["--fault", "kill 2.0 @ 5"], "--fault 'kill 2.0 @ 5': there is no worker 2.0; expected"),
+        (["--fault", "join @ 21"], "--fault 'join @ 21': there is no step 21; expected 1 to 20"),
+        (["--fault", "join @ 8", "--fault", "join @ 8"], "--fault 'join @ 8': it is given twice"),
+        (["--chaos", "rate=0.1"], "--chaos 'rate=0.1': lacks seed; write e.g. seed=1,rate=0.05"),
+        (["--chaos", ""], "--chaos '': cannot read ''"),
+        (
+            ["--chaos", "seed=1,rate=0.1", "--pipelines", "1"],
+            "--chaos 'seed=1,rate=0.1': with one pipeline each stage has only one worker",
+        ),
+    ],
+)
+def test_bad_faults_are_refused_before_anything_starts(launched, start, words, line):
+    code, out, err = start(*words)
+    assert (code, out, launched) == (2, "", [])
+    assert err.startswith(f"holdfast: {line}")
+    assert len(err.splitlines()) == 1
+
+
+def test_faults_of_a_resumed_run_lie_in_the_steps_that_are_left(launched, start, monkeypatch):
+    class Resumed:
+        step = 10
+
+    monkeypatch.setattr(train, "_find_checkpoint", lambda place, config: Resumed)
+    code, _, err = start("--resume", "somewhere", "--fault", "kill 1.0 @ 10")
+    assert (code, launched) == (2, [])
+    assert "there is no step 10; expected 11 to 20" in err
+    start("--resume", "somewhere", "--fault", "kill 1.0 @ 11", "--chaos", "seed=3,rate=0.5")
+    assert min(fault.step for fault in launched[0]) == 10
+
+
+def test_the_help_names_every_phase_with_its_meaning(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["train", "--help"])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for phase, meaning in PHASES.items():
+        assert f"{phase} {meaning}" in lines
