@@ -20,11 +20,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from failstop_pace import (
     DEATHS,
@@ -38,9 +37,8 @@ from failstop_pace import (
     settled,
     steady_pace,
 )
-from failstop_run import START_LIMIT_S, Job, Run, RunError
-
-from holdfast.observability.events import Event, Recovered, StepFinished, WorkerStep
+from failstop_run import START_LIMIT_S, Job, Run, RunError, Trial, names, trial_of
+from holdfast.observability.events import StepFinished
 
 SILENCE_LIMIT_S = 1.0
 STALL_BAR_S = {"2x2": 0.120, "4x4": 0.250}
@@ -91,37 +89,6 @@ def headline(text: str) -> None:
 # --- how long everyone stands still ---
 
 
-class Trial(NamedTuple):
-    """Seconds since the signal."""
-
-    notice_s: float
-    stopped_s: float  # the last operation that was under way has ended
-    plan_s: float
-    resumed_s: float  # as the coordinator has it
-    operation_s: float  # the last survivor's next operation, from the records of operations
-
-
-def trial_of(
-    events: Sequence[Event], victim: str, survivors: Collection[str], signal_s: float
-) -> Trial | None:
-    """None: there was no recovery, or a survivor has recorded no operation since."""
-    changes = (e for e in events if isinstance(e, Recovered) and victim in e.workers)
-    change = next((c for c in changes if c.resumed_s > signal_s), None)
-    if change is None:
-        return None
-    ends_s, starts_s = [change.notice_s], dict.fromkeys(survivors, inf)
-    for event in events:
-        if isinstance(event, WorkerStep) and event.worker in starts_s:
-            ends_s += [end_s for _, start_s, end_s in event.ops if start_s < change.plan_s]
-            later_s = (start_s for _, start_s, _ in event.ops if start_s >= change.plan_s)
-            starts_s[event.worker] = min(starts_s[event.worker], *later_s, inf)
-    operation_s = max(starts_s.values())
-    if operation_s == inf:
-        return None
-    times_s = (change.notice_s, max(ends_s), change.plan_s, change.resumed_s, operation_s)
-    return Trial(*(at_s - signal_s for at_s in times_s))
-
-
 def stall_job(pipelines: int, stages: int, kills: int, *settings: str) -> Job:
     """Somebody is started again some steps after each death."""
     return Job(
@@ -136,27 +103,31 @@ def stall_job(pipelines: int, stages: int, kills: int, *settings: str) -> Job:
 
 def strikes(run: Run, number: signal.Signals, rng: random.Random) -> Iterator[Trial]:
     """One worker after another, at any moment of a step, always of a whole cluster."""
-    names = [f"{d}.{s}" for d in range(run.job.pipelines) for s in range(run.job.stages)]
+    shape = run.job.shape
     victims: list[str] = []
     for join in range(1, len(run.job.faults) + 1):
         step = GAP_STEPS * join - 1 - ABSENT_STEPS
         run.wait_for_step(step, START_LIMIT_S if join == 1 else CHANGE_LIMIT_S)
-        if run.next_step > step + 1 or run.num_members < len(names):
+        if run.next_step > step + 1 or run.num_members < run.job.num_workers:
             return  # late: the next one would be started again while the others still stop
-        victims = victims or rng.sample(names, len(names))
+        victims = victims or rng.sample(names(shape), run.job.num_workers)
         victim = victims.pop()
         time.sleep(rng.uniform(0, run.of(StepFinished)[-1].took_s))
-        yield struck(run, victim, [name for name in names if name != victim], number)
+        yield struck(run, victim, number)
         if number == signal.SIGSTOP:
             run.strike(victim, signal.SIGKILL)
-        run.wait(f"{victim} was back", lambda: run.num_members == len(names), CHANGE_LIMIT_S)
+        run.wait(
+            f"{victim} was back",
+            lambda: run.num_members == run.job.num_workers,
+            CHANGE_LIMIT_S,
+        )
 
 
-def struck(run: Run, victim: str, survivors: Sequence[str], number: signal.Signals) -> Trial:
+def struck(run: Run, victim: str, number: signal.Signals) -> Trial:
     signal_s = run.strike(victim, number)
     return run.wait(
         f"all went on without {victim}",
-        lambda: trial_of(run.events, victim, survivors, signal_s),
+        lambda: trial_of(run.events, run.job.shape, victim, signal_s),
         CHANGE_LIMIT_S,
     )
 
@@ -181,37 +152,40 @@ def trials(
     return found
 
 
-def print_trials(name: str, found: Sequence[Trial], bar_s: float) -> tuple[float, float] | None:
-    """Also returns the median and the most, by the survivors' own records."""
+def print_trials(name: str, found: Sequence[Trial], bar_s: float) -> Figures:
+    """Also returns the median of the stall, the most, and the median up to those who can run."""
     if not found:
         print(f"{name:>5}: no trial worked")
-        return None
-    for what, fold in (("median", statistics.median), ("least", min), ("most", max)):
+        return dict.fromkeys(("median", "most", "ready"))
+    folds: dict[str, Callable[[Sequence[float]], float]]
+    folds = {"median": statistics.median, "least": min, "most": max}
+    for what, fold in folds.items():
         cells = "".join(f"{fold(times) * 1e3:10.1f}" for times in zip(*found, strict=True))
         print(f"{name:>5}{len(found):>4} {what:7}{cells}")
     times_s = [trial.operation_s for trial in found]
     print(f"{'':5}bar: {bar_s * 1e3:.0f}, kept by {sum(t <= bar_s for t in times_s)}", flush=True)
-    return round(statistics.median(times_s), 4), round(max(times_s), 4)
+    ready_s = statistics.median(trial.ready_s for trial in found)
+    row = {"median": statistics.median(times_s), "most": max(times_s), "ready": ready_s}
+    return {name: round(value, 4) for name, value in row.items()}
 
 
 def stall_headline(text: str) -> None:
     headline(text)
-    names = ("notice", "stopped", "plan", "resumed", "operation")
+    names = ("notice", "stopped", "plan", "ready", "operation", "(reported)")
     print(" " * 17 + "".join(f"{name:>10}" for name in names), flush=True)
 
 
 def stalls(bench: Bench) -> Figures:
     stall_headline("From a SIGKILL to all survivors' next operation, ms")
-    sizes = {"2x2": (2, 2), "4x4": (4, 4)}
-    rows = {
-        name: print_trials(
-            name, trials(bench, sizes[name], bench.kills, signal.SIGKILL), STALL_BAR_S[name]
-        )
-        for name in (["2x2"] if bench.quick else STALL_BAR_S)
-    }
+    rows = {}
+    for name, size in {"2x2": (2, 2), "4x4": (4, 4)}.items():
+        if name == "2x2" or not bench.quick:
+            found = trials(bench, size, bench.kills, signal.SIGKILL)
+            rows[name] = print_trials(name, found, STALL_BAR_S[name])
     return {
-        "stall_s": {name: row and row[0] for name, row in rows.items()},
-        "most_stall_s": {name: row and row[1] for name, row in rows.items()},
+        "stall_s": {name: row["median"] for name, row in rows.items()},
+        "most_stall_s": {name: row["most"] for name, row in rows.items()},
+        "ready_s": {name: row["ready"] for name, row in rows.items()},
     }
 
 
@@ -220,7 +194,11 @@ def hangs(bench: Bench) -> Figures:
     limit = f"workers.silence_limit_s={SILENCE_LIMIT_S:g}"
     found = trials(bench, (2, 2), max(1, bench.kills // 2), signal.SIGSTOP, limit)
     row = print_trials("2x2", found, HANG_BAR_S)
-    return {"hang_stall_s": row and row[0], "most_hang_stall_s": row and row[1]}
+    return {
+        "hang_stall_s": row["median"],
+        "most_hang_stall_s": row["most"],
+        "hang_ready_s": row["ready"],
+    }
 
 
 # --- how fast they train on ---

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from failstop_run import EMULATED, START_LIMIT_S, Job, Run
 
+from failstop_run import EMULATED, START_LIMIT_S, Job, Run
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import DeviceConfig
 from holdfast.control.costs import emulated_costs

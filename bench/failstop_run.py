@@ -1,7 +1,7 @@
 """A run of Holdfast on emulated devices that is watched and disturbed from outside.
 
-Starts it, follows its events, sends signals to its workers, and leaves no process behind. What
-the figures mean is not known here.
+Starts it, follows its events, sends signals to its workers, and leaves no process behind. Knows
+how to read a stall off the records of operations, but no bars and no sections.
 """
 
 import ctypes
@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.observability.events import (
     EVENTS_FILE,
@@ -22,8 +22,10 @@ from holdfast.observability.events import (
     Recovered,
     StepFinished,
     WorkerReady,
+    WorkerStep,
     decode_event,
 )
+from holdfast.schedule.operation import Fact, Kind, Op, Shape, makes, needs, parse_op
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny_gpt.py"
 OP_S = 0.020
@@ -33,7 +35,7 @@ _POLL_S = 0.02
 _END_LIMIT_S = 20.0
 _PR_SET_PDEATHSIG = 1
 
-Kind = TypeVar("Kind")
+Kept = TypeVar("Kept")
 Found = TypeVar("Found")
 
 
@@ -55,6 +57,10 @@ class Job:
     @property
     def num_workers(self) -> int:
         return self.pipelines * self.stages
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.pipelines, self.stages, self.pipelines * self.microbatches)
 
     def command(self, run_dir: Path, *, resume: bool) -> list[str]:
         settings = (EMULATED, "checkpoint.at_end=false", *self.settings)
@@ -112,7 +118,7 @@ class Run:
             self.events += (decode_event(line.decode()) for line in whole.split(b"\n") if line)
         return running
 
-    def of(self, kind: type[Kind]) -> list[Kind]:
+    def of(self, kind: type[Kept]) -> list[Kept]:
         return [event for event in self.events if isinstance(event, kind)]
 
     @property
@@ -200,3 +206,72 @@ def _kill_if_there(pid: int) -> None:
 
 def _die_with_parent() -> Any:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+# --- what its records say ---
+
+
+def names(shape: Shape) -> list[str]:
+    return [f"{d}.{s}" for d in range(shape.pipelines) for s in range(shape.stages)]
+
+
+class Trial(NamedTuple):
+    """Seconds since the signal."""
+
+    notice_s: float
+    stopped_s: float  # the last operation that was under way has ended
+    plan_s: float
+    ready_s: float  # the next operation of the last survivor that needs nothing new from others
+    operation_s: float  # the next operation of the last survivor of all
+    resumed_s: float  # the same as the coordinator has it
+
+
+class Ran(NamedTuple):
+    """An operation in the records of the one that ran it."""
+
+    worker: str
+    step: int
+    op: Op
+    start_s: float
+    end_s: float
+
+
+def trial_of(events: Sequence[Event], shape: Shape, victim: str, signal_s: float) -> Trial | None:
+    """None: there was no recovery, or a survivor has recorded no operation since."""
+    changes = (e for e in events if isinstance(e, Recovered) and victim in e.workers)
+    change = next((c for c in changes if c.resumed_s > signal_s), None)
+    if change is None:
+        return None
+    survivors = {name for name in names(shape) if name != victim}
+    ran = [one for one in records(events) if one.worker in survivors]
+    later = [one for one in ran if one.start_s >= change.plan_s]
+    nexts = {one.worker: one for one in sorted(later, key=lambda one: -one.start_s)}
+    if nexts.keys() != survivors:
+        return None
+    new = {(one.step, fact) for one in later for fact in makes(one.op)}
+    stopped_s = max((one.end_s for one in ran if one.start_s < change.plan_s), default=0.0)
+    ready_s = [n.start_s for n in nexts.values() if not waits_for_others(n, new, shape)]
+    times_s = (
+        change.notice_s,
+        max(stopped_s, change.notice_s),
+        change.plan_s,
+        max(ready_s, default=change.plan_s),
+        max(one.start_s for one in nexts.values()),
+        change.resumed_s,
+    )
+    return Trial(*(at_s - signal_s for at_s in times_s))
+
+
+def records(events: Sequence[Event]) -> Iterator[Ran]:
+    for event in events:
+        if isinstance(event, WorkerStep):
+            for text, start_s, end_s in event.ops:
+                yield Ran(event.worker, event.step, parse_op(text), start_s, end_s)
+
+
+def waits_for_others(one: Ran, new: Collection[tuple[int, Fact]], shape: Shape) -> bool:
+    """Whether it cannot begin before others have run something: lost work that is done again, or a
+    pipeline that fills. That would take as long if stopping and planning took no time."""
+    if one.op.kind is Kind.R:  # it begins, and waits for the others' sums then
+        return False
+    return any((one.step, fact) in new for fact in needs(one.op, shape))

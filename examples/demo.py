@@ -13,6 +13,11 @@ LAYOUT = ["--pipelines", "2", "--stages", "2", "--microbatches", "8", "--steps",
 FAULTS = ["kill 1.0 @ 10.B2", "slow 0.1=0.5 @ 16", "slow 0.1=1 @ 20", "join @ 24"]
 
 
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def train(run_dir: Path, *more: str) -> dict:
     words = [sys.executable, "-m", "holdfast", "train", str(JOB), *LAYOUT]
     done = subprocess.run([*words, "--run-dir", str(run_dir), *more])
@@ -23,9 +28,9 @@ def train(run_dir: Path, *more: str) -> dict:
 
 def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
-    print("--- undisturbed", flush=True)
+    say("--- undisturbed")
     peace = train(root / "undisturbed")
-    print("\n--- the same through a kill, a slowdown and a re-join", flush=True)
+    say("\n--- the same through a kill, a slowdown and a re-join")
     flags = [word for fault in FAULTS for word in ("--fault", fault)]
     storm = train(root / "disturbed", *flags)
     subprocess.run([sys.executable, "-m", "holdfast", "trace", str(root / "disturbed")], check=True)
@@ -34,19 +39,19 @@ def main() -> int:
 
 def report(peace: dict, storm: dict) -> int:
     fired = set(storm["faults_fired"])
-    print(f"\n{len(fired)} of {len(FAULTS)} faults fired: {'; '.join(sorted(fired))}")
+    say(f"\n{len(fired)} of {len(FAULTS)} faults fired: {'; '.join(sorted(fired))}")
     for one in storm["recoveries"]:
-        print(
+        say(
             f"step {one['step'] + 1}, {one['cause']} of {', '.join(one['workers'])}: "
             f"went on after {one['seconds_to_resume']:.3f} s, {one['redone']} operations done again"
         )
     same = peace["parameters_sha256"] == storm["parameters_sha256"]
-    print(f"undisturbed  sha256 {peace['parameters_sha256']}")
-    print(f"disturbed    sha256 {storm['parameters_sha256']}")
+    say(f"undisturbed  sha256 {peace['parameters_sha256']}")
+    say(f"disturbed    sha256 {storm['parameters_sha256']}")
     if not same or len(fired) < len(FAULTS):
-        print("NOT as expected: the parameters differ, or a fault did not fire")
+        say("NOT as expected: the parameters differ, or a fault did not fire")
         return 1
-    print("The parameters are the same, bit for bit.")
+    say("The parameters are the same, bit for bit.")
     return 0
 
 

@@ -193,6 +193,30 @@ def test_workers_end_with_an_agent_that_is_killed(launcher):
     )
 
 
+def test_workers_may_be_ordered_later_and_nothing_is_prepared_twice(launcher):
+    launcher.start(STUBBORN)
+    config = RunConfig().to_dict() | {"train": {"steps": 12}}
+    launcher.connection.send(StartWorkers(workers=[BADLY], job="job.py", config=config))
+    started, ended = launcher.hear(), launcher.hear()
+    assert isinstance(started, WorkerStarted)
+    assert ended == WorkerExited(worker=BADLY, pid=started.pid, how="exit code 3")
+    launcher.connection.send(Stop(reason="done"))
+    code, out, _ = launcher.end()
+    assert (code, out) == (0, "prepared for 12 steps\n")
+
+
+def test_a_name_may_be_started_again_while_its_first_process_hangs(launcher):
+    pids = launcher.start(STUBBORN)
+    config = RunConfig().to_dict() | {"train": {"steps": 12}}
+    launcher.connection.send(StartWorkers(workers=[STUBBORN], job="job.py", config=config))
+    second = launcher.hear()
+    assert second.pid != pids[STUBBORN]
+    launcher.connection.send(Stop(reason="done"))
+    ended = {launcher.hear().pid, launcher.hear().pid}
+    assert ended == {pids[STUBBORN], second.pid}
+    assert launcher.end()[0] == 0
+
+
 def test_a_message_that_is_not_for_an_agent_is_ignored(launcher):
     pids = launcher.start(STUBBORN)
     launcher.connection.send(WorkerStarted(worker="9.9", pid=1))

@@ -1,6 +1,7 @@
 """A stage's state on its way to a joiner: in pieces, through changes of epoch, updates after it."""
 
 import math
+import sys
 from collections.abc import Mapping
 
 import pytest
@@ -12,10 +13,10 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, ProtocolError
 from holdfast.runtime import copying
 from holdfast.runtime.commit import Committed, Result
-from holdfast.runtime.copying import Giver, State, receive_state
+from holdfast.runtime.copying import HEADER, Giver, State, receive_state
 from holdfast.runtime.gradients import FastGradients, Layout
 from holdfast.runtime.reduction import conclude
-from holdfast.runtime.results import Arrivals, Form, receive_result
+from holdfast.runtime.results import Arrivals, BegunAnew, Form, receive_result
 from holdfast.runtime.step_sums import Totals
 from holdfast.runtime.verdict import Verdict
 from holdfast.transport.base import Channel, Limits, Tag
@@ -206,6 +207,18 @@ def test_a_joiner_that_dies_holds_up_nobody():
         copy.assert_update(step, OTHER)
 
 
+def test_a_joiner_that_is_gone_costs_no_memory_for_ever():
+    copy = Copy()
+    copy.giver.send_state(7, tensors())
+    copy.state()
+    copy.joiners[JOINER].close()
+    copy.giver.send_update(committed(7))  # only now the feed finds out
+    wait_until(lambda: not copy.giver.joiners)
+    update = committed(8)
+    copy.giver.send_update(update)
+    assert sys.getrefcount(update) == 2, "somebody keeps an update that nobody will get"
+
+
 def test_a_joiner_hears_that_its_source_is_lost():
     copy = Copy()
     waiting = Background(copy.state).wait_until_blocked()
@@ -228,6 +241,22 @@ def test_whoever_asks_again_begins_anew():
     assert (again.version, again.tensors["0.weight/step"].item()) == (8, 2.0)
     copy.assert_update(8)
     assert not copy.joiners[JOINER].has(GIVER, Tag(Channel.UPDATE, 7))
+
+
+def test_a_joiner_with_half_of_a_state_takes_the_one_that_begins_anew():
+    copy = Copy(limits=Limits(inbox_bytes=100))  # the feed has to wait for room
+    arrivals = Arrivals(copy.joiners[JOINER], GIVER, HEADER)
+    copy.giver.send_state(7, tensors())
+    arrivals.take(HEADER, LIMIT_S)
+    arrivals.take(Tag(Channel.STATE, 7), LIMIT_S)
+    wait_until(lambda: copy.joiners[JOINER].statistics.unread_bytes > 100)
+    copy.giver.ask(JOINER)
+    copy.giver.send_state(8, tensors(2.0))
+    with pytest.raises(BegunAnew):
+        receive_state(arrivals, LIMIT_S)
+    arrivals.use_up()
+    again = receive_state(arrivals, LIMIT_S)
+    assert (again.version, as_bits(again.tensors)) == (8, as_bits(tensors(2.0)))
 
 
 def test_whoever_has_become_a_member_is_sent_no_more_updates():

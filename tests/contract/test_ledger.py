@@ -61,6 +61,15 @@ def test_operations_are_counted_for_the_running_step_and_the_one_before():
     assert (ledger.done_of(4), ledger.done_of(3)) == (0, 3)
 
 
+def test_the_attempt_of_the_step_before_is_remembered_too():
+    ledger = begun(3, 1)
+    ledger.begin(4, 0)
+    assert (ledger.attempt_of(4), ledger.attempt_of(3)) == (0, 1)
+    ledger.begin(4, 1)
+    ledger.begin(5, 0)
+    assert (ledger.attempt_of(5), ledger.attempt_of(4)) == (0, 1)
+
+
 def test_a_reduction_is_an_operation_but_of_no_micro_batch():
     ledger = begun(0)
     ran(ledger, "1F0", "1BW0", "1R")

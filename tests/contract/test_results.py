@@ -13,6 +13,7 @@ from holdfast.runtime.gradients import FastGradients, Layout
 from holdfast.runtime.reduction import conclude
 from holdfast.runtime.results import (
     Arrivals,
+    BegunAnew,
     Form,
     receive_result,
     receive_tied,
@@ -118,6 +119,23 @@ def test_what_was_used_up_is_not_taken_for_the_next_of_that_name():
     assert not torch.equal(flats[0], flats[1])
     with pytest.raises(WaitTimeout):
         receive_result(arrivals, Tag(Channel.UPDATE, 4), FORM, NO_TIME_S)
+
+
+def test_whoever_waits_hears_that_the_source_begins_anew_but_only_when_nothing_else_is_here():
+    giver, taker = pair()
+    first, wanted = Tag(Channel.STATE, 0), Tag(Channel.UPDATE, 4)
+    arrivals = Arrivals(taker, GIVER, first)
+    giver.send(TAKER, first, torch.tensor([1.0]))
+    assert arrivals.take(first, LIMIT_S).item() == 1.0
+    with pytest.raises(WaitTimeout):
+        arrivals.take(wanted, NO_TIME_S)
+    giver.send(TAKER, first, torch.tensor([2.0]))
+    giver.send(TAKER, wanted, torch.tensor([3.0]))
+    assert arrivals.take(wanted, LIMIT_S).item() == 3.0
+    with pytest.raises(BegunAnew):
+        arrivals.take(wanted._replace(part=1), LIMIT_S)
+    arrivals.use_up()
+    assert arrivals.take(first, LIMIT_S).item() == 2.0
 
 
 def test_a_result_of_another_stage_is_refused_by_name():

@@ -1,17 +1,28 @@
 """The launcher's port: a run goes on whoever else knocks, and ends when those who matter go."""
 
+import contextlib
+import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from transport_harness import LIMIT_S, Background
 
+from helpers.live import wait_until
+from holdfast.cluster import parse_worker
 from holdfast.config import config_from
-from holdfast.control.coordinator import Coordinator, Emit, OpenRun, Phase
+from holdfast.control import server
+from holdfast.control.coordinator import Coordinator
+from holdfast.control.effects import Emit, OpenRun, Send
+from holdfast.control.peer import user_of_peer
+from holdfast.control.run import RunPhase
 from holdfast.control.server import Server, listen
 from holdfast.errors import ConfigError, PeerLost
+from holdfast.faults.fault import parse_fault
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.codec import MAX_MESSAGE_BYTES, encode
@@ -21,10 +32,15 @@ TOKEN = "right"
 ORDER = messages.StartWorkers(workers=["0.0"], job="job.py", config={})
 
 
-def hello(token: str = TOKEN) -> messages.Hello:
+FINISHED = messages.Finished(
+    worker="0.0", digests={"0": "a", "1": "b"}, peak_memory_bytes=1, kept_bytes=1
+)
+
+
+def hello(token: str = TOKEN, worker: str = "0.0") -> messages.Hello:
     return messages.Hello(
         token=token,
-        worker="0.0",
+        worker=worker,
         pid=1,
         fingerprint={},
         num_layers=2,
@@ -43,15 +59,41 @@ def failed(token: str) -> messages.Failed:
 class Run:
     """A server with a real coordinator in a thread; workers and strangers are scripted."""
 
-    def __init__(self, start_limit_s: float = 60.0) -> None:
-        config = config_from({"train": {"steps": 1}})
+    def __init__(self, start_limit_s: float = 60.0, pipelines: int = 1, faults=()) -> None:
+        config = config_from({"train": {"steps": 1}, "parallel": {"pipelines": pipelines}})
         listener = listen(config)
         self.address: tuple[str, int] = listener.getsockname()
-        self.coordinator = Coordinator(config, "runs/x", None)
+        self.coordinator = Coordinator(
+            config, "runs/x", None, faults=[parse_fault(text) for text in faults]
+        )
         self.effects: list[object] = []
-        self.server = Server(listener, TOKEN, self.coordinator, self.effects.append, ORDER)
+        self.started: list[messages.StartWorkers] = []
+        self.server = Server(
+            listener,
+            TOKEN,
+            self.coordinator,
+            self.effects.append,
+            ORDER,
+            job_sha256="sha",
+            start_more=self.started.append,
+        )
         self.serving = Background(self.server.run, start_limit_s)
         self.opened: list[Connection | socket.socket] = []
+
+    @contextlib.contextmanager
+    def server_busy(self) -> Iterator[None]:
+        """All that is sent meanwhile is there when the server looks again."""
+        turn, waits, goes = self.server._turn, threading.Event(), threading.Event()
+
+        def wait(timeout_s: float) -> None:
+            waits.set()
+            assert goes.wait(LIMIT_S)
+
+        self.server._turn = wait
+        assert waits.wait(LIMIT_S)
+        yield
+        self.server._turn = turn
+        goes.set()
 
     def connection(self) -> Connection:
         self.opened.append(connect(*self.address, 10.0))
@@ -73,7 +115,7 @@ class Run:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    monkeypatch.setattr("holdfast.control.coordinator.SUSPICION_S", 0.05)
+    monkeypatch.setattr("holdfast.control.starting.SUSPICION_S", 0.05)
     monkeypatch.setattr("holdfast.control.server.STOP_LIMIT_S", 0.5)
     made = Run()
     yield made
@@ -83,8 +125,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 class Worker:
     """Plays a worker's whole life, message by message."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, name: str = "0.0") -> None:
         self.connection = run.connection()
+        self.name = name
         self._unread: list[messages.Message] = []
 
     def expect(self, kind: type) -> messages.Message:
@@ -97,21 +140,23 @@ class Worker:
         return message
 
     def begin(self) -> None:
-        self.connection.send(hello())
+        self.build()
+        self.expect(messages.Proceed)
+
+    def build(self) -> None:
+        self.connection.send(hello(worker=self.name))
         self.expect(messages.Assign)
-        self.connection.send(messages.Ready(worker="0.0"))
-        self.expect(messages.Go)
+        self.connection.send(messages.Ready(worker=self.name))
 
     def finish(self) -> None:
-        done = messages.Finished(worker="0.0", digests={"0": "a", "1": "b"}, peak_memory_bytes=1)
-        self.connection.send(done)
+        self.connection.send(FINISHED)
         self.expect(messages.Stop)
         self.connection.close()
 
 
 def assert_finished(run: Run) -> None:
     run.serving.result()
-    assert run.coordinator.phase is Phase.FINISHED
+    assert run.coordinator.phase is RunPhase.FINISHED
     assert run.coordinator.failure is None
     assert sum(isinstance(effect, OpenRun) for effect in run.effects) == 1
     emitted = [effect.event for effect in run.effects if isinstance(effect, Emit)]
@@ -121,9 +166,11 @@ def assert_finished(run: Run) -> None:
 def was_closed(stranger: socket.socket) -> bool:
     """By the server; waits for it."""
     try:
-        return stranger.recv(1) == b""
+        while stranger.recv(1 << 16):  # it may be told why
+            continue
     except ConnectionResetError:
         return True
+    return True
 
 
 REFUSED: dict[str, bytes] = {
@@ -134,9 +181,12 @@ REFUSED: dict[str, bytes] = {
     "two messages at once": encode(hello("wrong")) + encode(messages.Ready(worker="0.0")),
     "wrong, then right": encode(hello("wrong")) + encode(hello()),
     "no hello": encode(messages.Ready(worker="0.0")),
-    "finished without hello": encode(
-        messages.Finished(worker="0.0", digests={}, peak_memory_bytes=1)
+    "finished without hello": encode(FINISHED),
+    "a grant, from a stranger": encode(
+        messages.JoinGranted(worker="0.0", token=TOKEN, job="", job_sha256="", config={})
     ),
+    "a hello for nobody's place": encode(hello(worker="7.7")),
+    "a hello under a name that is none": encode(hello(worker="x")),
     "garbage": bytes(range(255, -1, -1)) * 40,
     "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a length over the limit": struct.pack("<I", MAX_MESSAGE_BYTES + 1),
@@ -150,7 +200,7 @@ def test_a_stranger_is_sent_away_before_and_during_a_run_and_disturbs_nothing(ru
     worker = Worker(run)
     worker.begin()
     assert was_closed(run.knock(data))
-    assert run.coordinator.phase is Phase.TRAINING
+    assert run.coordinator.phase is RunPhase.TRAINING
     worker.finish()
     assert_finished(run)
 
@@ -228,7 +278,7 @@ def test_an_agent_with_the_token_is_told_what_to_start_and_later_to_stop(run):
 
 def failure_of(run: Run) -> str:
     run.serving.result()
-    assert run.coordinator.phase is Phase.FAILED
+    assert run.coordinator.phase is RunPhase.FAILED
     return str(run.coordinator.failure)
 
 
@@ -244,14 +294,14 @@ def test_losing_the_agent_ends_the_run(run):
 
 
 @pytest.mark.parametrize("last_words", [b"", b"\x00" * 64], ids=["closes", "speaks nonsense"])
-def test_a_worker_that_closes_or_speaks_nonsense_ends_the_run(run, last_words):
+def test_the_last_worker_that_closes_or_speaks_nonsense_ends_the_run(run, last_words):
     worker = Worker(run)
     worker.begin()
     if last_words:
         worker.connection._sock.sendall(last_words)
     else:
         worker.connection.close()
-    assert failure_of(run) == "worker 0.0 closed its connection"
+    assert "worker 0.0 (pid 1) was lost in step 1, closed its connection" in failure_of(run)
 
 
 def test_a_worker_that_fails_before_its_hello_says_why(run):
@@ -261,13 +311,187 @@ def test_a_worker_that_fails_before_its_hello_says_why(run):
     assert isinstance(run.coordinator.failure, ConfigError)
 
 
-def test_an_interrupt_stops_the_workers(run):
+def test_an_interrupt_asks_the_workers_to_stop_and_a_second_one_stops_them(run):
     worker = Worker(run)
     worker.begin()
+    run.server.interrupt()
+    assert worker.expect(messages.Halt).epoch == 2
     run.server.interrupt()
     told = worker.expect(messages.Stop)
     assert told.reason.startswith("interrupted; all workers were stopped. No checkpoint")
     assert failure_of(run) == told.reason
+
+
+# --- more than one worker ---
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Two holders of one stage; a worker that is missing is ordered at once."""
+    monkeypatch.setattr("holdfast.control.server.STOP_LIMIT_S", 0.5)
+    made = Run(pipelines=2)
+    yield made
+    made.close()
+
+
+def begin(run: Run) -> tuple[Worker, Worker]:
+    workers = Worker(run, "0.0"), Worker(run, "1.0")
+    for worker in workers:
+        worker.connection.send(hello(worker=worker.name))
+    for worker in workers:
+        worker.expect(messages.Assign)
+        worker.connection.send(messages.Ready(worker=worker.name))
+    for worker in workers:
+        worker.expect(messages.Proceed)
+    return workers
+
+
+def told(worker: Worker, halt: messages.Halt) -> messages.Tell:
+    return messages.Tell(
+        worker=worker.name,
+        epoch=halt.epoch,
+        reduced=0,
+        oldest=0,
+        attempt=0,
+        progress={},
+        kept=[],
+        verdicts={},
+        kept_bytes=0,
+        done=0,
+        saving=0,
+    )
+
+
+def test_a_closed_connection_is_acted_on_at_once_and_the_others_go_on(two):
+    stays, goes = begin(two)
+    goes.connection.close()
+    stays.connection.send(told(stays, stays.expect(messages.Halt)))
+    proceed = stays.expect(messages.Proceed)
+    assert (proceed.epoch, proceed.stages) == (2, {"0.0": 0})
+    stays.finish()
+    assert_finished(two)
+
+
+def test_the_last_words_of_a_lost_worker_are_heard_before_its_connection_is_closed(two):
+    agent = two.connection()
+    agent.send(messages.AgentHello(token=TOKEN, pid=5))
+    stays, goes = begin(two)
+    fired = messages.FaultFired(
+        worker="1.0", fault="kill 1.0 @ 1", step=0, attempt=0, point="begin", done=0, at_s=1.0
+    )
+    with two.server_busy():
+        goes.connection.send(fired)
+        agent.send(messages.WorkerExited(worker="1.0", pid=1, how="signal SIGKILL"))
+    stays.connection.send(told(stays, stays.expect(messages.Halt)))
+    stays.expect(messages.Proceed)
+    stays.finish()
+    assert_finished(two)
+    emitted = [effect.event for effect in two.effects if isinstance(effect, Emit)]
+    assert [event.fault for event in emitted if isinstance(event, events.FaultFired)]
+
+
+def test_a_worker_that_takes_nothing_is_lost_instead_of_holding_up_the_others(two):
+    stays, _ = begin(two)
+    with two.server_busy():
+        connection = two.server._workers[parse_worker("1.0")]
+        connection._sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection._sock.send(bytes(1 << 16))  # until its buffers are full
+        connection._sock.settimeout(server.SEND_LIMIT_S)
+        two.server._apply([Send(parse_worker("1.0"), messages.Halt(epoch=1))])
+    stays.connection.send(told(stays, stays.expect(messages.Halt)))
+    assert stays.expect(messages.Proceed).stages == {"0.0": 0}
+    stays.finish()
+    assert_finished(two)
+
+
+def test_nobody_takes_the_name_of_a_worker_that_lives(two):
+    begin(two)
+    thief = two.connection()
+    thief.send(hello(worker="1.0"))
+    (stop,) = thief.read()
+    assert isinstance(stop, messages.Stop)
+    assert two.coordinator.phase is RunPhase.TRAINING
+
+
+def wish(**changes) -> messages.JoinRequest:
+    values = {"worker": "", "pid": 9, "fingerprint": {}, "job_sha256": "sha"}
+    return messages.JoinRequest(**(values | changes))
+
+
+def test_who_asks_to_join_gets_a_place_and_comes_back_with_the_token(two):
+    stays, goes = begin(two)
+    goes.connection.close()
+    stays.connection.send(told(stays, stays.expect(messages.Halt)))
+    stays.expect(messages.Proceed)
+    asking = two.connection()
+    asking.send(wish())
+    (granted,) = asking.read()
+    assert (granted.worker, granted.token, granted.job) == ("1.0", TOKEN, ORDER.job)
+    assert granted.job_sha256 == "sha"
+    with pytest.raises(PeerLost):
+        asking.read()
+    joiner = Worker(two, "1.0")
+    joiner.build()
+    assert joiner.expect(messages.CopyState).source == "0.0"
+    assert stays.expect(messages.ShareState).to == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({}, "nobody is missing"), ({"job_sha256": "other"}, "differs"), ({"worker": "9.0"}, "9.0")],
+)
+def test_who_cannot_join_is_told_why_in_one_line(two, changes, words):
+    begin(two)
+    asking = two.connection()
+    asking.send(wish(**changes))
+    (stop,) = asking.read()
+    assert words in stop.reason
+    assert two.coordinator.phase is RunPhase.TRAINING
+
+
+def test_another_user_cannot_join(two, monkeypatch):
+    begin(two)
+    monkeypatch.setattr(server, "user_of_peer", lambda sock: os.getuid() + 1)
+    asking = two.connection()
+    asking.send(wish())
+    (stop,) = asking.read()
+    assert "only the user who has started the run" in stop.reason
+
+
+def test_the_kernel_says_whose_process_is_at_the_other_end(tmp_path):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as ours,
+        listener.accept()[0] as theirs,
+    ):
+        assert user_of_peer(theirs) == user_of_peer(ours) == os.getuid()
+        assert user_of_peer(theirs, tmp_path / "none") is None
+        (tmp_path / "empty").write_text("head\n")
+        assert user_of_peer(theirs, tmp_path / "empty") is None
+
+
+@pytest.mark.parametrize("by", ["agent", "threads"])
+def test_a_worker_that_is_to_come_back_is_started_by_who_starts_workers(monkeypatch, by):
+    monkeypatch.setattr("holdfast.control.server.STOP_LIMIT_S", 0.5)
+    run = Run(pipelines=2, faults=["join @ 1"])
+    try:
+        if by == "agent":
+            agent = run.connection()
+            agent.send(messages.AgentHello(token=TOKEN, pid=5))
+            assert agent.read() == [ORDER]
+        stays, goes = begin(run)
+        goes.connection.close()
+        stays.expect(messages.Halt)
+        order = replace(ORDER, workers=["1.0"])
+        if by == "agent":
+            assert agent.read() == [order]
+        else:
+            wait_until(lambda: bool(run.started), "the worker to be started")
+        assert run.started == ([] if by == "agent" else [order])
+    finally:
+        run.close()
 
 
 def test_workers_that_never_come_end_the_run_by_name():

@@ -49,6 +49,7 @@ class ScriptedPlanner:
 
     asked: list[Problem] = field(default_factory=list)
     found: SomePlan | None = None
+    stopped: bool = False
 
     def plan_now(self, problem: Problem) -> SomePlan:
         self.asked.append(problem)
@@ -60,6 +61,9 @@ class ScriptedPlanner:
     def better(self) -> SomePlan | None:
         found, self.found = self.found, None
         return found
+
+    def stop(self) -> None:
+        self.stopped = True
 
 
 def hello(worker: str, **changes: Any) -> messages.Hello:
@@ -225,7 +229,9 @@ class World:
 
     def beat(self, name: str, done: int = 0) -> list[Effect]:
         actor = self.actors[name]
-        beat = messages.Heartbeat(worker=name, epoch=actor.epoch, step=actor.reduced, done=done)
+        beat = messages.Heartbeat(
+            worker=name, epoch=actor.epoch, step=actor.reduced, attempt=0, done=done
+        )
         return self.handle(beat)
 
     def die(self, name: str, *, how: str = "signal SIGKILL") -> list[Effect]:
@@ -332,7 +338,7 @@ class World:
         if source in self.actors.values() and not actor.mute:
             assert source.stage == actor.stage
             actor.reduced = source.reduced
-            self.handle(messages.Copied(worker=actor.name, version=actor.reduced))
+            self.handle(messages.Copied(worker=actor.name, version=actor.reduced, num_bytes=64))
 
     def _finish(self) -> None:
         for actor in self.live():

@@ -306,6 +306,8 @@ def check_plan(cluster, plan, dead):
                 assert not set(finished) & set(planned), "finished work is done again"
         lost = {op for d in dead if d.step == one.step for op in parts(d.done)}
         redone += lost & set(planned)
+    for one in dead:  # what only the dead had begun is begun anew
+        redone += parts(one.done) if one.step >= plan.first_step else []
     assert sorted(map(str, plan.redone)) == sorted(map(str, redone))
     steps = [one.step for one in plan.running]
     assert steps == list(range(plan.first_step - len(steps), plan.first_step))

@@ -140,7 +140,7 @@ def test_a_recovery_is_complete_when_the_last_member_has_taken_up_work() -> None
     world = World().start()
     world.step()
     fired = messages.FaultFired(
-        worker="1.0", fault="kill 1.0 @ 2", step=1, point="begin", done=0, at_s=0.05
+        worker="1.0", fault="kill 1.0 @ 2", step=1, attempt=0, point="begin", done=0, at_s=0.05
     )
     world.handle(fired)
     world.die("1.0")
@@ -161,7 +161,7 @@ def test_word_of_a_fault_that_comes_after_the_notice_still_gives_the_time() -> N
     world.at_s = 5.0
     world.die("1.0")
     fired = messages.FaultFired(
-        worker="1.0", fault="kill 1.0 @ 1", step=0, point="begin", done=0, at_s=4.5
+        worker="1.0", fault="kill 1.0 @ 1", step=0, attempt=0, point="begin", done=0, at_s=4.5
     )
     assert emitted(world.handle(fired), events.FaultFired)
     world.pump()
@@ -172,7 +172,7 @@ def test_word_of_a_fault_that_comes_after_the_notice_still_gives_the_time() -> N
 def test_a_fault_that_has_fired_is_not_given_to_who_comes_after() -> None:
     world = World(faults=["kill 1.0 @ 2", "kill 1.0 @ 9"]).start()
     fired = messages.FaultFired(
-        worker="1.0", fault="kill 1.0 @ 2", step=1, point="begin", done=0, at_s=0.0
+        worker="1.0", fault="kill 1.0 @ 2", step=1, attempt=0, point="begin", done=0, at_s=0.0
     )
     world.handle(fired)
     world.die("1.0")
@@ -310,6 +310,18 @@ def test_time_in_which_the_coordinator_itself_was_away_is_no_silence() -> None:
     assert len(world.stages) == 4
 
 
+def test_a_coordinator_that_is_slow_to_look_still_finds_who_is_silent() -> None:
+    world = World().start()
+    world.tick(1.0)
+    world.actors["1.0"].silent = world.actors["1.0"].mute = True
+    for _ in range(5):
+        world.at_s += 30.0
+        for name in SURVIVORS:
+            world.beat(name)
+        world.take(world.run.tick(world.at_s))
+    assert set(world.stages) == SURVIVORS
+
+
 def test_a_member_that_beats_but_does_not_stop_is_lost_in_the_end() -> None:
     world = World(workers={"silence_limit_s": 1.0}).start()
     world.actors["0.1"].mute = True
@@ -383,6 +395,25 @@ def test_a_death_while_all_go_back_is_made_up_for_by_another() -> None:
     assert world.stages == {"0.0": 0, "1.0": 1}
     world.finish()
     assert world.run.phase is RunPhase.FINISHED
+
+
+def test_one_that_falls_silent_while_all_go_back_is_lost() -> None:
+    world = World(3).start()
+    world.step(4)
+    world.tick(0.5)
+    for name in ("0.1", "1.1", "2.1"):
+        world.die(name)
+    frozen = world.actors["2.0"]
+    world.take(world.run.tick(world.at_s))
+    for name in ("0.0", "1.0", "2.0"):
+        world.tell(name)
+    assert world.run.phase is RunPhase.RETURNING
+    frozen.silent = frozen.mute = True
+    for actor in world.live():
+        actor.inbox = [m for m in actor.inbox if not isinstance(m, messages.Halt)]
+    world.tick(3.0)
+    world.pump()
+    assert world.stages == {"0.0": 0, "1.0": 1}
 
 
 def test_too_few_for_all_stages_ends_the_run_and_says_what_was_lost_and_how_to_go_on() -> None:

@@ -67,7 +67,7 @@ def test_a_joiner_that_is_too_far_behind_when_all_have_stopped_follows_on() -> N
     world = short_of("1.0")
     world.come("1.0")
     world.pump()
-    world.handle(messages.Copied(worker="1.0", version=3))
+    world.handle(messages.Copied(worker="1.0", version=3, num_bytes=64))
     for name in ("0.0", "0.1", "1.1"):
         world.tell(name, reduced=5, oldest=4)
     effects = world.tell("1.0", reduced=3)
@@ -82,7 +82,7 @@ def test_a_joiner_one_step_behind_enters_and_gets_the_step_from_its_peer() -> No
     world = short_of("1.0")
     world.come("1.0")
     world.pump()
-    world.handle(messages.Copied(worker="1.0", version=3))
+    world.handle(messages.Copied(worker="1.0", version=3, num_bytes=64))
     for name in ("0.0", "0.1", "1.1"):
         world.tell(name, reduced=4, oldest=3)
     effects = world.tell("1.0", reduced=3, oldest=3)
@@ -95,7 +95,7 @@ def test_a_joiner_far_behind_does_not_stop_anyone() -> None:
     world = short_of("1.0")
     world.come("1.0")
     world.pump()
-    assert world.handle(messages.Copied(worker="1.0", version=1)) == []
+    assert world.handle(messages.Copied(worker="1.0", version=1, num_bytes=64)) == []
 
 
 def test_the_steps_before_a_joiner_came_are_not_asked_of_it() -> None:
@@ -146,7 +146,7 @@ def test_a_joiner_that_dies_is_forgotten_and_harms_nobody(when) -> None:
         world.pump()
     if when == "entering":
         world.actors["0.0"].mute = True
-        world.handle(messages.Copied(worker="1.0", version=3))
+        world.handle(messages.Copied(worker="1.0", version=3, num_bytes=64))
         world.pump()
     effects = world.die("1.0")
     assert Fence(WorkerId(1, 0)) in effects
@@ -202,7 +202,7 @@ def test_a_death_while_a_joiner_enters_starts_over_with_the_joiner() -> None:
     world = short_of("2.0", pipelines=3)
     world.come("2.0")
     world.pump()
-    world.handle(messages.Copied(worker="2.0", version=3))
+    world.handle(messages.Copied(worker="2.0", version=3, num_bytes=64))
     effects = world.die("1.1")
     assert set(sent(effects, messages.Halt)) == {"0.0", "0.1", "1.0", "2.0", "2.1"}
     world.actors["2.0"].reduced = 3
@@ -337,28 +337,39 @@ def test_the_process_of_an_ordered_join_may_end_before_it_says_hello() -> None:
 # --- everything at once ---
 
 
+def something_happens(world: World, dice: random.Random) -> None:
+    act = dice.choice(["step"] * 4 + ["die", "freeze", "join", "mute", "pump"])
+    names, missing = sorted(world.actors), world.run.run.membership.missing
+    match act:
+        case "step":
+            world.step()
+        case "die" if len(names) > 2:
+            world.die(dice.choice(names))
+        case "join" if missing:
+            world.come(str(dice.choice(missing)))
+        case "freeze" if len(names) > 2:
+            frozen = world.actors[dice.choice(names)]
+            frozen.silent = frozen.mute = True
+            world.tick(dice.choice([1.0, 11.0]))
+        case "mute" if names:
+            world.actors[dice.choice(names)].mute = dice.random() < 0.5
+        case _:
+            world.pump()
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_a_run_ends_well_or_with_a_reason(seed) -> None:
     dice = random.Random(seed)
-    world = World(dice.randint(2, 4), dice.randint(1, 3), steps=30).start()
+    limits = {"start_limit_s": 8.0}
+    world = World(dice.randint(2, 4), dice.randint(1, 3), steps=30, workers=limits).start()
     for _ in range(60):
         if world.run.over:
             break
-        act = dice.choice(["step", "step", "step", "die", "join", "mute", "pump"])
-        names = sorted(world.actors)
-        if act == "step":
-            world.step()
-        elif act == "die" and len(names) > 2:
-            world.die(dice.choice(names))
-        elif act == "join" and world.run.run.membership.missing:
-            world.come(str(dice.choice(world.run.run.membership.missing)))
-        elif act == "mute" and names:
-            world.actors[dice.choice(names)].mute = dice.random() < 0.5
-        elif act == "pump":
-            world.pump()
+        something_happens(world, dice)
     for actor in world.live():
-        actor.mute = False
+        actor.mute = actor.silent
     world.pump()
+    world.tick(11.0)
     world.finish()
     if world.run.phase is RunPhase.FAILED:
         assert "cannot hold" in str(world.run.failure), str(world.run.failure)

@@ -5,6 +5,7 @@ import sys
 import textwrap
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         )
     finally:
         view.close()
-    sys.stdout.write(_closing_lines(summary, run_dir))
+    sys.stdout.write(_unfired(faults, summary) + _closing_lines(summary, run_dir))
     return 0
 
 
@@ -191,6 +192,12 @@ def _starter(config: RunConfig) -> Starter:
     from holdfast.runtime.threads import WorkerThreads  # torch: only if asked for
 
     return WorkerThreads()
+
+
+def _unfired(faults: Sequence[Fault], summary: Summary) -> str:
+    fired = set(summary.faults_fired)
+    missed = [str(fault) for fault in faults if str(fault) not in fired]
+    return f"did not fire, as nothing came to that point: {'; '.join(missed)}\n" if missed else ""
 
 
 def _closing_lines(summary: Summary, run_dir: Path) -> str:

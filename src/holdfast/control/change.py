@@ -135,7 +135,7 @@ class Changes:
         if change is None or not change.stopping or tell.epoch != run.epoch:
             return []  # of a change that was begun anew since
         change.tells[worker] = tell
-        self._work.note(worker, run.epoch, tell.reduced, tell.done)
+        self._work.note(worker, run.epoch, tell.reduced, tell.done, tell.attempt)
         self._reports.note_kept(tell.worker, tell.kept_bytes)
         return self.tick(at_s)
 

@@ -107,8 +107,12 @@ class Coordinator:
 
     def accepts(self, name: str) -> bool:
         """Whether a hello under this name is welcome: nobody takes the place of the living."""
-        free = self.run.membership.all_in(m.Phase.STARTING, *m.MISSING)
+        free = self.run.membership.all_in(m.Phase.STARTING, *(() if self.starting else m.MISSING))
         return any(name == str(worker) for worker in free)
+
+    def close(self) -> None:
+        """Leave no thread behind."""
+        self._plans.close()
 
     # --- what happens ---
 
@@ -190,7 +194,8 @@ class Coordinator:
         return effects
 
     def _on_heartbeat(self, beat: messages.Heartbeat, at_s: float) -> list[Effect]:
-        self._work.note(parse_worker(beat.worker), beat.epoch, beat.step, beat.done)
+        worker = parse_worker(beat.worker)
+        self._work.note(worker, beat.epoch, beat.step, beat.done, beat.attempt)
         return []
 
     def _on_resumed(self, resumed: messages.Resumed, at_s: float) -> list[Effect]:

@@ -32,6 +32,7 @@ class Joiner:
     asked_s: float = 0.0  # when its copy began
     version: int | None = None  # that it has; None: nothing yet
     took_s: float = 0.0  # for the first whole copy
+    num_bytes: int = 0  # of it
     retry_s: float = _FIRST_RETRY_S
     not_before_s: float = 0.0
 
@@ -208,7 +209,7 @@ class Joining:
         if joiner.version is None:
             joiner.took_s = at_s - joiner.asked_s
             self._run.copy_s = at_s - joiner.given_s  # so long one that moves helps nobody
-        joiner.version = copied.version
+        joiner.version, joiner.num_bytes = copied.version, copied.num_bytes
 
     # --- becoming a member ---
 
@@ -252,7 +253,7 @@ class Joining:
             worker=str(worker),
             stage=joiner.stage,
             step=step,
-            copied_bytes=0,
+            copied_bytes=joiner.num_bytes,
             took_s=joiner.took_s,
         )
         return Emit(joined)

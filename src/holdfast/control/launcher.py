@@ -221,7 +221,10 @@ def launch(
         start_more=lambda more: starter.start(host, port, token, more),
     )
     warm_up_planner()
-    _serve(server, lambda: starter.start(host, port, token, order), starter, config)
+    try:
+        _serve(server, lambda: starter.start(host, port, token, order), starter, config)
+    finally:
+        coordinator.close()
     summary = summarize(recorder.kept, config=config.to_dict())
     try:
         recorder.close(summary, coordinator.details)
@@ -249,6 +252,7 @@ def warm_up_planner() -> None:
 
 
 def _warm_up() -> None:
+    import holdfast.control.recovery  # noqa: F401  what a loss needs is loaded before it comes
     from holdfast.planner.service import warm_up  # loads Numba
 
     warm_up()

@@ -59,6 +59,9 @@ def _event(loss: Loss) -> events.WorkerLost:
     )
 
 
+_NOWHERE = (0, 0, 0)
+
+
 class Work:
     """How far each worker was when it was last heard of."""
 
@@ -67,7 +70,8 @@ class Work:
         self._steady: Schedule | None = None
         self._running: dict[int, RunningStep] = {}
         self._before: dict[WorkerId, tuple[int, tuple[Op, ...]]] = {}
-        self._at: dict[WorkerId, tuple[int, int]] = {}  # step, operations finished of its lane
+        # step, attempt, operations finished of its lane
+        self._at: dict[WorkerId, tuple[int, int, int]] = {}
 
     def adopt(
         self,
@@ -85,27 +89,27 @@ class Work:
         for worker, (step, attempt, done) in told.items():
             same = step in following and following[step].attempt == attempt
             before[worker] = (step, self._finished(worker, step, done) if same else ())
-        self._before, self._at = before, {w: (step, 0) for w, (step, _, _) in told.items()}
+        self._before, self._at = before, {w: (s, attempt, 0) for w, (s, attempt, _) in told.items()}
         self._epoch, self._running, self._steady = epoch, following, steady
 
-    def note(self, worker: WorkerId, epoch: int, step: int, done: int) -> None:
+    def note(self, worker: WorkerId, epoch: int, step: int, done: int, attempt: int = 0) -> None:
         """Counts in lanes that are no more are of no use."""
         if epoch >= self._epoch:
-            self._at[worker] = max((step, done), self._at.get(worker, (0, 0)))
+            self._at[worker] = max((step, attempt, done), self._at.get(worker, _NOWHERE))
 
     def forget(self, worker: WorkerId) -> None:
         self._at.pop(worker, None)
         self._before.pop(worker, None)
 
     def step_of(self, worker: WorkerId) -> int:
-        return self._at.get(worker, (0, 0))[0]
+        return self._at.get(worker, _NOWHERE)[0]
 
     def dead(self, worker: WorkerId, stage: int) -> "list[Dead]":
         """What it had finished in the step it was in, and in the one before."""
         from holdfast.control.recovery import Dead  # loads the planner
 
-        step, done = self._at.get(worker, (0, 0))
-        now = Dead(worker, stage, step, self._finished(worker, step, done))
+        step, attempt, done = self._at.get(worker, _NOWHERE)
+        now = Dead(worker, stage, step, self._finished(worker, step, done), attempt)
         if not step:
             return [now]
         whole = len(self._lane(worker, step - 1))

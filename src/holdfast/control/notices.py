@@ -26,7 +26,7 @@ _FROM_THE_GONE = (
     messages.WorkerStarted,
     messages.WorkerExited,
 )
-_AWAY = 4  # the coordinator itself was away if it did not look for this part of the limit
+_MOST_AT_ONCE = 1 / 4  # of the limit: so much silence counts between two looks
 
 
 class Notices:
@@ -43,6 +43,7 @@ class Notices:
         self._run, self._work, self._losses, self._reports = run, work, losses, reports
         self._starting, self._joining, self._changes = starting, joining, changes
         self._heard_s: dict[WorkerId, float] = {}
+        self._beats: set[WorkerId] = set()  # those that have begun to send heartbeats
         self._looked_s: float | None = None
         self._fault_s: dict[WorkerId, float] = {}
         self._pids: dict[WorkerId, int] = {}
@@ -58,6 +59,9 @@ class Notices:
         if isinstance(message, messages.Hello):
             self._pids[worker] = message.pid
             self._gone_pids.discard(message.pid)  # it was fenced, and has come back
+            self._beats.discard(worker)
+        if isinstance(message, messages.Heartbeat):
+            self._beats.add(worker)
         if not isinstance(message, messages.WorkerStarted | messages.WorkerExited):
             self._heard_s[worker] = at_s
         gone = worker in self._run.membership.missing
@@ -120,7 +124,7 @@ class Notices:
     def on_fault(self, fired: messages.FaultFired, at_s: float) -> list[Effect]:
         worker = parse_worker(fired.worker)
         self._run.fired.add(fired.fault)
-        self._work.note(worker, self._run.epoch, fired.step, fired.done)
+        self._work.note(worker, self._run.epoch, fired.step, fired.done, fired.attempt)
         if fired.fault.startswith(_DEADLY):
             self._fault_s[worker] = fired.at_s
             self._changes.fault_was(worker, fired.at_s)
@@ -151,14 +155,11 @@ class Notices:
 
     def tick(self, at_s: float) -> list[Effect]:
         clock = self._run.clock
-        looked_s, self._looked_s = self._looked_s, at_s
-        if looked_s is None or at_s - looked_s > clock.silence_s / _AWAY:
-            # Nobody could be heard meanwhile: that is no silence of theirs.
-            self._heard_s = dict.fromkeys(self._heard_s, at_s)
+        self._forgive(at_s, clock.silence_s)
         effects: list[Effect] = []
-        for worker in self._run.membership.all_in(m.Phase.COPYING, m.Phase.MEMBER):
+        for worker in self._run.membership.live:
             silent_s = at_s - self._heard_s.setdefault(worker, at_s)
-            if silent_s > clock.silence_s:
+            if silent_s > clock.silence_s and self._should_beat(worker):
                 cause = f"silent for {silent_s:.1f} s"
                 effects += self._lose(m.SilentTooLong(worker, at_s), cause)
         for worker in self._changes.overdue(at_s):
@@ -168,6 +169,18 @@ class Notices:
             cause = f"not ready after workers.start_limit_s={clock.start_limit_s:g}"
             effects += self._lose(m.SilentTooLong(worker, at_s), cause)
         return effects
+
+    def _should_beat(self, worker: WorkerId) -> bool:
+        """From the first stage that it has built on."""
+        built = self._run.membership.phase(worker) in (m.Phase.COPYING, m.Phase.MEMBER)
+        return built or worker in self._beats
+
+    def _forgive(self, at_s: float, silence_s: float) -> None:
+        """While the coordinator itself is away nobody can be heard: that is no silence."""
+        looked_s, self._looked_s = self._looked_s, at_s
+        away_s = at_s - (at_s if looked_s is None else looked_s) - _MOST_AT_ONCE * silence_s
+        if away_s > 0:
+            self._heard_s = {w: min(at_s, s + away_s) for w, s in self._heard_s.items()}
 
     # --- the loss itself ---
 

@@ -45,6 +45,8 @@ class SomePlanner(Protocol):
 
     def better(self) -> SomePlan | None: ...
 
+    def stop(self) -> None: ...
+
 
 class Plans:
     def __init__(self, run: Run, planner: SomePlanner | None) -> None:
@@ -60,6 +62,10 @@ class Plans:
 
             self._given = Planner()
         return self._given
+
+    def close(self) -> None:
+        if self._given is not None:
+            self._given.stop()
 
     def problem(
         self, stages: Mapping[WorkerId, int | None], *, may_move: bool = False, steps_left: int = 0

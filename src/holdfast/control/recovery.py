@@ -30,6 +30,7 @@ class Dead:
     stage: int
     step: int
     done: tuple[Op, ...]  # operations it had finished of its lane of the step
+    attempt: int | None = None  # what was done in another one is void, not redone; None: not known
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,15 @@ def rests(
         if step < newest or _begun(everyone, step, attempt):
             planned.append(_planned(problem, everyone, step, attempt))
     running = tuple(one for one, _ in planned)
+    first_step = running[-1].step + 1 if running else newest
+    attempt = attempt_of(first_step, everyone, verdicts, staggered=staggered)
+    begun = (d for d in dead if d.step >= first_step and d.attempt in (None, attempt))
+    redone = [op for one, rest in planned for op in _redone(one, rest, dead)]
     return Rests(
         running=running,
-        first_step=running[-1].step + 1 if running else newest,
+        first_step=first_step,
         verdicts=verdicts,
-        redone=tuple(op for one, rest in planned for op in _redone(one.step, rest, dead)),
+        redone=(*redone, *(part for one in begun for op in one.done for part in _parts(op))),
         num_operations=sum(len(list(_work(one))) for one in running),
         length_s=sum(rest.length_s for _, rest in planned),
     )
@@ -162,9 +167,12 @@ def _work(running: RunningStep) -> Iterator[tuple[WorkerId, Op]]:
         yield from ((worker, op) for op in lane if op.kind is not Kind.R)
 
 
-def _redone(step: int, rest: Rest, dead: Sequence[Dead]) -> Iterator[Op]:
+def _redone(running: RunningStep, rest: Rest, dead: Sequence[Dead]) -> Iterator[Op]:
     """In the order of the tasks."""
-    lost = {part for one in dead if one.step == step for op in one.done for part in _parts(op)}
+    gone = [
+        one for one in dead if one.step == running.step and one.attempt in (None, running.attempt)
+    ]
+    lost = {part for one in gone for op in one.done for part in _parts(op)}
     return (op for task in rest.todo.tasks for op in task.ops if op in lost)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Emit, SealCheckpoint
-from holdfast.control.run import Run
+from holdfast.control.run import Run, RunPhase
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -92,6 +92,8 @@ class Reports:
         )
 
     def on_part(self, part: messages.CheckpointPart) -> list[Effect]:
+        if self._run.phase is RunPhase.RETURNING:
+            return []  # all have been told which step they go back to: it stays that one
         if self._run.sealed is not None and part.step <= self._run.sealed:
             return []  # another holder has saved it as well, or a later one is whole
         stage, parts = self._stage_of(part.layers), self._parts.setdefault(part.step, {})

@@ -1,7 +1,7 @@
 """A fault to inject: what happens to whom, and where. Data with a text form, as in ``--fault``.
 
 Knows neither how a fault is carried out nor which points a run really reaches: a fault at an
-operation that its worker never runs does not happen.
+operation that its worker does not run in that step happens when its reduction begins.
 """
 
 import re
@@ -14,10 +14,11 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.errors import ConfigError
 
 BEGIN, HALT, PROCEED, COPY = "begin", "halt", "proceed", "copy"
+_REDUCE = "reduce"
 PHASES: Mapping[str, str] = MappingProxyType(
     {
         BEGIN: "before the first operation of the step",
-        "reduce": "before its share of the reduction is sent",
+        _REDUCE: "before its share of the reduction is sent",
         "partials": "its share is sent, the others' are awaited",
         "reduced": "the sum is here, nobody was told",
         "told": "the other stages were told the norm",
@@ -78,6 +79,8 @@ class Fault:
 
     def waits_at(self, step: int, point: str) -> bool:
         """Whether it happens to a worker that reaches ``point`` of ``step``, if it has not yet."""
+        if _OPERATION.fullmatch(self.point) and point == _REDUCE:
+            return self.step == step  # it had fewer operations than that
         if self.point != point:
             return False
         return self.step <= step if point in _ANY_STEP else self.step == step

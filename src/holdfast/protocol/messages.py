@@ -122,6 +122,7 @@ class Heartbeat:
     worker: str
     epoch: int
     step: int  # it runs operations of this one
+    attempt: int  # of this step
     done: int  # how many of them it has finished, of its lane of this step
 
 
@@ -212,6 +213,7 @@ class Copied:
 
     worker: str
     version: int
+    num_bytes: int  # of the state that was copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +223,7 @@ class FaultFired:
     worker: str
     fault: str  # as it was given
     step: int
+    attempt: int
     point: str
     done: int  # operations finished of its lane of this step
     at_s: float  # time.monotonic() of the worker's machine

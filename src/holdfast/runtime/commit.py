@@ -224,10 +224,11 @@ class StageCommit:
         if scale is not None:
             gradients = [None if g is None else g * scale for g in gradients]
         self._reach(step, "apply")
-        if self._due(step, "half"):  # whoever stops here never goes on
-            half = [g if i % 2 else None for i, g in enumerate(gradients)]
-            self._optimizer.step(step, half)
+        if self._due(step, "half"):
+            before = self._optimizer.snapshot(step)
+            self._optimizer.step(step, [g if i % 2 else None for i, g in enumerate(gradients)])
             self._reach(step, "half")
+            self._optimizer.restore(before)  # it only hung for a while
         self._optimizer.step(step, gradients)
         self._stage.apply_buffer_changes(result.totals.changes)
         self._reach(step, "applied")

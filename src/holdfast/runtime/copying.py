@@ -9,7 +9,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,8 @@ from holdfast.transport.base import Channel, Tag, Transport
 
 _PIECE_BYTES = 8 << 20
 _PAUSE_S = 0.01
-_HEADER = Tag(Channel.STATE, 0)
+HEADER = Tag(Channel.STATE, 0)
+"""Begins a copy; it comes again when the giver begins anew."""
 
 
 class Giver:
@@ -39,7 +40,8 @@ class Giver:
     @property
     def joiners(self) -> set[WorkerId]:
         with self._lock:
-            return {*self._asked, *self._feeds}
+            fed = (joiner for joiner, feed in self._feeds.items() if not feed.ended)
+            return {*self._asked, *fed}
 
     @property
     def is_asked(self) -> bool:
@@ -62,6 +64,7 @@ class Giver:
     def send_update(self, committed: Committed) -> None:
         """To everyone who has the state from before this step, or is being sent it."""
         with self._lock:
+            self._feeds = {j: feed for j, feed in self._feeds.items() if not feed.ended}
             for feed in self._feeds.values():
                 feed.updates.put(committed)
 
@@ -87,7 +90,7 @@ class _Feed:
     ) -> None:
         self._transport, self._form, self._joiner = transport, form, joiner
         self._version, self._tensors = version, tensors
-        self._ended = False
+        self.ended = False
         self.updates: queue.SimpleQueue[Committed | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"feed-{joiner}", daemon=True)
 
@@ -95,21 +98,21 @@ class _Feed:
         self._thread.start()
 
     def end(self) -> None:
-        self._ended = True
+        self.ended = True
         self.updates.put(None)
 
     def _run(self) -> None:
         try:
-            self._send(_HEADER, _header(self._version, self._tensors))
+            self._send(HEADER, _header(self._version, self._tensors))
             for number, tensor in enumerate(self._tensors.values()):
                 for part, piece in enumerate(_pieces(tensor)):
                     tag = Tag(Channel.STATE, self._version, microbatch=number, part=part)
                     self._send(tag, piece)
             self._tensors = {}
-            while (update := self.updates.get()) is not None and not self._ended:
+            while (update := self.updates.get()) is not None and not self.ended:
                 self._send_update(update)
         except HoldfastError:
-            return  # the joiner is gone, or this worker; whoever is left will say so
+            self.ended = True  # the joiner is gone, or this worker; whoever is left will say so
 
     def _send_update(self, update: Committed) -> None:
         for tag, tensor in result_messages(
@@ -119,7 +122,7 @@ class _Feed:
 
     def _send(self, tag: Tag, tensor: Tensor) -> None:
         """An epoch's end breaks off waits for room, but not this."""
-        while not self._ended:
+        while not self.ended:
             try:
                 self._transport.send(self._joiner, tag, tensor)
             except EpochPast:
@@ -138,9 +141,16 @@ class State:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def receive_state(arrivals: Arrivals, timeout_s: float) -> State:
-    header = arrivals.take(_HEADER, timeout_s)
+def receive_state(
+    arrivals: Arrivals, timeout_s: float, on_begin: Callable[[int], None] = lambda version: None
+) -> State:
+    """``arrivals`` must have been made with HEADER as their first message.
+
+    ``on_begin`` hears the version as soon as it is known.
+    """
+    header = arrivals.take(HEADER, timeout_s)
     version, entries = _read_header(header)
+    on_begin(version)
     tensors: dict[str, Tensor] = {}
     for number, (name, dtype, shape) in enumerate(entries):
         tensor = torch.empty(shape, dtype=dtype)

@@ -150,6 +150,7 @@ def _fired(fault: Fault, step: int, point: str, done: int) -> FaultFired:
         worker=str(fault.worker),
         fault=str(fault),
         step=step,
+        attempt=0,  # whoever passes it on knows better
         point=point,
         done=done,
         at_s=time.monotonic(),

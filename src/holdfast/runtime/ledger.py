@@ -47,12 +47,16 @@ class Ledger:
         self._kept: dict[int, Kept] = {}
         self._bytes = 0
         self._done_before = (-1, 0)  # step, operations of it
+        self._attempt_before = 0
 
     def done_of(self, step: int) -> int:
         """Operations finished of the running step, or of the one before it."""
         if step == self.step:
             return self.num_done
         return self._done_before[1] if step == self._done_before[0] else 0
+
+    def attempt_of(self, step: int) -> int:
+        return self.attempt if step == self.step else self._attempt_before
 
     @property
     def progress(self) -> Mapping[int, Progress]:
@@ -64,7 +68,8 @@ class Ledger:
 
     def begin(self, step: int, attempt: int) -> None:
         """Nothing is done yet; what an abandoned attempt left behind is void."""
-        self._done_before = (self.step, self.num_done) if step != self.step else self._done_before
+        if step != self.step:
+            self._done_before, self._attempt_before = (self.step, self.num_done), self.attempt
         self.step, self.attempt, self.num_done = step, attempt, 0
         self._progress = {}
         self._drop(step)

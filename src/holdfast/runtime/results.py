@@ -46,18 +46,34 @@ def result_messages(
     ]
 
 
-class Arrivals:
-    """Messages of one source that are used up together: a wait that is broken off loses none."""
+class BegunAnew(Exception):
+    """The source starts from the first message again: it will not send what is waited for."""
 
-    def __init__(self, transport: Transport, source: WorkerId) -> None:
+
+class Arrivals:
+    """Messages of one source that are used up together: a wait that is broken off loses none.
+
+    ``first``: the message that begins them all. When it comes again, ``take`` of any other that
+    is not here raises BegunAnew.
+    """
+
+    def __init__(self, transport: Transport, source: WorkerId, first: Tag | None = None) -> None:
         self.source = source
         self._transport = transport
+        self._first = first
         self._here: dict[Tag, Tensor] = {}
 
     def take(self, tag: Tag, timeout_s: float) -> Tensor:
         if tag not in self._here:
+            self._wait(tag, timeout_s)
             self._here[tag] = self._transport.receive(self.source, tag, timeout_s)
         return self._here[tag]
+
+    def _wait(self, tag: Tag, timeout_s: float) -> None:
+        if self._first is not None and tag != self._first:
+            either = [(self.source, tag), (self.source, self._first)]
+            if self._transport.wait_any(either, timeout_s) == 1:
+                raise BegunAnew
 
     def use_up(self) -> None:
         self._here.clear()

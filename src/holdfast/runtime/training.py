@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 from holdfast.job import Batches, Job
 from holdfast.protocol import messages
 from holdfast.runtime.commit import Committed, StageCommit
-from holdfast.runtime.copying import Giver, receive_state
+from holdfast.runtime.copying import HEADER, Giver, receive_state
 from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.epoch import Epoch, Parts
 from holdfast.runtime.executor import Executor, Lane, StepRecord, Work
@@ -25,7 +25,7 @@ from holdfast.runtime.gradients import ExactGradients, FastGradients, Layout
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.ledger import Ledger
 from holdfast.runtime.optimizer import StageOptimizer
-from holdfast.runtime.results import Arrivals, Form, receive_result
+from holdfast.runtime.results import Arrivals, BegunAnew, Form, receive_result
 from holdfast.runtime.saving import StageSaver
 from holdfast.runtime.stage import Slot, Stage
 from holdfast.runtime.stage_state import OPTIMIZER, StageState
@@ -94,7 +94,7 @@ class StageTraining:
         self._parts = Parts(slots, twins, self._gradients, sums, form)
         self.giver = Giver(transport, form)
         self._arrivals: Arrivals | None = None
-        self._has_state = False
+        self._has_state, self._copied_bytes = False, 0
         self._saver = StageSaver(Path(assign.run_dir), assign.stage, self._wait_s)
         if assign.checkpoint:
             self._state.load_checkpoint(Path(assign.checkpoint))
@@ -206,21 +206,34 @@ class StageTraining:
     def follow(self, source: WorkerId) -> None:
         """Take the state from ``source`` and keep up with it. Only EpochPast or a loss ends it."""
         if self._arrivals is None or self._arrivals.source != source:
-            self._arrivals, self._has_state = Arrivals(self._transport, source), False
+            self._arrivals = Arrivals(self._transport, source, HEADER)
+            self._has_state = False
+        while True:
+            try:
+                self._keep_up_with(self._arrivals)
+            except BegunAnew:  # a connection broke: updates may be missing
+                self._arrivals.use_up()
+                self._has_state = False
+
+    def _keep_up_with(self, arrivals: Arrivals) -> None:
         if not self._has_state:
-            self._injector.reach(self._commit.reduced, "copy")
-            state = receive_state(self._arrivals, self._wait_s)
-            self._state.load(state.tensors, f"the state of worker {source}")
+            state = receive_state(
+                arrivals, self._wait_s, lambda version: self._injector.reach(version, "copy")
+            )
+            self._state.load(state.tensors, f"the state of worker {arrivals.source}")
             self._commit.restart(state.version)
-            self._has_state = True
+            self._has_state, self._copied_bytes = True, state.num_bytes
         while True:
             tag = Tag(Channel.UPDATE, self._commit.reduced)
-            result, verdict = receive_result(self._arrivals, tag, self._parts.form, self._wait_s)
+            result, verdict = receive_result(arrivals, tag, self._parts.form, self._wait_s)
             assert verdict is not None, "an update is sent when it is settled"
             self._state.begin_step()
             self._state.choose_exponents(result.reduced.maxima)
             self._commit.follow(result, verdict)
-            self._tell(messages.Copied(worker=str(self._me), version=self._commit.reduced))
+            copied = messages.Copied(
+                worker=str(self._me), version=self._commit.reduced, num_bytes=self._copied_bytes
+            )
+            self._tell(copied)
 
     # --- called by the executor ---
 

@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -150,6 +151,7 @@ class Worker:
         if self.training is not None:
             self.training.close()
             self.training = None
+            self._transport.disconnect(())  # the others have left this worker out
         if job is None:
             with self._compute:
                 job = self._load_job()
@@ -176,8 +178,15 @@ class Worker:
             worker=str(self._spec.worker),
             epoch=self._epoch,
             step=max(0, ledger.step) if ledger else 0,
+            attempt=ledger.attempt if ledger else 0,
             done=ledger.num_done if ledger else 0,
         )
+
+    def tell_fault(self, fired: messages.Message) -> None:
+        """A fault knows the step it acts in, but not which attempt at it this is."""
+        if isinstance(fired, messages.FaultFired) and self.training is not None:
+            fired = replace(fired, attempt=self.training.ledger.attempt_of(fired.step))
+        self._link.send(fired)
 
     def _follow(self, order: messages.CopyState) -> None:
         self._enter(order.epoch)
@@ -192,9 +201,9 @@ class Worker:
     def _proceed(self, proceed: messages.Proceed) -> None:
         training = self._built
         members = {parse_worker(name) for name in proceed.stages}
+        self._enter(proceed.epoch)
         self._transport.disconnect({*members, *training.giver.joiners})
         self._connect(proceed.addresses)
-        self._enter(proceed.epoch)
         training.run(proceed)
         self._transport.flush(_FLUSH_LIMIT_S)
         self._link.send(training.finished(_peak_memory_bytes()))
@@ -242,7 +251,7 @@ def run_worker(
     except HoldfastError:
         return 1  # the run is over already; there is nobody to tell
     link = ControlLink(connection, transport, lambda order: worker.share(order))
-    act, is_silent = _actions(link, transport, woken)
+    act, is_silent = _actions(lambda fired: worker.tell_fault(fired), link, transport, woken)
     worker = Worker(spec, link, transport, compute, act, is_silent)
     link.start()
     try:
@@ -260,16 +269,19 @@ def run_worker(
 
 
 def _actions(
-    link: ControlLink, transport: Transport, woken: threading.Event | None
+    tell: Callable[[messages.Message], None],
+    link: ControlLink,
+    transport: Transport,
+    woken: threading.Event | None,
 ) -> tuple[Act, Callable[[], bool]]:
     if woken is None:
-        return ProcessActions(link.send).act, lambda: False
+        return ProcessActions(tell).act, lambda: False
 
     def die() -> None:
         link.drop()
         transport.close()
 
-    actions = ThreadActions(link.send, die, woken)
+    actions = ThreadActions(tell, die, woken)
     return actions.act, lambda: actions.hanging
 
 

@@ -141,7 +141,7 @@ class Transport(Protocol):
     def forget(self, step: int, attempt: int) -> None:
         """Drop messages, here or still to come, of ``step`` with this attempt or an earlier one.
 
-        Not those of timeless channels.
+        In this epoch only, and not those of timeless channels.
         """
         ...
 

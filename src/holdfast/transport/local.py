@@ -88,6 +88,7 @@ class LocalTransport:
 
     def advance(self, epoch: int) -> None:
         self._mailbox.advance(epoch)
+        self._greeted = set()  # others may have dropped us meanwhile: greet them again
         self._wake_own_sends()
 
     def interrupt(self, before_epoch: int) -> None:

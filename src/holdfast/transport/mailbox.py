@@ -74,7 +74,7 @@ class Mailbox:
             self._forgotten[step] = last_attempt
             if len(self._forgotten) > _FORGOTTEN_STEPS_KEPT:
                 del self._forgotten[next(iter(self._forgotten))]
-            kept = [entry for entry in self._unread() if not self._is_forgotten(entry[1][1])]
+            kept = [e for e in self._unread() if not self._is_forgotten(e[0], e[1][1])]
             self._refused_forgotten += self._keep_only(kept)
 
     def advance(self, epoch: int) -> None:
@@ -154,7 +154,7 @@ class Mailbox:
                 epoch = self.epoch
             if epoch < self.epoch:
                 self._refused_past_epoch += 1
-            elif self._is_forgotten(tag):
+            elif self._is_forgotten(epoch, tag):
                 self._refused_forgotten += 1
             elif not self.closed:
                 self._received_messages += 1
@@ -275,8 +275,10 @@ class Mailbox:
         names = " or ".join(f"{tag} from worker {source}" for source, tag in wanted)
         return f"worker {self.me} waited for {names}"
 
-    def _is_forgotten(self, tag: Tag) -> bool:
-        return tag.attempt <= self._forgotten.get(tag.step, -1) and not tag.channel.is_timeless
+    def _is_forgotten(self, epoch: int, tag: Tag) -> bool:
+        """In a later epoch the same step may be tried from the start: that is not forgotten."""
+        gone = tag.attempt <= self._forgotten.get(tag.step, -1)
+        return gone and epoch <= self.epoch and not tag.channel.is_timeless
 
     def _unread(self) -> list[tuple[int, _Key, Tensor]]:
         here = [
