@@ -16,8 +16,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	rm -rf $(DEMO_DIR)
-	$(BIN)/holdfast train examples/tiny_gpt.py --pipelines 2 --stages 2 --microbatches 8 --steps 60 --run-dir $(DEMO_DIR)
-	$(BIN)/holdfast trace $(DEMO_DIR)
+	$(BIN)/python examples/demo.py $(DEMO_DIR)
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -31,6 +30,8 @@ bench: $(READY)
 	$(BIN)/python bench/period.py
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/planner.py
+	$(BIN)/python bench/failstop.py
+	$(BIN)/python bench/peers_torchft.py
 
 chaos: $(READY)
 	HOLDFAST_SWEEP=100 $(BIN)/pytest tests/chaos --timeout 3600

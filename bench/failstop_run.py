@@ -50,7 +50,7 @@ class Job:
     pipelines: int
     stages: int
     microbatches: int
-    steps: int
+    steps: int = 0
     settings: Sequence[str] = ()
     faults: Sequence[str] = ()
 
@@ -131,6 +131,10 @@ class Run:
         """After the last change that is complete."""
         changes = self.of(Recovered)
         return changes[-1].members if changes else self.job.num_workers
+
+    @property
+    def is_whole(self) -> bool:
+        return self.num_members == self.job.num_workers
 
     def wait(self, what: str, condition: Callable[[], Found | None], limit_s: float) -> Found:
         """What ``condition`` finds, once that is anything but None or False."""

@@ -1,6 +1,7 @@
 """What the fail-stop bench makes of a run's records, and a small sample of it. No timing."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.faults.fault import check_faults, parse_fault
 from holdfast.observability.events import Event, Recovered, WorkerStep
 from holdfast.planner.published import rerouted_s
 from holdfast.schedule.operation import Kind, Shape
@@ -128,6 +130,24 @@ def test_sections_can_be_chosen_and_nonsense_is_refused() -> None:
     for nonsense in (["--kills", "-1"], ["--steps", "-1"], ["--section", "nothing"]):
         with pytest.raises(SystemExit):
             parse(nonsense)
+
+
+@pytest.mark.parametrize(("name", "word"), [("SIGKILL", "kill"), ("SIGSTOP", "hang")])
+def test_strikes_are_in_the_step_that_is_waited_for_and_a_worker_comes_back_later(
+    name: str, word: str
+) -> None:
+    from failstop import ABSENT_STEPS, Attack
+
+    attack = Attack(("0.1", "1.0"), signal.Signals[name], "B1")
+    faults = [parse_fault(text) for text in attack.faults]
+    check_faults(faults, 2, 2, 100)
+    joins, hits = faults[:2], faults[2:]
+    assert [(hit.kind.value, str(hit.worker)) for hit in hits] == [(word, "0.1"), (word, "1.0")]
+    assert [hit.step for hit in hits] == [attack.step(1), attack.step(2)]
+    assert [join.step - hit.step for join, hit in zip(joins, hits, strict=True)] == [
+        ABSENT_STEPS
+    ] * 2
+    assert attack._replace(point="").faults == attack.faults[:2]
 
 
 @pytest.mark.bench

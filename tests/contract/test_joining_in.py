@@ -1,4 +1,4 @@
-"""A joiner copies a stage while others train and becomes a member: no bit of the result shows it."""
+"""A joiner copies a stage while others train and becomes a member: no bit of the end shows it."""
 
 from functools import partial
 from random import Random

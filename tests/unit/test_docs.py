@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast.cli import agent, main, plan, trace, train
+from holdfast.cli import agent, main, plan, trace, train, worker
 from holdfast.config import RunConfig, config_from, known_keys
 from holdfast.observability.events import Event
 from holdfast.observability.summary import Summary
@@ -44,7 +44,7 @@ def commands(text):
 def understood(command, monkeypatch):
     """The parsed arguments of a command that is not run."""
     parsed = []
-    for module in (train, plan, trace, agent):
+    for module in (train, plan, trace, agent, worker):
         monkeypatch.setattr(module, "run", lambda args: parsed.append(args) or 0)
     assert main.main(shlex.split(command)[1:]) == 0, f"does not parse: {command}"
     return parsed[0]
@@ -55,12 +55,12 @@ def understood(command, monkeypatch):
 
 def test_the_readme_shows_commands_of_every_kind():
     kinds = {command.split()[1] for command in commands(README)}
-    assert kinds == {"train", "plan", "trace"}
+    assert kinds == {"train", "plan", "trace", "worker"}
 
 
 @pytest.mark.parametrize("command", commands(README))
 def test_a_command_of_the_readme_parses(command, monkeypatch):
-    if command.split()[1:] in (["train"], ["plan"], ["trace"]):
+    if command.split()[1:] in (["train"], ["plan"], ["trace"], ["worker"]):
         return  # only its name
     args = understood(command, monkeypatch)
     if command.split()[1] == "train":
@@ -230,4 +230,4 @@ def test_decisions_are_numbered_without_gaps_and_have_the_three_parts():
 
 
 def test_no_figure_is_left_to_be_filled_in() -> None:
-    assert "MEASURED_" not in (ROOT / "README.md").read_text()
+    assert "TODO-FIGURE" not in (ROOT / "README.md").read_text()

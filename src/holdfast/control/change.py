@@ -5,58 +5,24 @@ whether a change is wanted, is decided elsewhere.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.joining import Joiner, Joining
+from holdfast.control.joining import Joining
 from holdfast.control.losses import Losses, Work
 from holdfast.control.plans import Plans
 from holdfast.control.reports import Reports
 from holdfast.control.returning import Returning
-from holdfast.control.run import Run, RunPhase, Steady
+from holdfast.control.run import Run, RunPhase
+from holdfast.control.wish import Change, Wish
 from holdfast.errors import ScheduleError
 from holdfast.observability import events
 from holdfast.protocol import messages
 
 if TYPE_CHECKING:
     from holdfast.control.recovery import Rests
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a change is for, besides a death."""
-
-    cause: str
-    entering: tuple[WorkerId, ...] = ()
-    leaving: tuple[WorkerId, Joiner] | None = None  # who, and what it will be instead
-    better: Steady | None = None
-
-
-@dataclass
-class Change:
-    notice_s: float
-    fault_s: float
-    causes: list[str] = field(default_factory=list)
-    workers: list[WorkerId] = field(default_factory=list)  # lost, joined or moved
-    dead: list[tuple[WorkerId, int]] = field(default_factory=list)  # and the stage each held
-    entering: set[WorkerId] = field(default_factory=set)
-    leaving: dict[WorkerId, Joiner] = field(default_factory=dict)
-    better: Steady | None = None
-    stopping: bool = True  # until there is a plan; then everyone takes up work again
-    halted_s: float = 0.0
-    tells: dict[WorkerId, messages.Tell] = field(default_factory=dict)
-    plan_s: float = 0.0
-    step: int = 0
-    redone: int = 0
-    operations: int = 0
-    resumed_s: dict[WorkerId, float] = field(default_factory=dict)
-
-    def add(self, cause: str, *workers: WorkerId) -> None:
-        self.causes += [cause] if cause not in self.causes else []
-        self.workers += [worker for worker in workers if worker not in self.workers]
 
 
 class Changes:

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control import membership as m
-from holdfast.control.change import Changes, Wish
+from holdfast.control.change import Changes
 from holdfast.control.clock import INTERRUPT_LIMIT_S
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.joining import Joiner, Joining
@@ -20,6 +20,7 @@ from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.reports import Reports
 from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase, Setting
 from holdfast.control.starting import Starting
+from holdfast.control.wish import Wish
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.faults.fault import Fault
 from holdfast.observability import events

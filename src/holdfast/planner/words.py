@@ -35,8 +35,12 @@ def _routes(fleet: Fleet, routing: Routing) -> str:
         return "micro-batches keep to their pipelines, what is over goes to peers by their speed"
     num_pipelines = sum(len(group.members) for group in routing.groups)
     spare = len(fleet.workers) - num_pipelines * fleet.problem.shape.stages
-    idle = f", {spare} hot spares" if spare else ""
-    return f"workers of equal speed rank form {num_pipelines} pipelines{idle}"
+    idle = f", {_count(spare, 'hot spare')}" if spare else ""
+    return f"workers of equal speed rank form {_count(num_pipelines, 'pipeline')}{idle}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _limited(period_s: float, limit: Bound, work_s: float) -> str:
