@@ -53,7 +53,7 @@ def ran(worker: str, *ops: tuple[str, float]) -> WorkerStep:
 def records() -> list[Event]:
     """1.0 dies, and its forward of micro-batch 2 with it: 0.0 runs it again, 1.1 waits for that."""
     return [
-        ran("0.0", ("0F0", 10.0), ("0F2", 10.06)),
+        ran("0.0", ("0F0", 10.0), ("0F2", 10.06), ("0F3", 10.2)),
         ran("0.1", ("1F0", 10.022), ("1BW0", 10.07)),
         ran("1.1", ("1F2", 10.09)),
         recovered(10.09),
@@ -105,6 +105,7 @@ def test_re_routing_alone_has_lanes_with_the_published_period_that_split_no_back
         plan = rerouted(problem)
         schedule = plan.schedule()
         check(schedule, MEMORY)
+        assert not plan.fleet.problem.staggered
         assert plan.period_s == pytest.approx(rerouted_s(problem))
         assert not {str(worker) for worker in schedule.lanes} & set(dead)
         kinds = {op.kind for lane in schedule.lanes.values() for op in lane}

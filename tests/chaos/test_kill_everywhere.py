@@ -78,10 +78,11 @@ def draw_pair(dice, layout, workers, second):
     first, other = dice.sample(workers, 2)
     step, points = dice.choice(MIDDLE), [*layout.operations, *PHASES]
     point = dice.choice(points)
-    there = {"anywhere": dice.choice(points), "same": point}.get(second, second)
+    there = {"anywhere": dice.choice(points), "same": point}.get(second)
+    # Those two count from a step on, and the other one may be a step behind the first.
+    where = f"{step - 1}.{second}" if there is None else f"{step}.{there}"
     settings = (EVERY_STEP,) if dice.random() < 0.5 else ()
-    one, two = f"kill {first} @ {step}.{point}", f"kill {other} @ {step}.{there}"
-    return Pair(layout.text, one, two, settings)
+    return Pair(layout.text, f"kill {first} @ {step}.{point}", f"kill {other} @ {where}", settings)
 
 
 def all_pairs():

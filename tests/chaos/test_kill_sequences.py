@@ -36,6 +36,21 @@ def test_workers_may_die_until_every_stage_has_a_single_holder(arena, table, num
     arena.clean(story)
 
 
+def test_what_a_finished_stage_has_lost_is_run_again_by_a_peer_that_is_past_it(arena, table):
+    """Its gradients were sent but not yet used, since the stage before is slow; if slow enough."""
+    layout, num_again = LAYOUTS["2x3"], 0
+    for _ in range(3):
+        slow = ["slow 0.0=0.02 @ 3", "slow 0.0=1 @ 4"]
+        story = arena.run(layout, [*slow, "kill 0.1 @ 3.reduced"])
+        check_story(table, story, arena.undisturbed(layout))
+        checks.assert_only_lost_work_is_redone(story, "0.1")
+        num_again += sum(one.is_again and one.step == 2 for one in story.ran)
+        arena.clean(story)
+        if num_again:
+            return
+    pytest.fail("no operation was run again")
+
+
 LONG = 16  # steps: a joiner has time to enter
 
 

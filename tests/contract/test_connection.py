@@ -9,11 +9,12 @@ from transport_harness import Background
 from holdfast.errors import HoldfastError, PeerLost, ProtocolError
 from holdfast.protocol.codec import encode
 from holdfast.protocol.connection import Connection, connect
-from holdfast.protocol.messages import Go, Message, Ready, StartWorkers, Stop
+from holdfast.protocol.messages import Halt, Message, Ready, StartWorkers, Stop
 
 MESSAGES: list[Message] = [
     Ready(worker="0.1"),
-    Go(run_dir="läufe/ä"),
+    Stop(reason="läufe/ä"),
+    Halt(epoch=3),
     StartWorkers(workers=["0.0"], job="j" * 200_000, config={"a": {"b": [1, 2.5, None]}}),
     Stop(reason=""),
 ]

@@ -46,14 +46,18 @@ def assert_fired(story: Story, faults: Iterable[str] | None = None) -> None:
 
 def assert_went_back_only_for_a_lost_stage(story: Story) -> None:
     """Then surely. Whoever changes sides holds nothing on the way: that may lose a stage too."""
-    on_the_way = {
+    assert story.went_back or not _stage_was_lost(story), str(story)
+    assert _stage_was_lost(story, movers(story)) or not story.went_back, str(story)
+
+
+def movers(story: Story) -> set[str]:
+    """Whoever has left a stage for another one, or was about to."""
+    return {
         worker
         for event in story.outcome.events
         if isinstance(event, Recovered) and "move" in event.cause
         for worker in event.workers
     }
-    assert story.went_back or not _stage_was_lost(story), str(story)
-    assert _stage_was_lost(story, on_the_way) or not story.went_back, str(story)
 
 
 def _stage_was_lost(story: Story, on_the_way: Iterable[str] = ()) -> bool:
@@ -89,13 +93,16 @@ def who_ran(ran: Iterable[Ran]) -> Mapping[Key, list[str]]:
 
 
 def assert_only_lost_work_is_redone(story: Story, victim: str) -> None:
-    """Each operation once, but those that the victim had finished at most once more."""
-    who_of = who_ran(story.ran)
+    """Each operation once, but those that the victim had finished at most once more.
+
+    A worker that changes sides in the middle of a step leaves what it has done there behind, too.
+    """
+    who_of, gone = who_ran(story.ran), {victim, *movers(story)}
     again = {key: who for key, who in who_of.items() if len(who) > 1}
     for key, who in again.items():
         assert len(who) == 2, f"{key} was run by {who}\n{story}"
-        assert who[0] == victim, f"{key} was run by {who}\n{story}"
-        assert who[1] != victim, f"{key} was run by {who}\n{story}"
+        assert who[0] in gone, f"{key} was run by {who}\n{story}"
+        assert who[1] not in (who[0], victim), f"{key} was run by {who}\n{story}"
     counted = sum(recovery["redone"] for recovery in story.outcome.summary["recoveries"])
     most = len(again) + num_void_in_the_end(story, victim, who_of)
     what = f"{counted} counted, {sorted(map(str, again))} ran, at most {most}\n{story}"

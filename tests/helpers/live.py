@@ -1,4 +1,8 @@
-"""A run in progress, as its user sees it: processes to signal, files that grow."""
+"""A run in progress, as its user sees it: processes to signal, files that grow.
+
+A paced run is slow until it is released, so that there is time to do something to it; its result
+is that of the job ``mixed``.
+"""
 
 import os
 import signal
@@ -6,20 +10,30 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from helpers import runs
+from helpers import jobs, runs
 from holdfast.observability.events import (
     EVENTS_FILE,
     Event,
+    RunStarted,
     StepFinished,
     WorkerReady,
     read_events,
 )
 
-LIMIT_S = 60.0  # no wait of a test takes this long unless it fails
+LIMIT_S = 90.0  # no wait of a test takes this long unless it fails
+_Event = TypeVar("_Event")
+_SLOW_FILE = "slow"
+_ITEM = "    def __getitem__(self, index):\n"
+_SLOW_ITEM = f"""\
+    def __getitem__(self, index):
+        if pathlib.Path(__file__).with_name("{_SLOW_FILE}").exists():
+            time.sleep(0.03)
+"""
 
 
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> float:
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> float:
     """Poll; returns how long it took."""
     start_s = time.monotonic()
     while not condition():
@@ -36,69 +50,180 @@ def process_state(pid: int) -> str:
         return ""
 
 
+def is_running(pid: int) -> bool:
+    """One that ended and waits for its parent does not count."""
+    return process_state(pid) not in ("", "Z", "X")
+
+
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-class LiveRun:
-    """A ``holdfast train`` in a process group of its own; ``close`` leaves nothing behind."""
+def processes_of(address: str) -> list[int]:
+    """Agent and workers of the run that listens there: it is in all their command lines."""
+    return [
+        int(folder.name)
+        for folder in Path("/proc").iterdir()
+        if folder.name.isdigit() and address.encode() in _command_line(folder)
+    ]
 
-    def __init__(self, folder: Path, *words: str) -> None:
-        self.run_dir = folder / "run"
-        self._stderr = folder / "stderr.txt"
-        with open(folder / "stdout.txt", "wb") as stdout, open(self._stderr, "wb") as stderr:
-            self.launcher = subprocess.Popen(
-                runs.command(*words, "--run-dir", str(self.run_dir)),
+
+def _command_line(folder: Path) -> list[bytes]:
+    try:
+        return (folder / "cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []  # it has just ended
+
+
+def address_of(events: list[Event]) -> str:
+    return [event for event in events if isinstance(event, RunStarted)][-1].address
+
+
+def assert_nothing_left(outcome: runs.Outcome) -> None:
+    """No process of a run that has ended; one that came by hand may need a moment."""
+    address = address_of(outcome.events)
+    wait_until(lambda: not processes_of(address), f"the processes of {address} to end", 20.0)
+
+
+def paced(folder: Path) -> Path:
+    """The job ``mixed``, slow as long as a file lies beside it."""
+    (folder / _SLOW_FILE).touch()
+    text = jobs.MIXED.replace("CLIP_NORM", "1.3").replace(_ITEM, _SLOW_ITEM)
+    return jobs.write(folder, "paced", f"import pathlib\nimport time\n{text}")
+
+
+class Command:
+    """A ``holdfast`` command in a process group of its own."""
+
+    def __init__(self, folder: Path, name: str, *words: str) -> None:
+        self._stdout, self._stderr = folder / f"{name}.out", folder / f"{name}.err"
+        with open(self._stdout, "wb") as stdout, open(self._stderr, "wb") as stderr:
+            self.process = subprocess.Popen(
+                runs.command(*words),
                 stdout=stdout,
                 stderr=stderr,
                 env=runs.environment(),
                 start_new_session=True,
             )
-        self.workers: dict[str, int] = {}
-        self.agent = 0
 
-    def wait_for_steps(self, num_steps: int) -> None:
-        """Until that many are done; from then on the ids of all processes are known."""
-
-        def are_done() -> bool:
-            assert self.launcher.poll() is None, self.stderr
-            return len([e for e in self._events() if isinstance(e, StepFinished)]) >= num_steps
-
-        wait_until(are_done, f"{num_steps} steps")
-        ready = [event for event in self._events() if isinstance(event, WorkerReady)]
-        self.workers = {event.worker: event.pid for event in ready}
-        [self.agent] = {parent_of(pid) for pid in self.workers.values()}
+    @property
+    def stdout(self) -> str:
+        return self._stdout.read_text()
 
     @property
     def stderr(self) -> str:
         return self._stderr.read_text()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class LiveRun:
+    """A ``holdfast train``, and all that has joined it; ``close`` leaves nothing behind."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.run_dir = folder / "run"
+        self._folder = folder
+        self._command = Command(folder, "train", *words, "--run-dir", str(self.run_dir))
+        self.launcher = self._command.process
+        self.joined: list[Command] = []
+        self.agent = 0
+
+    @property
+    def events(self) -> list[Event]:
+        path = self.run_dir / EVENTS_FILE
+        return read_events(path) if path.exists() else []
+
+    def all_of(self, kind: type[_Event]) -> list[_Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """Process ids of those that came last under each name."""
+        return {event.worker: event.pid for event in self.all_of(WorkerReady)}
+
+    @property
+    def address(self) -> str:
+        return address_of(self.events)
+
+    def wait_for(self, kind: type[_Event], num: int = 1, **values: object) -> list[_Event]:
+        """Until that many events of a kind, with these values, are there."""
+
+        def found() -> list[_Event]:
+            return [
+                event
+                for event in self.all_of(kind)
+                if all(getattr(event, name) == value for name, value in values.items())
+            ]
+
+        def is_there() -> bool:
+            ended = self.launcher.poll() is not None  # before the look: its last events count
+            there = len(found()) >= num
+            assert there or not ended, f"ended before {kind.__name__} {values}: {self.stderr}"
+            return there
+
+        wait_until(is_there, f"{num} times {kind.__name__} {values}")
+        return found()
+
+    def wait_for_steps(self, num_steps: int) -> None:
+        """Until that many are done; from then on the ids of all processes are known."""
+        self.wait_for(StepFinished, num_steps)
+        self.agent = self.agent or parent_of(next(iter(self.workers.values())))
+
+    def wait_for_more_steps(self, num_steps: int) -> None:
+        self.wait_for_steps(len(self.all_of(StepFinished)) + num_steps)
+
+    def kill(self, worker: str, which: signal.Signals = signal.SIGKILL) -> int:
+        pid = self.workers[worker]
+        os.kill(pid, which)
+        return pid
+
+    def join(self, *words: str) -> Command:
+        """``holdfast worker --join`` by hand."""
+        name = f"join-{len(self.joined)}"
+        self.joined.append(Command(self._folder, name, "worker", "--join", self.address, *words))
+        return self.joined[-1]
+
+    def release(self) -> None:
+        """A paced run goes on at full speed."""
+        (self._folder / _SLOW_FILE).unlink(missing_ok=True)
+
+    @property
+    def stderr(self) -> str:
+        return self._command.stderr
 
     @property
     def pids(self) -> list[int]:
         return [self.agent, *self.workers.values()]
 
     def still_running(self) -> list[int]:
-        """Agent and workers that run; one that ended and waits for its parent does not count."""
-        return [pid for pid in self.pids if process_state(pid) not in ("", "Z", "X")]
+        return [pid for pid in self.pids if is_running(pid)]
 
     def not_reaped(self) -> list[int]:
         return [pid for pid in self.pids if process_state(pid)]
 
-    def wait_for_end(self, limit_s: float) -> int:
+    def wait_for_end(self, limit_s: float = LIMIT_S) -> int:
         """The launcher's exit code."""
         return self.launcher.wait(limit_s)
 
-    def close(self) -> None:
-        for pid in (self.launcher.pid, *self.pids):
-            if pid and (pid != self.launcher.pid or self.launcher.poll() is None):
-                _kill(pid)
-        self.launcher.wait()
+    def outcome(self, limit_s: float = LIMIT_S) -> runs.Outcome:
+        code = self.wait_for_end(limit_s)
+        return runs.Outcome(self.run_dir, code, self._command.stdout, self.stderr)
 
-    def _events(self) -> list[Event]:
-        path = self.run_dir / EVENTS_FILE
-        return read_events(path) if path.exists() else []
+    def close(self) -> None:
+        """Before the events are read: a run that has not begun yet has none."""
+        self._command.close()
+        for command in self.joined:
+            command.close()
+        if any(isinstance(event, RunStarted) for event in self.events):
+            for pid in processes_of(self.address):
+                _kill(pid)
 
 
 def _kill(pid: int) -> None:
-    if process_state(pid) not in ("", "Z", "X"):
+    try:
         os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,17 +1,17 @@
-"""When something ends too early, everything ends: soon, with one clear line, with no orphan."""
+"""When what a run cannot do without ends or is told to, all ends: one clear line, no orphan."""
 
 import os
 import signal
-import time
 
 import pytest
 
 from helpers import jobs, runs
 from helpers.live import LiveRun, process_state, wait_until
 from holdfast.errors import HoldfastError
-from holdfast.observability.events import RunFailed
+from holdfast.observability.events import RunFailed, WorkerLost
 
 END_LIMIT_S = 20.0  # the promise is 5 s; a busy machine may need more
+INTERRUPT_LIMIT_S = 60.0  # of which 30 s are the run's own, to end its step and save
 EMULATED = runs.settings("device.emulate=F=20ms,B=20ms,W=20ms")
 
 
@@ -27,11 +27,6 @@ def live(tmp_path):
         run.close()
 
 
-def outcome_of(live):
-    stdout = (live.run_dir.parent / "stdout.txt").read_text()
-    return runs.Outcome(live.run_dir, live.launcher.returncode, stdout, live.stderr)
-
-
 def assert_one_line(outcome, *parts):
     [line] = outcome.stderr.splitlines()
     assert line.startswith("holdfast: ")
@@ -44,31 +39,13 @@ def assert_one_line(outcome, *parts):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("worker", ["0.0", "1.1"])
-def test_a_killed_worker_ends_the_run_with_its_name_and_signal_and_what_to_do(
-    live, record_property, worker
-):
-    killed_s = time.monotonic()
-    os.kill(live.workers[worker], signal.SIGKILL)
-    assert live.wait_for_end(END_LIMIT_S) == 1
-    record_property("stop_s", time.monotonic() - killed_s)
-    assert live.not_reaped() == []
-    assert_one_line(
-        outcome_of(live),
-        f"worker {worker} (pid {live.workers[worker]}) ended with signal SIGKILL in step ",
-        "No checkpoint was written yet: start again",
-    )
-
-
-@pytest.mark.multiprocess
-def test_a_worker_that_hangs_and_is_then_killed_ends_the_run_as_well(live):
-    pid = live.workers["0.1"]
-    os.kill(pid, signal.SIGSTOP)
+def test_a_worker_that_hangs_and_is_then_killed_is_lost_and_the_others_go_on(live):
+    pid = live.kill("0.1", signal.SIGSTOP)
     wait_until(lambda: process_state(pid) == "T", "the worker to stop")
     os.kill(pid, signal.SIGKILL)
-    assert live.wait_for_end(END_LIMIT_S) == 1
-    assert live.not_reaped() == []
-    assert_one_line(outcome_of(live), f"worker 0.1 (pid {pid}) ended with signal SIGKILL")
+    live.wait_for(WorkerLost, worker="0.1")
+    live.wait_for_more_steps(2)
+    assert live.still_running() == [p for p in live.pids if p != pid]
 
 
 @pytest.mark.multiprocess
@@ -80,37 +57,26 @@ def test_a_killed_agent_takes_its_workers_along_and_ends_the_run(live, hangs_fir
     os.kill(live.agent, signal.SIGKILL)
     assert live.wait_for_end(END_LIMIT_S) == 1
     wait_until(lambda: not live.still_running(), "all workers to end", END_LIMIT_S)
-    assert_one_line(outcome_of(live), "the agent that starts the workers is gone")
+    assert_one_line(live.outcome(), "the agent that starts the workers is gone")
 
 
 @pytest.mark.multiprocess
-def test_a_killed_launcher_leaves_no_agent_and_no_worker(live):
-    live.launcher.kill()
-    live.wait_for_end(END_LIMIT_S)
-    wait_until(lambda: not live.still_running(), "agent and workers to end", END_LIMIT_S)
-
-
-@pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    ("which", "send"),
-    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)],
-    ids=["Ctrl-C for the whole group", "SIGTERM for the launcher"],
-)
-def test_an_interrupt_ends_the_run_in_good_order(live, which, send):
-    send(live.launcher.pid, which)
-    assert live.wait_for_end(END_LIMIT_S) == 1
+def test_sigterm_ends_the_run_in_good_order(live):
+    live.launcher.send_signal(signal.SIGTERM)
+    assert live.wait_for_end(INTERRUPT_LIMIT_S) == 1
     assert live.not_reaped() == []
-    assert_one_line(outcome_of(live), "interrupted; all workers were stopped")
+    advice = f"Go on from the last checkpoint with --resume {live.run_dir}"
+    assert_one_line(live.outcome(), "interrupted; all workers were stopped. " + advice)
 
 
 @pytest.mark.multiprocess
 def test_a_worker_that_hangs_cannot_keep_an_interrupted_run_alive(live):
-    os.kill(live.workers["1.0"], signal.SIGSTOP)
-    wait_until(lambda: process_state(live.workers["1.0"]) == "T", "the worker to stop")
+    pid = live.kill("1.0", signal.SIGSTOP)
+    wait_until(lambda: process_state(pid) == "T", "the worker to stop")
     live.launcher.send_signal(signal.SIGINT)
-    assert live.wait_for_end(END_LIMIT_S) == 1
+    assert live.wait_for_end(INTERRUPT_LIMIT_S) == 1
     assert live.not_reaped() == []
-    assert_one_line(outcome_of(live), "interrupted; all workers were stopped")
+    assert_one_line(live.outcome(), "interrupted; all workers were stopped. Go on from the last")
 
 
 RAISES_IN_DATA = """

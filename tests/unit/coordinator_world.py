@@ -49,6 +49,7 @@ class ScriptedPlanner:
 
     asked: list[Problem] = field(default_factory=list)
     found: SomePlan | None = None
+    prepared: Problem | None = None
     stopped: bool = False
 
     def plan_now(self, problem: Problem) -> SomePlan:
@@ -58,11 +59,14 @@ class ScriptedPlanner:
     def refine_in_background(self, problem: Problem) -> None:
         assert problem == self.asked[-1]
 
+    def prepare(self, problem: Problem) -> None:
+        self.prepared = problem
+
     def better(self) -> SomePlan | None:
         found, self.found = self.found, None
         return found
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float) -> None:
         self.stopped = True
 
 

@@ -242,6 +242,16 @@ def test_what_was_told_for_an_older_halt_does_not_count() -> None:
     assert set(sent(world.tell("0.0"), messages.Proceed)) == {"0.0", "0.1", "1.1", "2.1"}
 
 
+def test_who_has_told_before_a_second_death_must_tell_again() -> None:
+    world = World(3).start()
+    world.die("1.0")
+    world.tell("0.0")
+    world.die("2.0")
+    for name in ("0.1", "1.1", "2.1"):
+        assert not sent(world.tell(name), messages.Proceed)
+    assert sent(world.tell("0.0"), messages.Proceed)
+
+
 def test_a_death_before_all_have_taken_up_work_is_one_recovery_with_the_first() -> None:
     world = World(3).start()
     world.die("1.0")
@@ -285,6 +295,20 @@ def test_a_death_when_all_others_are_finished_makes_them_finish_again() -> None:
     effects = world.pump()
     assert set(sent(effects, messages.Proceed)) == SURVIVORS
     assert world.run.phase is RunPhase.FINISHED
+
+
+def test_who_was_finished_before_a_change_is_not_finished_after_it() -> None:
+    world = World(steps=2).start()
+    world.step()
+    world.actors["1.0"].mute = True
+    world.step()
+    world.die("1.0")
+    for name in SURVIVORS:
+        world.tell(name)
+    for actor in world.live():
+        actor.inbox.clear()
+        world.handle(messages.Resumed(worker=actor.name, epoch=2, at_s=1.0))
+    assert world.run.phase is RunPhase.TRAINING
 
 
 # --- silence ---
@@ -504,8 +528,12 @@ def test_a_worker_of_a_well_off_stage_changes_sides_and_becomes_a_member_there()
     for name in ("1.0", "2.0", "3.0"):
         world.die(name)
     world.pump()
+    last = sent(world.effects, messages.Proceed)["3.1"]
+    spared = loads(last.schedule).lanes[WorkerId(3, 1)]
+    assert list(map(str, spared)) == ["1R"], "it finishes what it has begun and gets nothing new"
     assert world.phase("3.1") is Phase.COPYING
     assert world.stages == {"0.0": 0, "0.1": 1, "1.1": 1, "2.1": 1}
+    assert not any(event.redone for event in emitted(world.effects, events.Recovered))
     world.step(2)
     assert world.stages == {"0.0": 0, "0.1": 1, "1.1": 1, "2.1": 1, "3.1": 0}
     (moved,) = emitted(world.effects, events.WorkerMoved)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from coordinator_world import TORCH, World, emitted, pid_of, sent
+from coordinator_world import TORCH, World, emitted, pid_of, report, sent
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Fence, StartWorker
@@ -104,6 +104,19 @@ def test_the_steps_before_a_joiner_came_are_not_asked_of_it() -> None:
     world.pump()
     steps = [e.step for e in emitted(world.step(5), events.StepFinished)]
     assert steps == [3, 4, 5, 6, 7]
+
+
+def test_a_step_that_was_over_when_a_joiner_entered_is_finished_without_it() -> None:
+    world = short_of("1.0")
+    world.come("1.0")
+    world.pump()
+    world.handle(messages.Copied(worker="1.0", version=3, num_bytes=64))
+    for name in ("0.0", "0.1", "1.1", "1.0"):
+        world.tell(name, reduced=4, oldest=4)
+    assert "1.0" in world.stages
+    for name in ("0.0", "0.1"):
+        assert not emitted(world.handle(report(name, 3)), events.StepFinished)
+    assert emitted(world.handle(report("1.1", 3)), events.StepFinished)
 
 
 # --- more than one ---

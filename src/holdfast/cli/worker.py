@@ -4,7 +4,9 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +18,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.connection import connect
 from holdfast.protocol.spec import REJOIN_VARIABLE, SPEC_VARIABLE, WorkerSpec, worker_environment
 
+_PORT = re.compile("[0-9]{1,5}")
 _CONNECT_LIMIT_S = 5.0
 _ANSWER_LIMIT_S = 30.0
 
@@ -43,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if spec:
         return _work(spec)
     host, _, port = args.join.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
         raise ConfigError(f"--join {args.join}: expected HOST:PORT, such as 127.0.0.1:40123")
     job = Path(args.job).resolve() if args.job else None
     if job is not None and not job.is_file():
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 def _ask(host: str, port: int, name: str, job_sha256: str) -> messages.JoinGranted:
     try:
         connection = connect(host, port, _CONNECT_LIMIT_S)
-    except HoldfastError as why:
+    except (HoldfastError, UnicodeError) as why:  # the latter: what no host name can be
         raise ConfigError(
             f"--join {host}:{port}: nobody answers there ({why}); "
             "the address is in the first lines of 'holdfast train'"
@@ -91,10 +94,12 @@ def _ask(host: str, port: int, name: str, job_sha256: str) -> messages.JoinGrant
 def _become_worker(host: str, port: int, granted: messages.JoinGranted, job: Path) -> NoReturn:
     """Start over as the worker: threads and memory are set up before torch is loaded."""
     if not job.is_file() or _sha256(job) != granted.job_sha256:
-        raise ConfigError(
+        reason = (
             f"job file {job}: is not the one that the run was started with; "
             "put it back, or name a copy of it with --job"
         )
+        _give_back(host, port, granted, reason)
+        raise ConfigError(reason)
     spec = {
         "worker": granted.worker,
         "host": host,
@@ -110,6 +115,22 @@ def _become_worker(host: str, port: int, granted: messages.JoinGranted, job: Pat
         sys.stdout.flush()
     words = [sys.executable, "-m", "holdfast", "worker", "--join", f"{host}:{port}"]
     os.execve(sys.executable, words, environment)
+
+
+def _give_back(host: str, port: int, granted: messages.JoinGranted, reason: str) -> None:
+    """The place that was granted: others may have it at once."""
+    failed = messages.Failed(
+        token=granted.token,
+        worker=granted.worker,
+        lost="",
+        exit_code=ConfigError.exit_code,
+        reason=reason,
+        details="",
+    )
+    with suppress(HoldfastError):  # it is free after a while in any case
+        connection = connect(host, port, _CONNECT_LIMIT_S)
+        connection.send(failed)
+        connection.close()
 
 
 def _work(text: str) -> int:

@@ -46,7 +46,7 @@ class Changes:
         """A planned one; only while no other is under way."""
         assert self.current is None
         self.current = change = Change(at_s, at_s)
-        change.add(wish.cause, *wish.entering)
+        change.add(wish.cause, *wish.entering, *wish.about)
         change.entering |= set(wish.entering)
         change.better = wish.better
         if wish.leaving is not None:
@@ -213,6 +213,7 @@ class Changes:
             run.steady = self._plans.steady(self._plans.problem(run.stages))
             run.planned_for = dict(run.stages)
         assert run.steady is not None
+        run.steady_from = rest.first_step
         told = {w: change.tells[w] for w in run.stages}
         progress = {w: (tell.reduced, tell.attempt, tell.done) for w, tell in told.items()}
         self._work.adopt(run.epoch, rest.running, run.steady.schedule, progress)

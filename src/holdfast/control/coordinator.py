@@ -18,7 +18,7 @@ from holdfast.control.losses import Losses, Work
 from holdfast.control.notices import Notices
 from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.reports import Reports
-from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase, Setting
+from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase, Setting, Steady
 from holdfast.control.starting import Starting
 from holdfast.control.wish import Wish
 from holdfast.errors import ConfigError, HoldfastError
@@ -59,6 +59,7 @@ class Coordinator:
         )
         self._losses, self._work = losses, work
         self._moves_due = False
+        self._mover: tuple[WorkerId, Joiner, Steady] | None = None  # and the plan that spares it
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             messages.Hello: self._on_hello,
             messages.LayerCosts: lambda costs, at_s: self._starting.on_costs(costs),
@@ -192,6 +193,7 @@ class Coordinator:
         effects = self._starting.on_ready(worker, at_s)
         if not self.starting:
             self.reports.begin(self.run.start[1], at_s)
+            self._plans.look_ahead()
         return effects
 
     def _on_heartbeat(self, beat: messages.Heartbeat, at_s: float) -> list[Effect]:
@@ -207,7 +209,9 @@ class Coordinator:
 
     def _settled(self, effects: list[Effect]) -> list[Effect]:
         """A change is complete: perhaps somebody should now hold another stage."""
-        self._moves_due |= bool(effects)
+        if effects:
+            self._moves_due = True
+            self._plans.look_ahead()
         return effects
 
     def _on_copied(self, copied: messages.Copied, at_s: float) -> list[Effect]:
@@ -233,15 +237,14 @@ class Coordinator:
     # --- what comes next ---
 
     def _on_tick(self, at_s: float) -> list[Effect]:
-        run = self.run
         if self.starting:
             self._starting.tick(at_s)
             return []
-        if run.interrupted_s is not None and at_s - run.interrupted_s > INTERRUPT_LIMIT_S:
+        since_s = self.run.interrupted_s
+        if since_s is not None and at_s - since_s > INTERRUPT_LIMIT_S:
             raise self._interrupted()
-        silent = self._notices.tick(at_s)
-        shown = self._losses.show(at_s)
-        return [*silent, *self._changes.tick(at_s), *shown, *self._try_better(at_s)]
+        gone = [*self._notices.tick(at_s), *self._changes.tick(at_s), *self._losses.show(at_s)]
+        return [*gone, *self._try_better(at_s)]
 
     @property
     def _quiet(self) -> bool:
@@ -281,7 +284,12 @@ class Coordinator:
         return self._changes.begin(Wish("move" if moved else "join", entering=entering), at_s)
 
     def _move(self, at_s: float) -> list[Effect]:
-        """One worker at a time, and only while nobody else is on the way."""
+        """One worker at a time, and only while nobody else is on the way.
+
+        It is first given no work, and leaves when it has none: nothing is thrown away.
+        """
+        if self._mover is not None:
+            return self._leave(*self._mover, at_s)
         if not self._moves_due or self._joining.under_way:
             return []
         self._moves_due = False
@@ -290,9 +298,20 @@ class Coordinator:
         moves, reason = self._plans.moves(self.reports.steps_left)
         for move in moves:
             if move.from_stage is not None and len(self.run.holders(move.from_stage)) > 1:
-                leaving = (move.worker, Joiner(move.to_stage, move.from_stage, reason))
-                return self._changes.begin(Wish("move", leaving=leaving), at_s)
+                idle = self._plans.without(move.worker)
+                joiner = Joiner(move.to_stage, move.from_stage, reason)
+                self._mover = (move.worker, joiner, idle)
+                return self._changes.begin(Wish("move", better=idle, about=(move.worker,)), at_s)
         return []
+
+    def _leave(self, worker: WorkerId, joiner: Joiner, idle: Steady, at_s: float) -> list[Effect]:
+        if self.run.steady is not idle:  # somebody was lost since, or came: ask anew
+            self._mover, self._moves_due = None, True
+            return []
+        if self._work.step_of(worker) < self.run.steady_from:
+            return []
+        self._mover = None
+        return self._changes.begin(Wish("move", leaving=(worker, joiner)), at_s)
 
     def _try_better(self, at_s: float) -> list[Effect]:
         if not self._quiet or self._ending or self._joining.under_way:

@@ -4,15 +4,18 @@ The planner itself is loaded at the first question, since it takes a second.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.cluster import WorkerId
 from holdfast.control.run import Run, Steady
+from holdfast.errors import WaitTimeout
 from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import default_memory
+from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.schedule import Schedule
 from holdfast.schedule.timeline import steady_period_s
 from holdfast.schedule.validity import in_flight_peak
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 _PAYS_BACK = 5  # a change for a better plan must gain so many times what it costs
 _SHORTER = 0.99
+_STOP_LIMIT_S = 2.0
 _NUM_MEASURED, _LEAST_STEP_S = 3, 1e-6
 _ROWS = ("forward_s", "input_s", "weight_s", "fused_s", "step_s")
 
@@ -45,7 +49,9 @@ class SomePlanner(Protocol):
 
     def better(self) -> SomePlan | None: ...
 
-    def stop(self) -> None: ...
+    def prepare(self, problem: Problem) -> None: ...
+
+    def stop(self, timeout_s: float) -> None: ...
 
 
 class Plans:
@@ -54,6 +60,7 @@ class Plans:
         self._given = planner
         self._costs: Costs | None = None
         self._refining = False
+        self._to_refine: Problem | None = None
 
     @property
     def _planner(self) -> SomePlanner:
@@ -65,7 +72,8 @@ class Plans:
 
     def close(self) -> None:
         if self._given is not None:
-            self._given.stop()
+            with suppress(WaitTimeout):  # it compiles for the first time on this machine
+                self._given.stop(_STOP_LIMIT_S)
 
     def problem(
         self, stages: Mapping[WorkerId, int | None], *, may_move: bool = False, steps_left: int = 0
@@ -84,16 +92,30 @@ class Plans:
         )
 
     def steady(self, problem: Problem) -> Steady:
-        """For the members as they are: at once; better ones are looked for meanwhile."""
+        """For the members as they are, at once."""
         run = self._run
         assert run.first is not None
-        self._refining = False
+        self._refining, self._to_refine = False, None
         if run.stages == run.first_stages:  # all are there again: as the user has chosen
             return run.first._replace(period_s=self._period_s(run.first.schedule))
-        plan = self._planner.plan_now(problem)
-        self._planner.refine_in_background(problem)
-        self._refining = True
-        return self._as_steady(plan)
+        self._to_refine = problem
+        return self._as_steady(self._planner.plan_now(problem))
+
+    def look_ahead(self) -> None:
+        """When all are at work again: look for a better plan, and plan for the next death."""
+        if self._to_refine is not None:
+            self._planner.refine_in_background(self._to_refine)
+            self._to_refine, self._refining = None, True
+        self._planner.prepare(self.problem(self._run.stages))
+
+    def without(self, idle: WorkerId) -> Steady:
+        """For the same members, but ``idle`` only reduces: it can go then, and nothing is lost."""
+        run = self._run
+        self._refining, self._to_refine = False, None
+        others = {worker: stage for worker, stage in run.stages.items() if worker != idle}
+        steady = self._as_steady(self._planner.plan_now(self.problem(others)))
+        lanes = {**steady.schedule.lanes, idle: (Op(run.stages[idle], Kind.R),)}
+        return steady._replace(schedule=Schedule(run.shape, lanes))
 
     def better(self, steps_left: int) -> Steady | None:
         """A plan that is worth a change for the steps that are left."""

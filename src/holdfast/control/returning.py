@@ -53,6 +53,7 @@ class Returning:
             reason=f"nobody has the state of stage {stage} any more; {len(crew)} workers go on",
         )
         run.phase = RunPhase.RETURNING
+        run.epoch += 1  # a joiner may copy in this one already: it must be halted all the same
         self._builds.clear()
         run.stages.clear()
         assigned = self._assign(spread(crew, run.shape.stages), at_s)

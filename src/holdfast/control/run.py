@@ -71,6 +71,7 @@ class Run:
     reason: str = ""  # of the cut
     first: Steady | None = None  # for a run in which nobody is missing
     steady: Steady | None = None  # the one in use
+    steady_from: int = 0  # the first whole step that runs it
     planned_for: dict[WorkerId, int] = field(default_factory=dict)  # the stages it counts on
     end_step: int = 0
     interrupted_s: float | None = None

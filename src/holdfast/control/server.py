@@ -15,6 +15,7 @@ from holdfast.control.effects import Effect, Fence, Send, StartWorker
 from holdfast.control.peer import user_of_peer
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
 from holdfast.protocol import messages
+from holdfast.protocol.codec import encode
 from holdfast.protocol.connection import Connection
 
 STOP_LIMIT_S = 1.5  # with the agent's grace well below the 5 s in which a run must have stopped
@@ -75,6 +76,7 @@ class Server:
         self._running: dict[int, str] = {}  # process id -> worker, of those the agent is to end
         self._todo: deque[Effect] = deque()
         self._is_applying = False
+        self._encoded: tuple[messages.Message, bytes] | None = None
         self._num_interrupts = 0
         self._ticked_s = 0.0
 
@@ -281,8 +283,10 @@ class Server:
         self._apply(self._coordinator.fail(why, time.monotonic()))
 
     def _send(self, connection: Connection, message: messages.Message) -> None:
+        if self._encoded is None or self._encoded[0] is not message:  # the same to many
+            self._encoded = (message, encode(message))
         try:
-            connection.send(message)
+            connection.send_encoded(self._encoded[1])
         except PeerLost as why:
             if connection in self._names:
                 self._lose(connection, why)

@@ -15,7 +15,8 @@ class Wish:
     cause: str
     entering: tuple[WorkerId, ...] = ()
     leaving: tuple[WorkerId, Joiner] | None = None  # who, and what it will be instead
-    better: Steady | None = None
+    better: Steady | None = None  # lanes for the same members
+    about: tuple[WorkerId, ...] = ()  # others whom it concerns
 
 
 @dataclass

@@ -23,8 +23,12 @@ class Connection:
         return self._sock.fileno()
 
     def send(self, message: Message) -> None:
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """What ``encode`` made: a message for many is encoded once."""
         try:
-            self._sock.sendall(encode(message))
+            self._sock.sendall(data)
         except OSError as why:
             raise PeerLost(f"the control connection broke while sending: {why}") from why
 

@@ -6,6 +6,7 @@ Wires the parts together, reports, tells what it has. What to run comes with eac
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ class StageTraining:
         for routes in running:
             epoch.serve(routes, self._commit.result)
         self._injector.reach(self._commit.reduced, "proceed", self.ledger.num_done)
-        steady = RunningStep.whole(0, 0, loads(proceed.schedule))
+        steady = cache(lambda: RunningStep.whole(0, 0, loads(proceed.schedule)))
         work = Work(running, steady, proceed.first_step, proceed.end_step, self._wait_s)
         self._executor.run(work)
         self._save_at_end(proceed.end_step)

@@ -261,6 +261,8 @@ def run_worker(
     except Killed:
         return 137
     except Exception as why:
+        if isinstance(why, PeerLost) and not why.worker:
+            return CUT_OFF  # a send found out before the reading thread did
         return _tell_failure(spec, link, why)
     finally:
         transport.close()

@@ -1,0 +1,98 @@
+"""The end of the launcher, wished for or not: nothing is left running, and the run can go on."""
+
+import os
+import signal
+from subprocess import TimeoutExpired
+
+import pytest
+
+from helpers import jobs, runs
+from helpers.live import LiveRun, is_running, paced, processes_of, wait_until
+from holdfast.observability.events import CheckpointSaved, StepFinished, WorkerJoined, WorkerLost
+
+pytestmark = pytest.mark.multiprocess
+STEPS, MICROBATCHES = 40, 6
+END_LIMIT_S = 10.0  # the promise
+INTERRUPT_LIMIT_S = 60.0  # of which 30 s are the run's own, to end its step and save
+NUMBERS = {"steps": STEPS, "microbatches": MICROBATCHES}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return runs.finished(runs.threads(jobs.mixed(folder), folder / "run", **NUMBERS))
+
+
+@pytest.fixture
+def start(tmp_path):
+    """2 x 2 workers in the middle of a run that is slow until it is released."""
+    started = []
+
+    def start_one(*settings):
+        words = ["train", str(paced(tmp_path)), *runs.layout("2x2"), "--steps", str(STEPS)]
+        words += ["--microbatches", str(MICROBATCHES)]
+        words += runs.settings("workers.silence_limit_s=30", *settings)
+        started.append(LiveRun(tmp_path, *words))
+        started[-1].wait_for_steps(2)
+        return started[-1]
+
+    yield start_one
+    for run in started:
+        run.close()
+
+
+def assert_resumes(live, undisturbed, kind=runs.threads):
+    """From its last checkpoint, in place, to the undisturbed result."""
+    saved = live.all_of(CheckpointSaved)[-1].step
+    live.release()
+    words = [*runs.layout("2x2"), "--resume", str(live.run_dir)]
+    job = live.run_dir.parent / "paced.py"
+    run = runs.finished(kind(job, live.run_dir, *words, **NUMBERS))
+    assert run.summary["first_step"] == saved
+    runs.assert_same_result(run, undisturbed)
+
+
+def test_a_killed_launcher_leaves_nobody_behind_and_its_run_can_be_resumed(start, undisturbed):
+    live = start("checkpoint.every_steps=1")
+    live.kill("1.0")
+    live.wait_for(WorkerLost, worker="1.0")
+    by_hand = live.join()
+    live.wait_for(WorkerJoined, worker="1.0")
+    pids = [live.agent, *live.workers.values()]
+    assert by_hand.process.pid in pids
+    assert all(map(is_running, pids))
+    live.launcher.kill()
+    live.launcher.wait()
+    wait_until(lambda: not any(map(is_running, pids)), "all others to end", END_LIMIT_S)
+    wait_until(lambda: not processes_of(live.address), "all others to end", END_LIMIT_S)
+    assert "Traceback" not in live.stderr + by_hand.stderr
+    assert_resumes(live, undisturbed, runs.processes)
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["the launcher", "the whole group"])
+def test_an_interrupt_of_it_writes_a_checkpoint_and_ends(start, undisturbed, send):
+    live = start()
+    num_done = len(live.all_of(StepFinished))
+    send(live.launcher.pid, signal.SIGINT)
+    assert live.wait_for_end(INTERRUPT_LIMIT_S) == 1
+    assert live.not_reaped() == []
+    advice = f"Go on from the last checkpoint with --resume {live.run_dir}"
+    assert live.stderr == f"holdfast: interrupted; all workers were stopped. {advice}\n"
+    [saved] = live.all_of(CheckpointSaved)
+    assert num_done <= saved.step < STEPS
+    assert saved.step == len(live.all_of(StepFinished))
+    assert_resumes(live, undisturbed)
+
+
+def test_a_second_interrupt_ends_the_run_at_once(start):
+    """One worker stands still, so that the first interrupt cannot end the step."""
+    live = start()
+    live.kill("1.0", signal.SIGSTOP)
+    os.kill(live.launcher.pid, signal.SIGINT)
+    with pytest.raises(TimeoutExpired):
+        live.wait_for_end(2.0)
+    os.kill(live.launcher.pid, signal.SIGINT)
+    assert live.wait_for_end(END_LIMIT_S) == 1
+    assert live.not_reaped() == []
+    assert live.all_of(CheckpointSaved) == []
+    assert live.stderr.startswith("holdfast: interrupted; all workers were stopped. No checkpoint")
