@@ -9,7 +9,7 @@ from helpers.chaos import LAYOUTS, PER_CENT, SEED, Arena
 
 
 class Table:
-    """layout -> points, pairs, all equal, went back, hung; as it is printed."""
+    """Runs by layout. Points, pairs and others must all be equal; fast ones need only end well."""
 
     def __init__(self):
         self.counts = {layout: Counter() for layout in LAYOUTS}
@@ -21,7 +21,7 @@ class Table:
         self.counts[story.layout.text].update({"equal": 1, "went back": story.went_back})
 
     def lines(self):
-        words = ["points", "pairs", "others", "equal", "went back", "hung"]
+        words = ["points", "pairs", "others", "equal", "fast", "went back", "hung"]
         yield f"HOLDFAST_SEED={SEED} HOLDFAST_SWEEP={PER_CENT}"
         yield "layout" + "".join(f"{word:>11}" for word in words)
         for layout, counts in self.counts.items():

@@ -201,7 +201,7 @@ def test_with_fast_gradients_the_run_ends_well_whoever_dies(arena, table, single
     saves = [EVERY_STEP] if single.point == SAVE else []
     fast = "gradients.mode=fast"
     story = arena.run(LAYOUTS[single.layout], [single.fault], fast, *saves)
-    table.add("others", story)
+    table.add("fast", story)
     checks.assert_ended_well(story)
     checks.assert_fired(story)
     arena.clean(story)

@@ -19,7 +19,7 @@ from holdfast.observability.events import (
     RunStarted,
     StepFinished,
     WorkerReady,
-    read_events,
+    decode_event,
 )
 
 LIMIT_S = 90.0  # no wait of a test takes this long unless it fails
@@ -130,11 +130,20 @@ class LiveRun:
         self.launcher = self._command.process
         self.joined: list[Command] = []
         self.agent = 0
+        self._events: list[Event] = []
+        self._read_bytes = 0
 
     @property
     def events(self) -> list[Event]:
+        """All until now. Only what is new is read: a long run has many."""
         path = self.run_dir / EVENTS_FILE
-        return read_events(path) if path.exists() else []
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._read_bytes)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._read_bytes += len(whole + newline)
+            self._events += map(decode_event, whole.decode().splitlines())
+        return self._events
 
     def all_of(self, kind: type[_Event]) -> list[_Event]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -28,9 +28,9 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture
 def live(tmp_path):
-    """2 x 2 workers, slow until released; who joins as 1.0 first dies while it copies."""
+    """2 x 2 workers, slow until released; who joins as 0.1 first dies while it copies."""
     words = ["train", str(paced(tmp_path)), *runs.layout("2x2"), "--steps", str(STEPS)]
-    words += ["--microbatches", str(MICROBATCHES), "--fault", "kill 1.0 @ 1.copy"]
+    words += ["--microbatches", str(MICROBATCHES), "--fault", "kill 0.1 @ 1.copy"]
     run = LiveRun(tmp_path, *words, *runs.settings("workers.silence_limit_s=30"))
     try:
         run.wait_for_steps(1)
@@ -65,23 +65,23 @@ def assert_became(command, worker):
 def test_a_joiner_killed_while_it_copies_is_forgotten_and_the_next_one_becomes_a_member(
     live, undisturbed
 ):
-    lose(live, "1.0")
+    lose(live, "0.1")
     unlucky = live.join()
     live.wait_for(FaultFired, point="copy")
-    live.wait_for(JoinFailed, worker="1.0")
+    live.wait_for(JoinFailed, worker="0.1")
     assert unlucky.process.wait(20) == -9
-    next_one = live.join("--as", "1.0")
+    next_one = live.join("--as", "0.1")
     [joined] = live.wait_for(WorkerJoined)
-    assert (joined.worker, joined.copied_bytes > 0) == ("1.0", True)
-    assert live.workers["1.0"] == next_one.process.pid
+    assert (joined.worker, joined.copied_bytes > 0) == ("0.1", True)
+    assert live.workers["0.1"] == next_one.process.pid
     assert_as_undisturbed(live, undisturbed)
-    assert_became(next_one, "1.0")
+    assert_became(next_one, "0.1")
 
 
 @pytest.mark.multiprocess
 def test_two_that_join_at_once_both_become_members(live, undisturbed):
-    lose(live, "0.1", "1.1")  # nobody holds their stage: the others go back as well
-    commands = {name: live.join("--as", name) for name in ("0.1", "1.1")}
+    lose(live, "1.0", "1.1")
+    commands = {name: live.join("--as", name) for name in ("1.0", "1.1")}
     live.wait_for(WorkerJoined, 2)
     assert {event.worker for event in live.all_of(WorkerJoined)} == set(commands)
     assert_as_undisturbed(live, undisturbed)

@@ -342,7 +342,11 @@ class World:
         if source in self.actors.values() and not actor.mute:
             assert source.stage == actor.stage
             actor.reduced = source.reduced
-            self.handle(messages.Copied(worker=actor.name, version=actor.reduced, num_bytes=64))
+            self.handle(
+                messages.Copied(
+                    worker=actor.name, source=source.name, version=actor.reduced, num_bytes=64
+                )
+            )
 
     def _finish(self) -> None:
         for actor in self.live():

@@ -67,7 +67,7 @@ def test_a_joiner_that_is_too_far_behind_when_all_have_stopped_follows_on() -> N
     world = short_of("1.0")
     world.come("1.0")
     world.pump()
-    world.handle(messages.Copied(worker="1.0", version=3, num_bytes=64))
+    world.handle(messages.Copied(worker="1.0", source="0.0", version=3, num_bytes=64))
     for name in ("0.0", "0.1", "1.1"):
         world.tell(name, reduced=5, oldest=4)
     effects = world.tell("1.0", reduced=3)
@@ -82,7 +82,7 @@ def test_a_joiner_one_step_behind_enters_and_gets_the_step_from_its_peer() -> No
     world = short_of("1.0")
     world.come("1.0")
     world.pump()
-    world.handle(messages.Copied(worker="1.0", version=3, num_bytes=64))
+    world.handle(messages.Copied(worker="1.0", source="0.0", version=3, num_bytes=64))
     for name in ("0.0", "0.1", "1.1"):
         world.tell(name, reduced=4, oldest=3)
     effects = world.tell("1.0", reduced=3, oldest=3)
@@ -95,7 +95,7 @@ def test_a_joiner_far_behind_does_not_stop_anyone() -> None:
     world = short_of("1.0")
     world.come("1.0")
     world.pump()
-    assert world.handle(messages.Copied(worker="1.0", version=1, num_bytes=64)) == []
+    assert world.handle(messages.Copied(worker="1.0", source="0.0", version=1, num_bytes=64)) == []
 
 
 def test_the_steps_before_a_joiner_came_are_not_asked_of_it() -> None:
@@ -110,7 +110,7 @@ def test_a_step_that_was_over_when_a_joiner_entered_is_finished_without_it() -> 
     world = short_of("1.0")
     world.come("1.0")
     world.pump()
-    world.handle(messages.Copied(worker="1.0", version=3, num_bytes=64))
+    world.handle(messages.Copied(worker="1.0", source="0.0", version=3, num_bytes=64))
     for name in ("0.0", "0.1", "1.1", "1.0"):
         world.tell(name, reduced=4, oldest=4)
     assert "1.0" in world.stages
@@ -159,7 +159,7 @@ def test_a_joiner_that_dies_is_forgotten_and_harms_nobody(when) -> None:
         world.pump()
     if when == "entering":
         world.actors["0.0"].mute = True
-        world.handle(messages.Copied(worker="1.0", version=3, num_bytes=64))
+        world.handle(messages.Copied(worker="1.0", source="0.0", version=3, num_bytes=64))
         world.pump()
     effects = world.die("1.0")
     assert Fence(WorkerId(1, 0)) in effects
@@ -215,7 +215,7 @@ def test_a_death_while_a_joiner_enters_starts_over_with_the_joiner() -> None:
     world = short_of("2.0", pipelines=3)
     world.come("2.0")
     world.pump()
-    world.handle(messages.Copied(worker="2.0", version=3, num_bytes=64))
+    world.handle(messages.Copied(worker="2.0", source="0.0", version=3, num_bytes=64))
     effects = world.die("1.1")
     assert set(sent(effects, messages.Halt)) == {"0.0", "0.1", "1.0", "2.0", "2.1"}
     world.actors["2.0"].reduced = 3
@@ -388,3 +388,53 @@ def test_whatever_happens_a_run_ends_well_or_with_a_reason(seed) -> None:
         assert "cannot hold" in str(world.run.failure), str(world.run.failure)
     recovered = [e.epoch for e in emitted(world.effects, events.Recovered)]
     assert recovered == sorted(recovered)
+
+
+def test_word_of_a_copy_from_a_former_source_is_not_believed() -> None:
+    world = short_of("1.0", pipelines=3)
+    world.come("1.0")
+    world.pump()
+    source = sent(world.effects, messages.CopyState)["1.0"].source
+    world.die(source)
+    world.pump()
+    assert sent(world.effects, messages.CopyState)["1.0"].source != source
+    late = messages.Copied(worker="1.0", source=source, version=99, num_bytes=64)
+    assert not sent(world.handle(late), messages.Halt)
+
+
+def test_a_joiner_that_is_being_let_in_is_told_nothing_else_when_its_source_dies() -> None:
+    world = short_of("1.0", pipelines=3)
+    world.come("1.0")
+    world.pump()
+    source = sent(world.effects, messages.CopyState)["1.0"].source
+    world.handle(messages.Copied(worker="1.0", source=source, version=3, num_bytes=64))
+    effects = list(world.die(source))
+    gone = messages.PeerGone(worker="1.0", epoch=world.run.run.epoch, lost=source)
+    effects += world.handle(gone)
+    assert "1.0" in sent(effects, messages.Halt)
+    assert "1.0" not in sent(effects, messages.CopyState)
+
+
+def test_a_wait_that_runs_out_stops_everyone_and_shows_who_is_stuck() -> None:
+    world = World().start()
+    world.step(4)
+    world.actors["1.1"].mute = True
+    stuck = messages.PeerGone(worker="0.1", epoch=world.run.run.epoch, lost="")
+    assert set(sent(world.handle(stuck), messages.Halt)) == {"0.0", "0.1", "1.0", "1.1"}
+    world.pump()
+    world.tick(world.run.run.clock.answer_s + 1)
+    world.pump()
+    assert "1.1" not in world.stages
+    world.finish()
+    assert world.run.phase is RunPhase.FINISHED
+
+
+def test_a_run_that_is_stuck_twice_in_one_step_ends_with_a_reason() -> None:
+    world = World().start()
+    world.step(4)
+    for _ in range(2):
+        stuck = messages.PeerGone(worker="0.1", epoch=world.run.run.epoch, lost="")
+        world.handle(stuck)
+        world.pump()
+    assert world.run.phase is RunPhase.FAILED
+    assert "waited in vain" in str(world.run.failure)

@@ -11,6 +11,7 @@ from holdfast.recovery.manifest import (
     FORMAT,
     Checkpoint,
     Part,
+    clear_abandoned,
     file_digest,
     find,
     load_manifest,
@@ -240,3 +241,26 @@ def test_without_an_older_checkpoint_the_run_has_to_start_anew(tmp_path):
     change_manifest(path, step=1)
     with pytest.raises(CheckpointError, match=r"; start the run anew$"):
         find(tmp_path)
+
+
+def test_a_part_gets_the_name_of_its_stage_and_what_a_lost_writer_left_goes(tmp_path) -> None:
+    folder = partial_directory(tmp_path, 7)
+    for name in ("stage-0.aaaa", "stage-0.bbbb", "stage-1.cccc"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "tensors").write_text(name)
+    parts = [
+        Part(name, (stage,), {"tensors": file_digest(folder / name / "tensors")}, {})
+        for stage, name in enumerate(("stage-0.bbbb", "stage-1.cccc"))
+    ]
+    sealed = seal(tmp_path, 7, parts, seed=0, microbatches=4)
+    assert sorted(path.name for path in sealed.iterdir() if path.is_dir()) == ["stage-0", "stage-1"]
+    checkpoint = load_manifest(sealed)
+    assert (verify(checkpoint, checkpoint.parts[0]) / "tensors").read_text() == "stage-0.bbbb"
+
+
+def test_parts_that_will_never_be_whole_go_when_a_later_checkpoint_is_sealed(tmp_path) -> None:
+    for step in (3, 5, 8):
+        partial_directory(tmp_path, step).mkdir(parents=True)
+    clear_abandoned(tmp_path, 5)
+    left = sorted(path.name for path in partial_directory(tmp_path, 5).parent.iterdir())
+    assert left == ["step-00000005.partial", "step-00000008.partial"]

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +22,7 @@ from holdfast.protocol.spec import REJOIN_VARIABLE, SPEC_VARIABLE, WorkerSpec, w
 _PORT = re.compile("[0-9]{1,5}")
 _CONNECT_LIMIT_S = 5.0
 _ANSWER_LIMIT_S = 30.0
+_NUM_TRIES, _PAUSE_S = 10, 0.5
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -51,13 +53,24 @@ def run(args: argparse.Namespace) -> int:
     job = Path(args.job).resolve() if args.job else None
     if job is not None and not job.is_file():
         raise ConfigError(f"--job {args.job}: no such job file")
-    try:
+    if os.environ.get(REJOIN_VARIABLE):
+        again = _ask_again(host, int(port), args.name)
+        if again is None:
+            return 1  # nobody has asked for it by hand, so nobody wants to hear why
+        granted = again
+    else:
         granted = _ask(host, int(port), args.name, _sha256(job) if job else "")
-    except HoldfastError:
-        if os.environ.pop(REJOIN_VARIABLE, ""):  # nobody asked for it by hand
-            return 1
-        raise
     _become_worker(host, int(port), granted, job or Path(granted.job))
+
+
+def _ask_again(host: str, port: int, name: str) -> messages.JoinGranted | None:
+    """After a hang: the run may be busy with something else for a while."""
+    for _ in range(_NUM_TRIES):
+        try:
+            return _ask(host, port, name, "")
+        except HoldfastError:
+            time.sleep(_PAUSE_S)
+    return None
 
 
 def _ask(host: str, port: int, name: str, job_sha256: str) -> messages.JoinGranted:
@@ -147,7 +160,7 @@ def _work(text: str) -> int:
     from holdfast.runtime import warm, worker  # torch: a second that only this process pays
 
     warm.prepare(config)
-    return worker.run_process(spec)
+    return worker.run_process(spec, by_hand=not os.environ.get(REJOIN_VARIABLE))
 
 
 def _sha256(path: Path) -> str:

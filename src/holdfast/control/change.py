@@ -48,6 +48,8 @@ class Changes:
         self.current = change = Change(at_s, at_s)
         change.add(wish.cause, *wish.entering, *wish.about)
         change.entering |= set(wish.entering)
+        for worker in wish.entering:
+            self._joining.enters(worker)
         change.better = wish.better
         if wish.leaving is not None:
             change.leaving = dict([wish.leaving])
@@ -193,7 +195,7 @@ class Changes:
                 entered[worker] = change.tells[worker].reduced
                 effects.append(self._joining.entered(worker, rest.first_step, at_s))
             else:
-                effects.append(self._joining.postpone(worker, at_s))
+                effects += self._joining.postpone(worker, at_s)
         for worker, joiner in change.leaving.items():
             if worker in stages:
                 continue

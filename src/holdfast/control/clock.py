@@ -11,7 +11,8 @@ _NUM_KEPT = 50  # the newest steps count
 _BEATS = 10  # heartbeats in the time of the limit: one that is late or two harm nobody
 _ANSWERS = 10  # a worker may be in a long operation when it is told to stop
 _LEAST_WAIT_S = 60.0
-INTERRUPT_LIMIT_S = 30.0
+_LEAST_INTERRUPT_S = 30.0
+_STEPS_TO_END = 3  # those that are running, and time to save
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Clock:
     configured: bool
     measured: bool
     start_limit_s: float
+    step_s: float = 0.0  # median; 0: not measured
 
     @classmethod
     def of(cls, configured_s: float, start_limit_s: float, steps_s: Sequence[float]) -> "Clock":
@@ -30,7 +32,8 @@ class Clock:
         silence_s = configured_s or _FIRST_S
         if measured and not configured_s:
             silence_s = min(max(2 * median(steps_s[-_NUM_KEPT:]), _LEAST_S), _MOST_S)
-        return cls(silence_s, configured_s > 0, measured, start_limit_s)
+        step_s = median(steps_s[-_NUM_KEPT:]) if steps_s else 0.0
+        return cls(silence_s, configured_s > 0, measured, start_limit_s, step_s)
 
     @property
     def beat_s(self) -> float:
@@ -41,6 +44,11 @@ class Clock:
     def answer_s(self) -> float:
         """A member that lives but does not stop for so long is lost."""
         return _ANSWERS * self.silence_s
+
+    @property
+    def interrupt_s(self) -> float:
+        """Time to end the running steps and to save, before a run that is to end is just ended."""
+        return max(_LEAST_INTERRUPT_S, _STEPS_TO_END * self.step_s)
 
     @property
     def wait_s(self) -> float:

@@ -4,6 +4,7 @@ Passes each message on to the part that knows what it means, and decides, whenev
 is under way, which change comes next.
 """
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control import membership as m
 from holdfast.control.change import Changes
-from holdfast.control.clock import INTERRUPT_LIMIT_S
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.joining import Joiner, Joining
 from holdfast.control.losses import Losses, Work
@@ -59,6 +59,7 @@ class Coordinator:
         )
         self._losses, self._work = losses, work
         self._moves_due = False
+        self._moved_from: dict[WorkerId, int] = {}  # asked once: who could not leave stays
         self._mover: tuple[WorkerId, Joiner, Steady] | None = None  # and the plan that spares it
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             messages.Hello: self._on_hello,
@@ -163,6 +164,9 @@ class Coordinator:
             effects += self._next(at_s)
         except HoldfastError as why:
             effects += self.fail(why, at_s)
+        except Exception as why:  # a mistake of ours must not leave workers behind
+            broken = HoldfastError(f"the coordinator failed: {why!r}. {self.run.advice}")
+            effects += self.fail(broken, at_s, traceback.format_exc())
         return effects
 
     def _stop_all(self, reason: str, at_s: float) -> list[Effect]:
@@ -241,7 +245,7 @@ class Coordinator:
             self._starting.tick(at_s)
             return []
         since_s = self.run.interrupted_s
-        if since_s is not None and at_s - since_s > INTERRUPT_LIMIT_S:
+        if since_s is not None and at_s - since_s > self.run.clock.interrupt_s:
             raise self._interrupted()
         gone = [*self._notices.tick(at_s), *self._changes.tick(at_s), *self._losses.show(at_s)]
         return [*gone, *self._try_better(at_s)]
@@ -293,14 +297,14 @@ class Coordinator:
         if not self._moves_due or self._joining.under_way:
             return []
         self._moves_due = False
-        if self.run.stages == self.run.first_stages:
+        if self.run.stages in (self.run.first_stages, self._moved_from):
             return []
         moves, reason = self._plans.moves(self.reports.steps_left)
         for move in moves:
             if move.from_stage is not None and len(self.run.holders(move.from_stage)) > 1:
                 idle = self._plans.without(move.worker)
                 joiner = Joiner(move.to_stage, move.from_stage, reason)
-                self._mover = (move.worker, joiner, idle)
+                self._mover, self._moved_from = (move.worker, joiner, idle), dict(self.run.stages)
                 return self._changes.begin(Wish("move", better=idle, about=(move.worker,)), at_s)
         return []
 

@@ -33,6 +33,7 @@ class Joiner:
     version: int | None = None  # that it has; None: nothing yet
     took_s: float = 0.0  # for the first whole copy
     num_bytes: int = 0  # of it
+    entering: bool = False  # a change is to make it a member: it is told nothing else meanwhile
     retry_s: float = _FIRST_RETRY_S
     not_before_s: float = 0.0
 
@@ -171,6 +172,9 @@ class Joining:
                 effects += self._copy(worker, joiner, at_s)
         return effects
 
+    def enters(self, worker: WorkerId) -> None:
+        self.joiners[worker].entering = True
+
     def complains(self, worker: WorkerId, about: WorkerId, at_s: float) -> list[Effect]:
         """The copy broke off: from somebody else, if there is somebody. It ends no member."""
         joiner = self.joiners.get(worker)
@@ -178,11 +182,16 @@ class Joining:
             return []
         return self._copy(worker, joiner, at_s)
 
+    def starves(self, worker: WorkerId, at_s: float) -> list[Effect]:
+        """Its source sends nothing: it begins anew."""
+        joiner = self.joiners.get(worker)
+        return [] if joiner is None else self._copy(worker, joiner, at_s)
+
     def _copy(self, worker: WorkerId, joiner: Joiner, at_s: float) -> list[Effect]:
         busy = [other.source for other in self.joiners.values()]
         holders = self._run.holders(joiner.stage)
-        if not holders:
-            return []  # the stage is lost: all go back
+        if not holders or joiner.entering:
+            return []  # the stage is lost and all go back, or it will be asked for what it has
         # It may wait for somebody who will send nothing any more.
         halt = [] if joiner.source is None else [self._halt(worker)]
         self._run.membership.handle(m.Copies(worker, at_s))
@@ -205,6 +214,8 @@ class Joining:
         joiner = self.joiners.get(worker)
         if joiner is None or self._run.membership.phase(worker) is not m.Phase.COPYING:
             return  # it was told to do something else meanwhile
+        if copied.source != str(joiner.source):
+            return  # it works off what a former source had sent
         self._run.membership.handle(m.Copied(worker, at_s))
         if joiner.version is None:
             joiner.took_s = at_s - joiner.asked_s
@@ -226,12 +237,14 @@ class Joining:
     def _step_of(self, stage: int) -> int:
         return max((self._work.step_of(w) for w in self._run.holders(stage)), default=0)
 
-    def postpone(self, worker: WorkerId, at_s: float) -> Effect:
+    def postpone(self, worker: WorkerId, at_s: float) -> list[Effect]:
         """It was too far behind after all: it follows on, and is asked less often."""
         joiner = self.joiners[worker]
+        joiner.entering = False
         joiner.not_before_s = at_s + joiner.retry_s
         joiner.retry_s *= 2
-        return self.follow(worker)
+        goes_on = joiner.source in self._run.holders(joiner.stage)  # else it is given another
+        return [self.follow(worker)] if goes_on else []
 
     def entered(self, worker: WorkerId, step: int, at_s: float) -> Effect:
         joiner = self.joiners.pop(worker)

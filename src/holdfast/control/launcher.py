@@ -27,8 +27,10 @@ from holdfast.observability import events
 from holdfast.observability.summary import SUMMARY_FILE, Summary, summarize, write_summary
 from holdfast.observability.view import View
 from holdfast.protocol.messages import StartWorkers
+from holdfast.protocol.spec import worker_environment
 from holdfast.recovery.manifest import (
     Checkpoint,
+    clear_abandoned,
     clear_leftovers,
     file_digest,
     has_checkpoint,
@@ -65,18 +67,7 @@ class AgentProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, host: str, port: int, token: str, order: StartWorkers) -> None:
-        threads = str(self._config.workers.compute_threads)
-        environment = os.environ | {
-            TOKEN_VARIABLE: token,
-            "OMP_NUM_THREADS": threads,
-            # Threads that spin while they wait take the cores from the other workers.
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "MKL_NUM_THREADS": threads,
-            # Freed tensors stay with the process: page faults cost up to 10 % otherwise.
-            "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-            "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
-            "MALLOC_TOP_PAD_": str(16 << 20),
-        }
+        environment = worker_environment(self._config) | {TOKEN_VARIABLE: token}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "holdfast", "agent", "--connect", f"{host}:{port}"],
             env=environment,
@@ -170,6 +161,7 @@ class _Recorder:
                 microbatches=self.config.parallel.microbatches,
             )
             trim(self.run_dir, self.config.checkpoint.keep)
+            clear_abandoned(self.run_dir, effect.step)
         except OSError as why:
             raise HoldfastError(
                 f"the checkpoint of step {effect.step} in {self.run_dir} cannot be written: {why}"

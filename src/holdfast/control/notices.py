@@ -12,6 +12,7 @@ from holdfast.control.losses import Loss, Losses, Work
 from holdfast.control.reports import Reports
 from holdfast.control.run import BEFORE_TRAINING, Run
 from holdfast.control.starting import Starting
+from holdfast.control.wish import Wish
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -49,6 +50,7 @@ class Notices:
         self._pids: dict[WorkerId, int] = {}
         self._gone_pids: set[int] = set()
         self._complained: set[str] = set()
+        self._stuck_in = -1  # step in which a wait has run out
 
     def hear(self, message: messages.Message, at_s: float) -> bool:
         """Whether the message counts: those of the gone do not."""
@@ -101,7 +103,24 @@ class Notices:
     def on_peer_gone(self, gone: messages.PeerGone, at_s: float) -> list[Effect]:
         if gone.epoch != self._run.epoch and parse_worker(gone.worker) in self._run.stages:
             return []  # everyone was told to stop since
+        if not gone.lost:
+            return self._stuck(gone.worker, at_s)
         return self._complaint(gone.worker, gone.lost, at_s)
+
+    def _stuck(self, by: str, at_s: float) -> list[Effect]:
+        """Nobody is gone, yet nothing comes: all stop, and whoever does not is the one."""
+        worker = parse_worker(by)
+        if worker not in self._run.stages:
+            return self._joining.starves(worker, at_s)
+        if self._changes.current is not None:
+            return []
+        if self._stuck_in == self._reports.next_step:
+            raise HoldfastError(
+                f"worker {by} waited in vain for {self._run.clock.wait_s:g} s, and again after all "
+                f"had been stopped and started. {self._run.advice}"
+            )
+        self._stuck_in = self._reports.next_step
+        return self._changes.begin(Wish("stuck"), at_s)
 
     def on_failed(self, message: messages.Failed, at_s: float) -> list[Effect]:
         """It ends because of another worker, or it is a joiner, whose end harms nobody."""

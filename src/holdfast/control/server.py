@@ -292,7 +292,9 @@ class Server:
                 self._lose(connection, why)
 
     def _drop(self, connection: Connection) -> str:
-        name = self._names.pop(connection, "")
+        if connection not in self._names:
+            return ""  # a send that failed has done it
+        name = self._names.pop(connection)
         self._strangers.pop(connection, None)
         self._sockets.pop(connection, None)
         self._selector.unregister(connection)

@@ -128,11 +128,11 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerGone:
-    """worker -> coordinator: the connection to another worker broke."""
+    """worker -> coordinator: the connection to another worker broke, or a wait ran out."""
 
     worker: str
     epoch: int
-    lost: str
+    lost: str  # empty: somebody is stuck, but it is not known who
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +212,7 @@ class Copied:
     """joiner -> coordinator: it has the state of this version, made by an update of its own."""
 
     worker: str
+    source: str  # whom it has copied it from
     version: int
     num_bytes: int  # of the state that was copied
 

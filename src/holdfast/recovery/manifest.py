@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,9 @@ def partial_directory(run_dir: str | Path, step: int) -> Path:
 def seal(
     run_dir: str | Path, step: int, parts: Sequence[Part], *, seed: int, microbatches: int
 ) -> Path:
-    """Turn the parts on disk into a checkpoint, by one rename."""
+    """Turn the parts on disk, in the order of the stages, into a checkpoint, by one rename."""
     partial = partial_directory(run_dir, step)
+    parts = _named_by_stage(partial, parts)
     values = {
         "format": FORMAT,
         "step": step,
@@ -86,6 +87,26 @@ def seal(
     partial.rename(final)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
+
+
+def _named_by_stage(partial: Path, parts: Sequence[Part]) -> list[Part]:
+    """Each part in its folder, and no folder of a writer that was given up."""
+    named = [replace(part, directory=f"stage-{stage}") for stage, part in enumerate(parts)]
+    for part, new in zip(parts, named, strict=True):
+        if part.directory != new.directory:
+            (partial / part.directory).rename(partial / new.directory)
+    wanted = {part.directory for part in named}
+    for folder in [path for path in partial.iterdir() if path.is_dir()]:
+        if folder.name not in wanted:
+            shutil.rmtree(folder, ignore_errors=True)
+    return named
+
+
+def clear_abandoned(run_dir: str | Path, step: int) -> None:
+    """Remove parts of checkpoints before ``step`` that will never be whole: a writer died."""
+    for partial in (Path(run_dir) / _FOLDER).glob("step-*.partial"):
+        if partial < partial_directory(run_dir, step):
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def clear_leftovers(run_dir: str | Path) -> None:

@@ -34,7 +34,7 @@ class Giver:
         self._transport = transport
         self._form = form
         self._lock = threading.Lock()
-        self._asked: set[WorkerId] = set()
+        self._asked: dict[WorkerId, Callable[[], None]] = {}
         self._feeds: dict[WorkerId, _Feed] = {}
 
     @property
@@ -47,16 +47,16 @@ class Giver:
     def is_asked(self) -> bool:
         return bool(self._asked)
 
-    def ask(self, joiner: WorkerId) -> None:
-        """Whoever asks again begins anew."""
+    def ask(self, joiner: WorkerId, connect: Callable[[], None] = lambda: None) -> None:
+        """Whoever asks again begins anew. ``connect`` is called when its copy begins."""
         self.forget({joiner})
         with self._lock:
-            self._asked.add(joiner)
+            self._asked[joiner] = connect
 
     def forget(self, joiners: Collection[WorkerId]) -> None:
         """They are members now, or gone."""
         with self._lock:
-            self._asked -= set(joiners)
+            self._asked = {j: connect for j, connect in self._asked.items() if j not in joiners}
             gone = [self._feeds.pop(joiner) for joiner in joiners if joiner in self._feeds]
         for feed in gone:
             feed.end()
@@ -71,7 +71,8 @@ class Giver:
     def send_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """To all who have asked. ``tensors`` are copies that nobody changes."""
         with self._lock:
-            for joiner in sorted(self._asked):
+            for joiner, connect in sorted(self._asked.items()):
+                connect()
                 self._feeds[joiner] = _Feed(self._transport, self._form, joiner, version, tensors)
                 self._feeds[joiner].start()
             self._asked.clear()

@@ -7,7 +7,6 @@ halt. Decides nothing itself.
 import queue
 import threading
 from collections.abc import Callable
-from typing import TypeVar
 
 from holdfast.errors import EpochPast, HoldfastError, PeerLost
 from holdfast.protocol import messages
@@ -15,7 +14,6 @@ from holdfast.protocol.connection import Connection
 from holdfast.transport.base import Transport
 
 _JOIN_LIMIT_S = 10.0
-_Message = TypeVar("_Message")
 
 
 class Stopped(Exception):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,7 +18,8 @@ class StageSaver:
 
     def __init__(self, run_dir: Path, stage: int, limit_s: float) -> None:
         self._run_dir = run_dir
-        self._name = f"stage-{stage}"
+        # Of its own: a writer that was given up may still be busy. It gets its name when sealed.
+        self._name = f"stage-{stage}.{uuid.uuid4().hex[:8]}"
         self._limit_s = limit_s
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None

@@ -39,6 +39,8 @@ from holdfast.schedule.running import RunningStep, running_from_message
 from holdfast.schedule.schedule import loads
 from holdfast.transport.base import Channel, Tag, Transport
 
+_NOWHERE = -2  # far behind every stage
+
 
 class StageTraining:
     def __init__(
@@ -96,6 +98,7 @@ class StageTraining:
         self.giver = Giver(transport, form)
         self._arrivals: Arrivals | None = None
         self._has_state, self._copied_bytes = False, 0
+        self._is_fresh = False  # a joiner that has not followed a step by itself yet
         self._saver = StageSaver(Path(assign.run_dir), assign.stage, self._wait_s)
         if assign.checkpoint:
             self._state.load_checkpoint(Path(assign.checkpoint))
@@ -156,13 +159,15 @@ class StageTraining:
         self._epoch = Epoch(
             self._me, self._number, stages, self._transport, self._parts, self._wait_s
         )
+        known = {int(step): Verdict(*values) for step, values in proceed.verdicts.items()}
+        self._commit.verdicts = {**known, **self._commit.verdicts}
         exchange = VerdictExchange(
             self._me,
             self._number,
             self._epoch.holders,
             self._transport,
             self._clip_norm,
-            {int(step): Verdict(*values) for step, values in proceed.verdicts.items()},
+            known,
         )
         self._commit.enter(exchange, self._transport, self._wait_s)
         self._saver.others = proceed.saved.get(str(self._number), 0)
@@ -176,7 +181,7 @@ class StageTraining:
         return messages.Tell(
             worker=str(self._me),
             epoch=epoch,
-            reduced=commit.reduced,
+            reduced=_NOWHERE if self._is_fresh else commit.reduced,
             oldest=commit.oldest,
             attempt=ledger.attempt if is_begun else 0,
             progress={str(m): int(p) for m, p in ledger.progress.items()} if is_begun else {},
@@ -218,6 +223,7 @@ class StageTraining:
 
     def _keep_up_with(self, arrivals: Arrivals) -> None:
         if not self._has_state:
+            self._is_fresh = True
             state = receive_state(
                 arrivals, self._wait_s, lambda version: self._injector.reach(version, "copy")
             )
@@ -231,8 +237,12 @@ class StageTraining:
             self._state.begin_step()
             self._state.choose_exponents(result.reduced.maxima)
             self._commit.follow(result, verdict)
+            self._is_fresh = False
             copied = messages.Copied(
-                worker=str(self._me), version=self._commit.reduced, num_bytes=self._copied_bytes
+                worker=str(self._me),
+                source=str(arrivals.source),
+                version=self._commit.reduced,
+                num_bytes=self._copied_bytes,
             )
             self._tell(copied)
 

@@ -20,7 +20,14 @@ import torch
 
 from holdfast.cluster import parse_worker
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError, EpochPast, HoldfastError, PeerLost, TransportClosed
+from holdfast.errors import (
+    ConfigError,
+    EpochPast,
+    HoldfastError,
+    PeerLost,
+    TransportClosed,
+    WaitTimeout,
+)
 from holdfast.faults.fault import parse_fault
 from holdfast.job import Batches, Job, load_job
 from holdfast.models.emulated import emulated_job
@@ -35,6 +42,7 @@ from holdfast.runtime.training import StageTraining
 from holdfast.transport.base import Limits, Transport
 from holdfast.transport.tcp import TcpTransport
 
+_KILLED = 137  # as a shell tells of SIGKILL
 CUT_OFF = 75  # exit code of a worker that the launcher does not talk to any more
 _CONNECT_LIMIT_S = 10.0
 _FLUSH_LIMIT_S = 10.0
@@ -99,13 +107,16 @@ class Worker:
                     raise HoldfastError(f"cannot obey {type(message).__name__}")
         except EpochPast:
             return  # a Halt is in the inbox, or about to be
+        except WaitTimeout:
+            # Somebody is stuck, and not necessarily the one that was waited for.
+            self._link.send(self._gone(""))
         except PeerLost as why:
             if not why.worker:
                 raise
-            gone = messages.PeerGone(
-                worker=str(self._spec.worker), epoch=self._epoch, lost=why.worker
-            )
-            self._link.send(gone)
+            self._link.send(self._gone(why.worker))
+
+    def _gone(self, lost: str) -> messages.PeerGone:
+        return messages.PeerGone(worker=str(self._spec.worker), epoch=self._epoch, lost=lost)
 
     @property
     def _built(self) -> StageTraining:
@@ -194,9 +205,8 @@ class Worker:
 
     def share(self, order: messages.ShareState) -> None:
         """From the control thread: the joiner is fed at the next settled step."""
-        joiner = parse_worker(order.to)
-        self._connect({order.to: [order.host, order.port]})
-        self._built.giver.ask(joiner)
+        address = {order.to: [order.host, order.port]}
+        self._built.giver.ask(parse_worker(order.to), lambda: self._connect(address))
 
     def _proceed(self, proceed: messages.Proceed) -> None:
         training = self._built
@@ -219,9 +229,12 @@ class Worker:
             )
 
 
-def run_process(spec: WorkerSpec) -> int:
-    """Everything of a worker process; returns its exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
+    """Everything of a worker process; returns its exit code.
+
+    Ctrl-C is the launcher's to handle, unless this worker was started ``by_hand``.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL if by_hand else signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prepare_torch(spec.config)
     limits = transport_limits(spec.config)
@@ -259,7 +272,7 @@ def run_worker(
     except (Stopped, TransportClosed):
         return CUT_OFF if link.is_cut_off else 0
     except Killed:
-        return 137
+        return _KILLED
     except Exception as why:
         if isinstance(why, PeerLost) and not why.worker:
             return CUT_OFF  # a send found out before the reading thread did
@@ -267,6 +280,8 @@ def run_worker(
     finally:
         transport.close()
         link.close()
+        if worker.training is not None:
+            worker.training.close()
     return 0
 
 
