@@ -128,10 +128,11 @@ def num_void_in_the_end(story: Story, victim: str, who_of: Mapping[Key, list[str
 
 
 def assert_events_tell_what_ran(story: Story, victim: str) -> None:
-    """The operations of survivors in the events are those that were counted."""
-    for worker in story.layout.workers:
-        if worker == victim:
-            continue
+    """The operations of survivors in the events are those that were counted.
+
+    A worker that changes sides does not report the step that it leaves.
+    """
+    for worker in set(story.layout.workers) - {victim, *movers(story)}:
         told = sorted(
             (event.step, text)
             for event in story.outcome.events

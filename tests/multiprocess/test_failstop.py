@@ -84,7 +84,6 @@ def assert_recovered(run, dead):
     for one in deaths:
         notice_s, plan_s, resume_s = (one[f"seconds_to_{what}"] for what in WAYS)
         assert 0 <= notice_s <= plan_s <= resume_s, one
-        assert one["operations"] >= one["redone"] >= 0
     assert_nobody_was_started_again(run)
 
 
