@@ -85,7 +85,9 @@ class Launcher:
         """Process ids by worker."""
         assert isinstance(self.hear(), AgentHello)
         config = RunConfig().to_dict() | {"train": {"steps": 12}}
-        self.connection.send(StartWorkers(workers=list(workers), job="job.py", config=config))
+        self.connection.send(
+            StartWorkers(workers=list(workers), job="job.py", job_sha256="sha", config=config)
+        )
         return {worker: self._hear_start(worker) for worker in workers}
 
     def _hear_start(self, worker: str) -> int:
@@ -196,7 +198,9 @@ def test_workers_end_with_an_agent_that_is_killed(launcher):
 def test_workers_may_be_ordered_later_and_nothing_is_prepared_twice(launcher):
     launcher.start(STUBBORN)
     config = RunConfig().to_dict() | {"train": {"steps": 12}}
-    launcher.connection.send(StartWorkers(workers=[BADLY], job="job.py", config=config))
+    launcher.connection.send(
+        StartWorkers(workers=[BADLY], job="job.py", job_sha256="sha", config=config)
+    )
     started, ended = launcher.hear(), launcher.hear()
     assert isinstance(started, WorkerStarted)
     assert ended == WorkerExited(worker=BADLY, pid=started.pid, how="exit code 3")
@@ -208,7 +212,9 @@ def test_workers_may_be_ordered_later_and_nothing_is_prepared_twice(launcher):
 def test_a_name_may_be_started_again_while_its_first_process_hangs(launcher):
     pids = launcher.start(STUBBORN)
     config = RunConfig().to_dict() | {"train": {"steps": 12}}
-    launcher.connection.send(StartWorkers(workers=[STUBBORN], job="job.py", config=config))
+    launcher.connection.send(
+        StartWorkers(workers=[STUBBORN], job="job.py", job_sha256="sha", config=config)
+    )
     second = launcher.hear()
     assert second.pid != pids[STUBBORN]
     launcher.connection.send(Stop(reason="done"))

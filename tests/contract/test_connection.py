@@ -15,7 +15,9 @@ MESSAGES: list[Message] = [
     Ready(worker="0.1"),
     Stop(reason="läufe/ä"),
     Halt(epoch=3),
-    StartWorkers(workers=["0.0"], job="j" * 200_000, config={"a": {"b": [1, 2.5, None]}}),
+    StartWorkers(
+        workers=["0.0"], job="j" * 200_000, job_sha256="", config={"a": {"b": [1, 2.5, None]}}
+    ),
     Stop(reason=""),
 ]
 

@@ -29,7 +29,7 @@ from holdfast.protocol.codec import MAX_MESSAGE_BYTES, encode
 from holdfast.protocol.connection import Connection, connect
 
 TOKEN = "right"
-ORDER = messages.StartWorkers(workers=["0.0"], job="job.py", config={})
+ORDER = messages.StartWorkers(workers=["0.0"], job="job.py", job_sha256="sha", config={})
 
 
 FINISHED = messages.Finished(
@@ -74,7 +74,6 @@ class Run:
             self.coordinator,
             self.effects.append,
             ORDER,
-            job_sha256="sha",
             start_more=self.started.append,
         )
         self.serving = Background(self.server.run, start_limit_s)

@@ -13,6 +13,7 @@ from holdfast.job import Batches, load_job
 from holdfast.observability.events import StepFinished, StepTakenBack
 from holdfast.runtime.seeding import seed_layer
 
+pytestmark = pytest.mark.timeout(300)
 # Together: every layout, every schedule, both modes, with and without activation checkpointing.
 IN_THREADS = [
     ("2x1", ["schedule.name=gpipe", "optimizer.mode=global"]),
@@ -66,12 +67,12 @@ tell, apply_on_trust = VerdictExchange.tell, StageCommit.apply_on_trust
 wait_any = TcpTransport.wait_any
 
 
-def held(self, step, attempt, nonfinite, squares):
+def held(self, step, *what):
     deadline_s = time.monotonic() + 30
-    while step == 0 and self._me.stage == 3 and not LET_GO.exists():
+    while step == 0 and self._stage == 3 and not LET_GO.exists():
         assert time.monotonic() < deadline_s, "no stage went on without the verdict"
         time.sleep(0.001)
-    return tell(self, step, attempt, nonfinite, squares)
+    return tell(self, step, *what)
 
 
 def noted_trust(self):

@@ -16,7 +16,7 @@ from helpers.chaos import PHASES, SEED
 from helpers.live import LiveRun, assert_nothing_left, is_running, paced, wait_until
 from holdfast.observability.events import WorkerJoined, WorkerLost, WorkerReady
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 STEPS, MICROBATCHES = 6, 6
 PACED_STEPS = 60  # at their slow pace they take longer than any test
 EVERY_2 = runs.settings("checkpoint.every_steps=2")
@@ -162,7 +162,7 @@ def test_too_few_workers_for_all_stages_end_the_run_which_can_be_resumed(tmp_pat
     assert run.summary["outcome"] == f"failed: {line.removeprefix('holdfast: ')}"
     assert_nothing_left(run)
     job, words = tmp_path / "mixed.py", [*runs.layout("2x2"), "--resume", str(run.run_dir)]
-    resumed = runs.finished(runs.processes(job, run.run_dir, *words, **NUMBERS))
+    resumed = runs.finished(runs.threads(job, run.run_dir, *words, **NUMBERS))
     assert resumed.summary["first_step"] > 0
     runs.assert_same_result(resumed, undisturbed)
 

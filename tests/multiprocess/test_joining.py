@@ -12,6 +12,7 @@ from helpers.live import LiveRun, assert_nothing_left, paced
 from holdfast.cli import worker as worker_command
 from holdfast.observability.events import FaultFired, JoinFailed, WorkerJoined, WorkerLost
 
+pytestmark = pytest.mark.timeout(300)
 STEPS, MICROBATCHES = 60, 6
 LONG = ["--steps", "100000", *runs.settings("device.emulate=F=20ms,B=20ms,W=20ms")]
 

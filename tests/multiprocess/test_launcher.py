@@ -10,7 +10,7 @@ from helpers import jobs, runs
 from helpers.live import LiveRun, is_running, paced, processes_of, wait_until
 from holdfast.observability.events import CheckpointSaved, StepFinished, WorkerJoined, WorkerLost
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 STEPS, MICROBATCHES = 40, 6
 END_LIMIT_S = 10.0  # the promise
 INTERRUPT_LIMIT_S = 60.0  # of which 30 s are the run's own, to end its step and save

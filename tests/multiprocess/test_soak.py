@@ -20,7 +20,7 @@ from holdfast.observability.events import StepFinished, WorkerJoined, WorkerLost
 SOAK_S = float(os.environ.get("HOLDFAST_SOAK", "25"))
 IS_LONG = SOAK_S > 60
 PAUSE_S = (5, 15) if IS_LONG else (1, 3)  # the rest of a round is the join itself
-STEPS = int(4 * SOAK_S) + 80  # more than the soak takes, at a slow pace
+STEPS = int(3 * SOAK_S) + 80  # more than the soak takes, at a slow pace
 MICROBATCHES = 6
 SURVIVOR = "0.0"  # is never killed
 NUM_ROUNDS_TO_WARM_UP = 2

@@ -438,3 +438,17 @@ def test_a_run_that_is_stuck_twice_in_one_step_ends_with_a_reason() -> None:
         world.pump()
     assert world.run.phase is RunPhase.FAILED
     assert "waited in vain" in str(world.run.failure)
+
+
+def test_a_wait_that_runs_out_before_all_have_taken_up_work_again_counts_too() -> None:
+    world = World(3).start()
+    world.step(4)
+    world.die("2.1")
+    world.pump()
+    world.step()
+    world.die("2.0")
+    for name in ("0.0", "0.1", "1.0", "1.1"):
+        world.tell(name)
+    assert not world.run.run.over
+    stuck = messages.PeerGone(worker="0.1", epoch=world.run.run.epoch, lost="")
+    assert set(sent(world.handle(stuck), messages.Halt)) == {"0.0", "0.1", "1.0", "1.1"}

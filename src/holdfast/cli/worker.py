@@ -17,7 +17,13 @@ from holdfast.config import config_from
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.protocol import messages
 from holdfast.protocol.connection import connect
-from holdfast.protocol.spec import REJOIN_VARIABLE, SPEC_VARIABLE, WorkerSpec, worker_environment
+from holdfast.protocol.spec import (
+    BY_HAND_VARIABLE,
+    REJOIN_VARIABLE,
+    SPEC_VARIABLE,
+    WorkerSpec,
+    worker_environment,
+)
 
 _PORT = re.compile("[0-9]{1,5}")
 _CONNECT_LIMIT_S = 5.0
@@ -50,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     host, _, port = args.join.rpartition(":")
     if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
         raise ConfigError(f"--join {args.join}: expected HOST:PORT, such as 127.0.0.1:40123")
+    if args.name:
+        _check_name(args.name)
     job = Path(args.job).resolve() if args.job else None
     if job is not None and not job.is_file():
         raise ConfigError(f"--job {args.job}: no such job file")
@@ -61,6 +69,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         granted = _ask(host, int(port), args.name, _sha256(job) if job else "")
     _become_worker(host, int(port), granted, job or Path(granted.job))
+
+
+def _check_name(name: str) -> None:
+    try:
+        parse_worker(name)
+    except ValueError as why:
+        raise ConfigError(f"--as {name}: {why}") from why
 
 
 def _ask_again(host: str, port: int, name: str) -> messages.JoinGranted | None:
@@ -119,11 +134,13 @@ def _become_worker(host: str, port: int, granted: messages.JoinGranted, job: Pat
         "port": port,
         "token": granted.token,
         "job": str(job),
+        "job_sha256": granted.job_sha256,
         "config": granted.config,
     }
     config = config_from(granted.config)
     environment = worker_environment(config) | {SPEC_VARIABLE: json.dumps(spec)}
     if not os.environ.get(REJOIN_VARIABLE):
+        environment[BY_HAND_VARIABLE] = "1"
         sys.stdout.write(f"joining as worker {granted.worker} (pid {os.getpid()})\n")
         sys.stdout.flush()
     words = [sys.executable, "-m", "holdfast", "worker", "--join", f"{host}:{port}"]
@@ -155,12 +172,17 @@ def _work(text: str) -> int:
         values["port"],
         values["token"],
         values["job"],
+        values["job_sha256"],
         config,
     )
     from holdfast.runtime import warm, worker  # torch: a second that only this process pays
 
     warm.prepare(config)
-    return worker.run_process(spec, by_hand=not os.environ.get(REJOIN_VARIABLE))
+    by_hand = bool(os.environ.get(BY_HAND_VARIABLE))
+    code = worker.run_process(spec, by_hand=by_hand)
+    if by_hand:
+        sys.stdout.write(f"worker {spec.worker}: the run is over, or has no place for it\n")
+    return code
 
 
 def _sha256(path: Path) -> str:

@@ -30,7 +30,6 @@ from holdfast.protocol.spec import WorkerSpec
 
 STOP_GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +89,18 @@ class Agent:
                     self._prepare(config)
                     self._prepared = config
                 for worker in message.workers:
-                    self._start(worker, message.job, config)
+                    self._start(worker, message, config)
             case Stop():
                 return True
             case _:
                 sys.stderr.write(f"holdfast agent: ignored {type(message).__name__}\n")
         return False
 
-    def _start(self, worker: str, job: str, config: RunConfig) -> None:
+    def _start(self, worker: str, order: StartWorkers, config: RunConfig) -> None:
         host, port = self._launcher
-        spec = WorkerSpec(parse_worker(worker), host, port, self._token, job, config)
+        spec = WorkerSpec(
+            parse_worker(worker), host, port, self._token, order.job, order.job_sha256, config
+        )
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -114,7 +115,6 @@ class Agent:
         try:
             libc = ctypes.CDLL(None)
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            libc.prctl(_PR_SET_NAME, f"holdfast {spec.worker}".encode())
             if os.getppid() == parent:  # else the agent died before the line above took effect
                 # The descriptors only: shutting the shared connection down would end the agent's.
                 os.close(self._connection.fileno())

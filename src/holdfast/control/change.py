@@ -56,6 +56,12 @@ class Changes:
             change.add(wish.cause, wish.leaving[0])
         return self._halt(at_s)
 
+    def again(self, at_s: float) -> list[Effect]:
+        """All were told to go, but nothing comes: once more from the start."""
+        assert self.current is not None
+        self.current.add("stuck")
+        return self._halt(at_s)
+
     def lost(self, worker: WorkerId, stage: int, fault_s: float, at_s: float) -> list[Effect]:
         """A member is gone. What was under way begins again without it."""
         change = self.current or Change(at_s, fault_s)
@@ -193,7 +199,7 @@ class Changes:
         for worker in sorted(change.entering):
             if worker in stages:
                 entered[worker] = change.tells[worker].reduced
-                effects.append(self._joining.entered(worker, rest.first_step, at_s))
+                effects.append(self._joining.entered(worker, _step_of(rest), at_s))
             else:
                 effects += self._joining.postpone(worker, at_s)
         for worker, joiner in change.leaving.items():
@@ -221,7 +227,7 @@ class Changes:
         self._work.adopt(run.epoch, rest.running, run.steady.schedule, progress)
         change.redone += len(rest.redone)
         change.operations = rest.num_operations
-        change.step = rest.running[0].step if rest.running else rest.first_step
+        change.step = _step_of(rest)
         self._clear(change, at_s)
 
     # --- everyone takes up work again ---
@@ -275,3 +281,8 @@ class Changes:
             period_s=run.steady.period_s,
             reason=run.steady.reason,
         )
+
+
+def _step_of(rest: "Rests") -> int:
+    """The step that a change falls into: the oldest that is running."""
+    return rest.running[0].step if rest.running else rest.first_step

@@ -20,6 +20,7 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 
 _FIRST_RETRY_S = 0.2
+_MOST_START_S = 60.0  # of one that is awaited alone: its place is free again after that
 
 
 @dataclass
@@ -74,7 +75,9 @@ class Joining:
         missing = self._run.membership.missing
         if not wish:
             if not missing:
-                raise ConfigError("nobody is missing: every worker of this run is alive")
+                coming = ", ".join(map(str, self._run.membership.all_in(m.Phase.STARTING)))
+                alive = f"{coming} is just being started" if coming else "every worker is alive"
+                raise ConfigError(f"nobody is missing: {alive}; try again when one is lost")
             return self._most_wanted(missing)
         try:
             worker = parse_worker(wish)
@@ -101,7 +104,7 @@ class Joining:
 
     def late(self, at_s: float) -> list[WorkerId]:
         """Those that were asked for, or given a stage, and never got so far as to copy."""
-        limit_s = self._run.config.workers.start_limit_s
+        limit_s = min(self._run.config.workers.start_limit_s, _MOST_START_S)
         waiting = self._run.membership.all_in(m.Phase.STARTING, m.Phase.BUILDING)
         return [w for w in waiting if at_s - self._invited_s.get(w, at_s) > limit_s]
 

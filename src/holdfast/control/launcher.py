@@ -200,6 +200,7 @@ def launch(
     order = StartWorkers(
         workers=[str(worker) for worker in coordinator.workers],
         job=str(job.resolve()),
+        job_sha256=file_digest(job),
         config=config.to_dict(),
     )
     token = secrets.token_hex(16)
@@ -209,7 +210,6 @@ def launch(
         coordinator,
         recorder.perform,
         order,
-        job_sha256=file_digest(job),
         start_more=lambda more: starter.start(host, port, token, more),
     )
     warm_up_planner()

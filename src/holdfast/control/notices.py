@@ -112,15 +112,20 @@ class Notices:
         worker = parse_worker(by)
         if worker not in self._run.stages:
             return self._joining.starves(worker, at_s)
-        if self._changes.current is not None:
-            return []
+        change = self._changes.current
+        if change is not None and change.stopping:
+            return []  # whoever does not stop will be found
         if self._stuck_in == self._reports.next_step:
             raise HoldfastError(
                 f"worker {by} waited in vain for {self._run.clock.wait_s:g} s, and again after all "
                 f"had been stopped and started. {self._run.advice}"
             )
         self._stuck_in = self._reports.next_step
-        return self._changes.begin(Wish("stuck"), at_s)
+        return (
+            self._changes.begin(Wish("stuck"), at_s)
+            if change is None
+            else self._changes.again(at_s)
+        )
 
     def on_failed(self, message: messages.Failed, at_s: float) -> list[Effect]:
         """It ends because of another worker, or it is a joiner, whose end harms nobody."""

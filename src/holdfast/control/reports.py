@@ -65,6 +65,8 @@ class Reports:
         """Steps that every live member has done. Asked again when one is lost."""
         effects: list[Effect] = []
         members = self._run.stages
+        if self._run.lost_stages:
+            return []  # all go back; what only the lost had heard of the step is run again
         while members and all(self._done.get(w, 0) > self.next_step for w in members):
             if self.next_step in self._steps:
                 effects.append(Emit(self._fold_step(at_s)))

@@ -79,9 +79,13 @@ class Returning:
         lost = ", ".join(map(str, self._run.lost_stages))
         nobody = f"nobody holds stage {lost} any more, and " if lost else ""
         live = f"{num_live} live {'worker' if num_live == 1 else 'workers'}"
+        num_stages = self._run.shape.stages
+        stages = f"{num_stages} {'stage' if num_stages == 1 else 'stages'}"
+        silent = any("silent" in self._losses.last[worker].cause for worker, _ in dead)
+        hint = "If they were only busy, raise workers.silence_limit_s. " if silent else ""
         return (
-            f"{'; '.join(who)}: {nobody}{live} cannot hold {self._run.shape.stages} stages; all "
-            f"workers were stopped. {self._run.advice}"
+            f"{'; '.join(who)}: {nobody}{live} cannot hold {stages}; all "
+            f"workers were stopped. {hint}{self._run.advice}"
         )
 
     def _assign(self, stages: Mapping[WorkerId, int], at_s: float) -> list[Effect]:

@@ -136,7 +136,10 @@ class Run:
     def advice(self) -> str:
         """How to go on after a run that was stopped."""
         if self.sealed is not None:
-            return f"Go on from the last checkpoint with --resume {self.setting.run_dir}"
+            return (
+                f"Go on from the last checkpoint with --resume {self.setting.run_dir} "
+                f"--microbatches {self.shape.microbatches} and your other settings"
+            )
         if self.setting.resume:
             return f"Go on from the same checkpoint with --resume {self.setting.resume.directory}"
         return "No checkpoint was written yet: start again (checkpoint.every_steps sets how often)"

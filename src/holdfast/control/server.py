@@ -3,6 +3,7 @@
 import os
 import selectors
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from holdfast.config import RunConfig
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Effect, Fence, Send, StartWorker
 from holdfast.control.peer import user_of_peer
+from holdfast.control.run import RunPhase
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
 from holdfast.protocol import messages
 from holdfast.protocol.codec import encode
@@ -22,6 +24,7 @@ STOP_LIMIT_S = 1.5  # with the agent's grace well below the 5 s in which a run m
 SEND_LIMIT_S = 0.5  # a worker that takes nothing for so long must not hold up the others
 HELLO_LIMIT_BYTES = 1 << 18  # a first message may carry a traceback
 HELLO_LIMIT_S = 30.0
+MORE_STRANGERS = 64  # than workers of the run; descriptors are few
 TICK_S = 0.02
 _MOST_LAST_READS = 16  # one that lives may go on sending for ever
 
@@ -57,7 +60,6 @@ class Server:
         perform: Callable[[Effect], None],
         start_workers: messages.StartWorkers,
         *,
-        job_sha256: str = "",
         start_more: Callable[[messages.StartWorkers], None] = lambda order: None,
     ) -> None:
         self._listener = listener
@@ -65,7 +67,6 @@ class Server:
         self._coordinator = coordinator
         self._perform = perform
         self._start_workers = start_workers
-        self._job_sha256 = job_sha256
         self._start_more = start_more
         self._selector = selectors.DefaultSelector()
         self._workers: dict[WorkerId, Connection] = {}
@@ -112,6 +113,11 @@ class Server:
     def _tick(self, now_s: float) -> None:
         while self._num_interrupts:
             self._num_interrupts -= 1
+            if self._coordinator.phase is RunPhase.TRAINING:
+                sys.stdout.write(
+                    "interrupted: ends the step and saves it; once more: ends at once\n"
+                )
+                sys.stdout.flush()
             self._apply(self._coordinator.interrupt(now_s))
         if now_s - self._ticked_s >= TICK_S:
             self._ticked_s = now_s
@@ -141,6 +147,8 @@ class Server:
         except OSError:  # a caller that gave up, or out of descriptors
             return
         sock.settimeout(SEND_LIMIT_S)
+        if len(self._strangers) >= len(self._coordinator.workers) + MORE_STRANGERS:
+            self._drop(min(self._strangers, key=lambda one: self._strangers[one]))  # the oldest
         self._names[connection] = ""
         self._strangers[connection] = time.monotonic() + HELLO_LIMIT_S
         self._sockets[connection] = sock
@@ -203,16 +211,17 @@ class Server:
     def _answer(self, connection: Connection, request: messages.JoinRequest) -> None:
         """To somebody who has no token yet: only the user whose run this is gets one."""
         reply: messages.Message
+        order = self._start_workers
         try:
             if user_of_peer(self._sockets[connection]) not in (None, os.getuid()):
                 raise ConfigError("only the user who has started the run may join it")
-            worker = self._coordinator.grant(request, self._job_sha256, time.monotonic())
+            worker = self._coordinator.grant(request, order.job_sha256, time.monotonic())
             reply = messages.JoinGranted(
                 worker=str(worker),
                 token=self._token,
-                job=self._start_workers.job,
-                job_sha256=self._job_sha256,
-                config=self._start_workers.config,
+                job=order.job,
+                job_sha256=order.job_sha256,
+                config=order.config,
             )
         except ConfigError as why:
             reply = messages.Stop(reason=str(why))

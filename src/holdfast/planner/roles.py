@@ -218,8 +218,10 @@ def _gain(problem: Problem, crew: _Crew, moves: tuple[Move, ...], to_stage: int)
     """What one stage gets, e.g. ``stage 3 had 1 holder of 4: 0.2 moves there from stage 2``."""
     had = int((crew.held == to_stage).sum())
     comes = [move for move in moves if move.to_stage == to_stage]
-    head = f"stage {to_stage} had {had} holders of {problem.shape.pipelines}"
-    if had == 1:
+    holders = "holder" if had == 1 else "holders"
+    head = f"stage {to_stage} had {had} {holders} of {problem.shape.pipelines}"
+    left_alone = any(int((crew.held == move.from_stage).sum()) == 2 for move in comes)
+    if had == 1 and not left_alone:
         head = f"stage {to_stage} had a single holder, whose death would lose it"
     if len(comes) > 1:
         return f"{head}: {len(comes)} workers move there, {comes[0].worker} first"

@@ -21,6 +21,7 @@ class StartWorkers:
 
     workers: list[str]
     job: str  # path of the job file
+    job_sha256: str
     config: dict[str, Any]
 
 

@@ -9,6 +9,7 @@ from holdfast.config import RunConfig
 # By environment: a command line shows in ps.
 SPEC_VARIABLE = "HOLDFAST_WORKER"
 REJOIN_VARIABLE = "HOLDFAST_REJOIN"  # set: this process was a worker of the run before
+BY_HAND_VARIABLE = "HOLDFAST_BY_HAND"  # set: somebody sits in front of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class WorkerSpec:
     port: int
     token: str  # secret of this run: strangers are refused
     job: str  # path of the job file
+    job_sha256: str  # as it was when the run began
     config: RunConfig
 
 

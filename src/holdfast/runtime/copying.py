@@ -23,6 +23,7 @@ from holdfast.transport.base import Channel, Tag, Transport
 
 _PIECE_BYTES = 8 << 20
 _PAUSE_S = 0.01
+_MOST_BEHIND = 64  # updates
 HEADER = Tag(Channel.STATE, 0)
 """Begins a copy; it comes again when the giver begins anew."""
 
@@ -67,6 +68,8 @@ class Giver:
             self._feeds = {j: feed for j, feed in self._feeds.items() if not feed.ended}
             for feed in self._feeds.values():
                 feed.updates.put(committed)
+                if feed.updates.qsize() > _MOST_BEHIND:
+                    feed.end()  # it takes nothing any more; whoever lives begins anew
 
     def send_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """To all who have asked. ``tensors`` are copies that nobody changes."""

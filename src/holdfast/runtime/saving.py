@@ -44,7 +44,7 @@ class StageSaver:
             try:
                 digests = write_part(partial_directory(self._run_dir, step) / self._name, tensors)
                 done(self._name, digests, time.monotonic() - start_s)
-            except Exception as why:  # handed to the training thread, which stops the run
+            except BaseException as why:  # torch's own is none of Exception; the run is stopped
                 self._error = HoldfastError(
                     f"the checkpoint of step {step} in {self._run_dir} cannot be written: "
                     f"{str(why).strip().splitlines()[-1]}"

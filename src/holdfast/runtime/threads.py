@@ -29,7 +29,8 @@ class WorkerThreads:
         config = config_from(order.config)
         prepare_torch(config)
         for name in order.workers:
-            spec = WorkerSpec(parse_worker(name), host, port, token, order.job, config)
+            worker = parse_worker(name)
+            spec = WorkerSpec(worker, host, port, token, order.job, order.job_sha256, config)
             transport = LocalTransport(spec.worker, self._hub, limits=transport_limits(config))
             thread = threading.Thread(
                 target=run_worker,

@@ -4,6 +4,7 @@ The only place of the runtime that catches broadly: whatever goes wrong here is 
 coordinator, so that a run ends with a reason.
 """
 
+import ctypes
 import os
 import resource
 import signal
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
 from holdfast.protocol.connection import connect
 from holdfast.protocol.spec import REJOIN_VARIABLE, WorkerSpec
+from holdfast.recovery.manifest import file_digest
 from holdfast.runtime.fingerprint import fingerprint
 from holdfast.runtime.injection import Act, Injector, Killed, ProcessActions, ThreadActions
 from holdfast.runtime.link import ControlLink, Heart, Stopped
@@ -44,8 +47,8 @@ from holdfast.transport.tcp import TcpTransport
 
 _KILLED = 137  # as a shell tells of SIGKILL
 CUT_OFF = 75  # exit code of a worker that the launcher does not talk to any more
+_PR_SET_NAME = 15
 _CONNECT_LIMIT_S = 10.0
-_FLUSH_LIMIT_S = 10.0
 _IDLE_LIMIT_S = 1_000_000.0  # the control connection ends a wait for the launcher, not the clock
 
 
@@ -125,6 +128,11 @@ class Worker:
         return self.training
 
     def _load_job(self) -> Job:
+        if file_digest(Path(self._spec.job)) != self._spec.job_sha256:
+            raise ConfigError(
+                f"job file {self._spec.job}: was changed since the run began; "
+                "put it back as it was, or start a new run"
+            )
         job = load_job(self._spec.job, self._config.train.seed)
         if self._config.device.emulate:
             torch.manual_seed(self._config.train.seed)
@@ -215,7 +223,6 @@ class Worker:
         self._transport.disconnect({*members, *training.giver.joiners})
         self._connect(proceed.addresses)
         training.run(proceed)
-        self._transport.flush(_FLUSH_LIMIT_S)
         self._link.send(training.finished(_peak_memory_bytes()))
 
     def _enter(self, epoch: int) -> None:
@@ -236,6 +243,7 @@ def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL if by_hand else signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"holdfast {spec.worker}".encode())  # for ps -e
     prepare_torch(spec.config)
     limits = transport_limits(spec.config)
     transport = TcpTransport(spec.worker, bytes.fromhex(spec.token), limits=limits)
