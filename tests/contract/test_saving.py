@@ -19,5 +19,5 @@ def test_a_write_that_fails_is_told_to_the_training_thread(tmp_path, monkeypatch
     monkeypatch.setattr(saving, "write_part", write_part)
     saver = StageSaver(tmp_path, 0, limit_s=20.0)
     saver.write(3, {}, lambda *_: None)
-    with pytest.raises(HoldfastError, match="step 3 in .* cannot be written: no room"):
+    with pytest.raises(HoldfastError, match=r"step 3 in .* cannot be written: no room"):
         saver.wait()

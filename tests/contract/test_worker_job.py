@@ -3,8 +3,8 @@
 from contextlib import nullcontext
 
 import pytest
-from helpers import jobs
 
+from helpers import jobs
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
