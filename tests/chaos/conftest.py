@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from helpers.chaos import LAYOUTS, PER_CENT, SEED, Arena
+from holdfast.planner.service import warm_up
 
 
 class Table:
@@ -26,6 +27,12 @@ class Table:
         yield "layout" + "".join(f"{word:>11}" for word in words)
         for layout, counts in self.counts.items():
             yield f"{layout:6}" + "".join(f"{counts[word]:11}" for word in words)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_planner():
+    """The first time on a machine it takes longer than a run may."""
+    warm_up()
 
 
 @pytest.fixture(scope="session")

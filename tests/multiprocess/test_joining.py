@@ -58,7 +58,9 @@ def assert_as_undisturbed(live, undisturbed):
 def assert_became(command, worker):
     """It was told its place, and ended with the run, without a complaint."""
     assert command.process.wait(20) == 0
-    assert command.stdout == f"joining as worker {worker} (pid {command.process.pid})\n"
+    first, last = command.stdout.splitlines()
+    assert first == f"joining as worker {worker} (pid {command.process.pid})"
+    assert last.startswith(f"worker {worker}: the run is over")
     assert command.stderr == ""
 
 

@@ -76,8 +76,9 @@ def test_an_interrupt_of_it_writes_a_checkpoint_and_ends(start, undisturbed, sen
     send(live.launcher.pid, signal.SIGINT)
     assert live.wait_for_end(INTERRUPT_LIMIT_S) == 1
     assert live.not_reaped() == []
-    advice = f"Go on from the last checkpoint with --resume {live.run_dir}"
-    assert live.stderr == f"holdfast: interrupted; all workers were stopped. {advice}\n"
+    [line] = live.stderr.splitlines()
+    assert line.startswith("holdfast: interrupted; all workers were stopped. ")
+    assert f"--resume {live.run_dir}" in line
     [saved] = live.all_of(CheckpointSaved)
     assert num_done <= saved.step < STEPS
     assert saved.step == len(live.all_of(StepFinished))
