@@ -35,6 +35,7 @@ bench: $(READY)
 
 chaos: $(READY)
 	HOLDFAST_SWEEP=100 $(BIN)/pytest tests/chaos --timeout 3600
+	HOLDFAST_SOAK=600 $(BIN)/pytest tests/multiprocess/test_soak.py --timeout 3600
 
 clean:
 	rm -rf .venv build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
