@@ -6,7 +6,7 @@ from statistics import median
 
 _FIRST_S = 10.0  # until steps are measured: the first ones compile and warm up
 _LEAST_S, _MOST_S = 2.0, 60.0
-_NUM_MEASURED = 3
+NUM_MEASURED = 3  # steps, before their time is believed
 _NUM_KEPT = 50  # the newest steps count
 _BEATS = 10  # heartbeats in the time of the limit: one that is late or two harm nobody
 _ANSWERS = 10  # a worker may be in a long operation when it is told to stop
@@ -28,7 +28,7 @@ class Clock:
     @classmethod
     def of(cls, configured_s: float, start_limit_s: float, steps_s: Sequence[float]) -> "Clock":
         """``configured_s`` 0: twice a usual step, within bounds."""
-        measured = len(steps_s) >= _NUM_MEASURED
+        measured = len(steps_s) >= NUM_MEASURED
         silence_s = configured_s or _FIRST_S
         if measured and not configured_s:
             silence_s = min(max(2 * median(steps_s[-_NUM_KEPT:]), _LEAST_S), _MOST_S)

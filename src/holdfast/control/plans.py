@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.cluster import WorkerId
+from holdfast.control.clock import NUM_MEASURED
 from holdfast.control.run import Run, Steady
 from holdfast.errors import WaitTimeout
 from holdfast.planner.problem import Member, Memory, Problem
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _PAYS_BACK = 5  # a change for a better plan must gain so many times what it costs
 _SHORTER = 0.99
 _STOP_LIMIT_S = 2.0
-_NUM_MEASURED, _LEAST_STEP_S = 3, 1e-6
+_LEAST_STEP_S = 1e-6
 _ROWS = ("forward_s", "input_s", "weight_s", "fused_s", "step_s")
 
 
@@ -169,7 +170,7 @@ class Plans:
 
     @property
     def _unknown_unit(self) -> bool:
-        return self._run.guessed and len(self._run.steps_s) < _NUM_MEASURED
+        return self._run.guessed and len(self._run.steps_s) < NUM_MEASURED
 
     def _costs_s(self) -> Costs:
         """Guessed costs are made seconds as soon as steps are measured."""

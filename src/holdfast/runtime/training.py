@@ -103,27 +103,35 @@ class StageTraining:
         if assign.checkpoint:
             self._state.load_checkpoint(Path(assign.checkpoint))
         again = _build_stage(job, config, self._layers, compute)
-        self._executor = Executor(
-            Lane(
-                me=me,
-                number=assign.stage,
-                stage=self._stage,
-                again=again,
-                batches=batches,
-                transport=transport,
-                commit=self._commit,
-                ledger=self.ledger,
-                sums=sums,
-                injector=injector,
-                reduce=self._reduce,
-                begin_step=self._begin_step,
-                on_commit=self._on_commit,
-                on_first=self._on_first,
-                check=check,
-                compute=compute,
-                device=EmulatedDevice(config.device.durations_s()),
-                staggered=config.optimizer.mode == "staggered",
-            )
+        self._executor = Executor(self._lane(again, batches, check, compute))
+
+    def _lane(
+        self,
+        again: Stage,
+        batches: Batches,
+        check: Callable[[], None],
+        compute: AbstractContextManager[Any],
+    ) -> Lane:
+        config = self._config
+        return Lane(
+            me=self._me,
+            number=self._number,
+            stage=self._stage,
+            again=again,
+            batches=batches,
+            transport=self._transport,
+            commit=self._commit,
+            ledger=self.ledger,
+            sums=self._parts.sums,
+            injector=self._injector,
+            reduce=self._reduce,
+            begin_step=self._begin_step,
+            on_commit=self._on_commit,
+            on_first=self._on_first,
+            check=check,
+            compute=compute,
+            device=EmulatedDevice(config.device.durations_s()),
+            staggered=config.optimizer.mode == "staggered",
         )
 
     @property
