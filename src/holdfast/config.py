@@ -16,6 +16,8 @@ DEFAULT_MICROBATCHES = 4  # a pipeline
 MAX_THREADS = 1024
 MAX_LIMIT_S = 1_000_000
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B")
+_UNIT_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def _require(good: bool, key: str, value: object, expected: str) -> None:
@@ -126,7 +128,11 @@ class WorkersConfig:
     silence_limit_s: float = 0.0
     """A worker that is silent for longer is lost; 0: twice a step, from 2 to 60 s."""
 
+    restarts: int = 3
+    """How often in a row a lost worker is started again, if too few are left; 0: never."""
+
     def __post_init__(self) -> None:
+        _require(self.restarts >= 0, "workers.restarts", self.restarts, "must be 0 or more")
         silence_s = self.silence_limit_s
         good = silence_s == 0 or 0.1 <= silence_s <= MAX_LIMIT_S
         expected = f"must be 0 (automatic), or from 0.1 to {MAX_LIMIT_S}"
@@ -168,6 +174,62 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         _require(self.every_steps >= 0, "checkpoint.every_steps", self.every_steps, "must be >= 0")
         _require(self.keep >= 1, "checkpoint.keep", self.keep, "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecoveryConfig:
+    mode: Literal["holdfast", "swift", "checkfreq", "commit", "global"] = "holdfast"
+    """holdfast: only lost work is done again; the others are the published alternatives."""
+
+    log: Literal["none", "boundary"] = "none"
+    """boundary: tensors between stages are logged, so that a stage nobody holds is replayed."""
+
+    log_budget: str = ""
+    """Most that the logs of all workers take on disk, e.g. 2GB; empty: no limit."""
+
+    log_dir: str = ""
+    """Where each worker keeps its log; empty: in the run directory."""
+
+    log_mirror: str = ""
+    """A second directory that gets a copy of every log, e.g. on another disk; empty: none."""
+
+    helpers: int = -1
+    """Most survivors that take part in a replay; 0: the replacement alone; -1: all."""
+
+    consistency: Literal["keep-old", "undo"] = "keep-old"
+    """How a step is taken back: from a copy kept meanwhile, or by the optimizer's inverse."""
+
+    commit_every: int = 1
+    """Steps between two copies in memory, with recovery.mode=commit."""
+
+    overhead: float = 0.035
+    """Most that checkpoints may cost, as a share of a step, with recovery.mode=checkfreq."""
+
+    def __post_init__(self) -> None:
+        self.log_budget_bytes()
+        _require(self.helpers >= -1, "recovery.helpers", self.helpers, "must be -1 (all) or more")
+        every = self.commit_every
+        _require(every >= 1, "recovery.commit_every", every, "must be at least 1")
+        good = 0 < self.overhead <= 1
+        _require(good, "recovery.overhead", self.overhead, "must be above 0 and at most 1")
+        logs, wants = self.log == "boundary", self.mode in ("holdfast", "swift")
+        if self.mode == "swift":
+            _require(logs, "recovery.mode", self.mode, "needs recovery.log=boundary")
+        _require(wants or not logs, "recovery.log", self.log, f"mode {self.mode} replays nothing")
+
+    def log_budget_bytes(self) -> int | None:
+        """None: no limit."""
+        return parse_size("recovery.log_budget", self.log_budget) if self.log_budget else None
+
+
+def parse_size(key: str, text: str) -> int:
+    """``2GB`` -> bytes; units of ten, as disks are sold."""
+    match = _SIZE.fullmatch(text.strip())
+    _require(match is not None, key, text, "write a size as 500MB, 2GB or 1.5TB")
+    assert match is not None
+    num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]])
+    _require(num_bytes > 0, key, text, "must be above 0")
+    return num_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,6 +280,7 @@ class RunConfig:
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     control: ControlConfig = field(default_factory=ControlConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
 

@@ -107,6 +107,92 @@ class Assign:
     beat_s: float  # send a heartbeat this often
     wait_s: float  # longest wait for a tensor from another worker
     faults: list[str]  # to be injected into this worker, as they were given
+    log: dict[str, Any]
+    """Empty: nothing is logged. Else
+    ``run``: number of the run, without which a log is of no use;
+    ``dir``, ``mirror``: where the logs of all workers are (mirror may be empty);
+    ``borders``: numbers of the borders to log, border b being the one after stage b;
+    ``limit_bytes``: most that this worker's log may take; 0: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogVolume:
+    """worker -> coordinator, after its first logged step: what a border takes a step."""
+
+    worker: str
+    step: int
+    activation_bytes: int  # of its own micro-batches, to the next stage
+    gradient_bytes: int  # to the stage before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBorders:
+    """coordinator -> worker: which borders are logged from now on. Takes effect at once."""
+
+    borders: list[int]
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    """worker -> coordinator: its log has stopped, or begins again after a checkpoint."""
+
+    worker: str
+    step: int
+    logging: bool
+    reason: str  # one line
+    num_bytes: int  # written so far, in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """coordinator -> worker: a checkpoint is whole. No log of a step before it is of use."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """coordinator -> each of the crew: run some stages' steps again, from a checkpoint and the log.
+
+    The worker's own stage and all that it holds stay as they are.
+    """
+
+    epoch: int  # be in this one meanwhile
+    stages: list[int]  # neighbours: run as if they were one stage
+    lost: list[int]  # those of them whose state is to be written
+    cut: list[int]
+    checkpoint: str  # directory to start from; empty: the beginning
+    first_step: int
+    version: int  # stop before this step
+    crew: list[str]  # micro-batches go to them in turn; the first one writes
+    addresses: dict[str, list[Any]]  # of the crew
+    into: str  # directory for the state
+    log: dict[str, Any]  # as in Assign
+    beat_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """worker -> coordinator: its share is done, and what it was to write is on disk."""
+
+    worker: str
+    epoch: int
+    num_operations: int  # F, B and W that it has run
+    num_bytes: int  # read from logs
+    took_s: float
+    losses: list[list[Any]]  # [step, [[micro-batch, loss] ...], tokens] of the last steps, if known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayFailed:
+    """worker -> coordinator: the log does not reach so far."""
+
+    worker: str
+    epoch: int
+    reached: int  # steps before this one could be replayed
+    reason: str  # one line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +356,7 @@ class Finished:
     digests: dict[str, str]  # layer -> sha256 of its parameters
     peak_memory_bytes: int
     kept_bytes: int  # most that kept boundary tensors ever took
+    log_bytes: int  # written to its log, in all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +389,13 @@ Message = (
     | MeasureLayers
     | LayerCosts
     | Assign
+    | LogVolume
+    | LogBorders
+    | LogState
+    | Sealed
+    | Replay
+    | Replayed
+    | ReplayFailed
     | Ready
     | Heartbeat
     | PeerGone
