@@ -232,6 +232,7 @@ class Cluster:
             run_dir="unused",
             beat_s=1.0,
             wait_s=20.0,
+            log={},
             faults=[],
         )
 

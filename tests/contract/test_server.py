@@ -33,7 +33,7 @@ ORDER = messages.StartWorkers(workers=["0.0"], job="job.py", job_sha256="sha", c
 
 
 FINISHED = messages.Finished(
-    worker="0.0", digests={"0": "a", "1": "b"}, peak_memory_bytes=1, kept_bytes=1
+    worker="0.0", digests={"0": "a", "1": "b"}, peak_memory_bytes=1, kept_bytes=1, log_bytes=0
 )
 
 

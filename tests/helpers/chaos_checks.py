@@ -109,6 +109,16 @@ def assert_only_lost_work_is_redone(story: Story, victim: str) -> None:
     assert len(again) <= counted <= most, what
 
 
+def assert_neighbours_run_nothing_again(story: Story, victims: Iterable[str]) -> None:
+    """Only operations of the lost stage are run twice, and a replay of it is seen."""
+    stages = {parse_worker(victim).stage for victim in victims}
+    for key, who in who_ran(story.ran).items():
+        assert len(who) == 1 or key[2].stage in stages, f"{key} was run by {who}\n{story}"
+    assert not any(one.is_again for one in story.ran), str(story)
+    rebuilt = {stage for one in story.outcome.summary["rebuilt"] for stage in one["stages"]}
+    assert rebuilt == stages, str(story)
+
+
 def num_void_in_the_end(story: Story, victim: str, who_of: Mapping[Key, list[str]]) -> int:
     """What the victim did in an attempt that was given up, though no plan could know that.
 

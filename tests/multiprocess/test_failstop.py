@@ -153,7 +153,8 @@ def test_when_both_holders_of_a_stage_die_all_go_back_to_the_checkpoint(tmp_path
 
 def test_too_few_workers_for_all_stages_end_the_run_which_can_be_resumed(tmp_path, undisturbed):
     faults = ["kill 0.0 @ 2.F1", "kill 0.1 @ 5.B0", "kill 1.1 @ 5.B0"]
-    run = train(tmp_path, "2x2", faults, *runs.settings("checkpoint.every_steps=1"))
+    alone = runs.settings("checkpoint.every_steps=1", "workers.restarts=0")
+    run = train(tmp_path, "2x2", faults, *alone)
     assert run.exit_code == 1
     [line] = run.stderr.splitlines()
     assert line.startswith("holdfast: worker ")

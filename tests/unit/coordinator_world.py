@@ -284,7 +284,9 @@ class World:
         if isinstance(effect, Fence):
             self._fenced.add(str(effect.worker))
         if isinstance(effect, StartWorker):
-            assert str(effect.worker) not in self.actors
+            assert self.actors.pop(str(effect.worker), None) is None or (
+                str(effect.worker) in self._fenced
+            )
         if isinstance(effect, Send):
             assert str(effect.to) not in self._fenced, f"{effect.message} to a lost worker"
             epoch = getattr(effect.message, "epoch", self._epoch)
@@ -361,6 +363,7 @@ def finished(name: str, stage: int, **changes: Any) -> messages.Finished:
         "digests": {str(stage): f"digest {stage}"},
         "peak_memory_bytes": 1,
         "kept_bytes": 5,
+        "log_bytes": 0,
     }
     return messages.Finished(**(values | changes))
 

@@ -441,7 +441,7 @@ def test_one_that_falls_silent_while_all_go_back_is_lost() -> None:
 
 
 def test_too_few_for_all_stages_ends_the_run_and_says_what_was_lost_and_how_to_go_on() -> None:
-    world = World(1).start()
+    world = World(1, workers={"restarts": 0}).start()
     world.step(5)
     world.handle(part("0.0", 0, 4))
     world.handle(part("0.1", 1, 4))
@@ -460,7 +460,7 @@ def test_too_few_for_all_stages_ends_the_run_and_says_what_was_lost_and_how_to_g
 
 
 def test_when_nobody_is_left_the_run_ends() -> None:
-    world = World(1, 1).start()
+    world = World(1, 1, workers={"restarts": 0}).start()
     world.die("0.0")
     world.tick(1.0)
     assert world.run.phase is RunPhase.FAILED

@@ -351,8 +351,9 @@ def test_the_process_of_an_ordered_join_may_end_before_it_says_hello() -> None:
 
 
 def something_happens(world: World, dice: random.Random) -> None:
-    act = dice.choice(["step"] * 4 + ["die", "freeze", "join", "mute", "pump"])
+    act = dice.choice(["step"] * 4 + ["die", "freeze", "join", "mute", "pump", "start"])
     names, missing = sorted(world.actors), world.run.run.membership.missing
+    awaited = world.run.run.membership.all_in(Phase.STARTING)
     match act:
         case "step":
             world.step()
@@ -360,6 +361,8 @@ def something_happens(world: World, dice: random.Random) -> None:
             world.die(dice.choice(names))
         case "join" if missing:
             world.come(str(dice.choice(missing)))
+        case "start" if awaited:
+            world.come(str(dice.choice(awaited)))
         case "freeze" if len(names) > 2:
             frozen = world.actors[dice.choice(names)]
             frozen.silent = frozen.mute = True
@@ -370,10 +373,11 @@ def something_happens(world: World, dice: random.Random) -> None:
             world.pump()
 
 
+@pytest.mark.parametrize("restarts", [0, 3])
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_happens_a_run_ends_well_or_with_a_reason(seed) -> None:
+def test_whatever_happens_a_run_ends_well_or_with_a_reason(seed, restarts) -> None:
     dice = random.Random(seed)
-    limits = {"start_limit_s": 8.0}
+    limits = {"start_limit_s": 8.0, "restarts": restarts}
     world = World(dice.randint(2, 4), dice.randint(1, 3), steps=30, workers=limits).start()
     for _ in range(60):
         if world.run.over:
@@ -383,7 +387,12 @@ def test_whatever_happens_a_run_ends_well_or_with_a_reason(seed) -> None:
         actor.mute = actor.silent
     world.pump()
     world.tick(11.0)
-    world.finish()
+    for _ in range(200):
+        for worker in world.run.run.membership.all_in(Phase.STARTING):
+            world.come(str(worker))
+        if not world.run.over:
+            world.step()
+    assert world.run.over
     if world.run.phase is RunPhase.FAILED:
         assert "cannot hold" in str(world.run.failure), str(world.run.failure)
     recovered = [e.epoch for e in emitted(world.effects, events.Recovered)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from holdfast.cli import agent, plan, trace, train, worker
+from holdfast.cli import agent, plan, recovery_plan, trace, train, worker
 from holdfast.errors import ConfigError, HoldfastError
 
 _DESCRIPTION = """\
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"holdfast {version('holdfast')}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, worker, plan, trace, agent):
+    for command in (train, worker, plan, recovery_plan, trace, agent):
         command.add_parser(subparsers)
     try:
         parsed = parser.parse_args(arguments)

@@ -13,7 +13,9 @@ from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.joining import Joining
 from holdfast.control.losses import Losses, Work
 from holdfast.control.plans import Plans
+from holdfast.control.rebuilding import Rebuilding
 from holdfast.control.reports import Reports
+from holdfast.control.restarting import Restarting
 from holdfast.control.returning import Returning
 from holdfast.control.run import Run, RunPhase
 from holdfast.control.wish import Change, Wish
@@ -37,7 +39,9 @@ class Changes:
     ) -> None:
         self._run, self._work, self._losses, self._plans = run, work, losses, plans
         self._reports, self._joining = reports, joining
-        self._returning = Returning(run, work, losses, plans, reports, joining)
+        restarting = Restarting(run, reports, joining)
+        self._returning = Returning(run, work, losses, plans, reports, joining, restarting)
+        self._rebuilding = Rebuilding(run, plans, reports, joining, restarting)
         self.current: Change | None = None
 
     # --- stop ---
@@ -70,6 +74,10 @@ class Changes:
         change.add("death", worker)
         change.dead.append((worker, stage))
         change.leaving.pop(worker, None)
+        if self._returning.all_again:
+            change.entering.clear()
+            change.leaving.clear()
+            return [*self._returning.end_all(at_s), *self._halt(at_s)]
         return self._halt(at_s)
 
     def fault_was(self, worker: WorkerId, fault_s: float) -> None:
@@ -99,6 +107,7 @@ class Changes:
         if self.current is None:
             return []
         self.current.entering.discard(worker)
+        self._rebuilding.lost(worker)
         return self.tick(at_s)
 
     # --- tell ---
@@ -134,9 +143,11 @@ class Changes:
     def _go(self, at_s: float) -> list[Effect]:
         change, run = self.current, self._run
         assert change is not None
-        planned = None if run.lost_stages else self._planned(change)
+        if set(self._wished(change).values()) != set(range(run.shape.stages)):
+            return self._rebuild(change, at_s)
+        planned = self._planned(change)
         if planned is None:
-            return self._returning.begin(change.dead, at_s)
+            return self._go_back(change, "", at_s)
         stages, rest = planned
         saving = [(stage, change.tells[w].saving) for w, stage in stages.items()]
         effects = self._change_sides(change, stages, rest, at_s)
@@ -147,7 +158,40 @@ class Changes:
             verdicts=rest.verdicts,
             saved=self._reports.saved(saving),
         )
-        return [*proceed, *effects, *self._losses.show(at_s), *self._joining.find_sources(at_s)]
+        effects += [*self._rebuilding.forget(), *self._losses.show(at_s)]
+        return [*proceed, *effects, *self._joining.find_sources(at_s)]
+
+    def _rebuild(self, change: Change, at_s: float) -> list[Effect]:
+        """Nobody holds some stage. Called again whenever somebody has come a step further."""
+        rebuilding = self._rebuilding
+        for worker, stage in change.dead:  # a replacement will come under the same name
+            change.work.setdefault(worker, self._work.dead(worker, stage))
+        if not rebuilding.possible(change):
+            return self._go_back(change, rebuilding.why_not, at_s)
+        effects = rebuilding.go_on(change, at_s)
+        if rebuilding.why_not:
+            return effects + self._go_back(change, rebuilding.why_not, at_s)
+        if hosts := rebuilding.entering(change):
+            change.entering |= set(hosts)
+            for host in hosts:
+                self._joining.enters(host)
+            return effects + self._halt(at_s)
+        return effects
+
+    def _go_back(self, change: Change, why: str, at_s: float) -> list[Effect]:
+        freed = self._rebuilding.free_hosts(at_s)
+        back = self._returning.begin(change.dead, at_s, why)
+        return [*freed, *back, *(self._rebuilding.forget() if back else [])]
+
+    def on_replayed(self, replayed: messages.Replayed, at_s: float) -> list[Effect]:
+        return [*self._rebuilding.on_replayed(replayed, at_s), *self.tick(at_s)]
+
+    def on_replay_failed(self, failed: messages.ReplayFailed, at_s: float) -> list[Effect]:
+        return self._halt(at_s) if self._rebuilding.on_failed(failed) else []
+
+    def is_replaying(self) -> bool:
+        """Whether a wait that ran out was in a replay: then it is begun again, or given up."""
+        return self._rebuilding.stuck()
 
     def _planned(self, change: Change) -> "tuple[dict[WorkerId, int], Rests] | None":
         """Members after the change, and the rest of the running steps; None: only going back helps.
@@ -170,7 +214,8 @@ class Changes:
                 del stages[worker]
         for worker in change.entering:
             stage = self._joining.joiners[worker].stage
-            if change.tells[worker].reduced >= self._reduced(change, stage) - 1:
+            reduced = self._reduced(change, stage)
+            if reduced is None or change.tells[worker].reduced >= reduced - 1:
                 stages[worker] = stage
         return stages
 
@@ -179,17 +224,21 @@ class Changes:
 
         run = self._run
         gone = [(worker, run.stages[worker]) for worker in change.leaving if worker not in stages]
+        lost = [(w, stage) for w, stage in (*change.dead, *change.left) if w not in change.work]
+        noted = [dead for work in change.work.values() for dead in work]
         return rests(
             self._plans.problem(stages),
             stages,
             {worker: change.tells[worker] for worker in stages},
             staggered=run.staggered,
             end_step=run.end_step,
-            dead=[d for w, stage in (*change.dead, *gone) for d in self._work.dead(w, stage)],
+            dead=[*noted, *(d for w, stage in (*lost, *gone) for d in self._work.dead(w, stage))],
         )
 
-    def _reduced(self, change: Change, stage: int) -> int:
-        return max(change.tells[worker].reduced for worker in self._run.holders(stage))
+    def _reduced(self, change: Change, stage: int) -> int | None:
+        """None: nobody holds the stage."""
+        holders = self._run.holders(stage)
+        return max((change.tells[worker].reduced for worker in holders), default=None)
 
     def _change_sides(
         self, change: Change, stages: Mapping[WorkerId, int], rest: "Rests", at_s: float
@@ -232,6 +281,11 @@ class Changes:
 
     # --- everyone takes up work again ---
 
+    def on_hello(self, hello: messages.Hello, at_s: float) -> list[Effect] | None:
+        """While all build anew; None: it is not needed for that."""
+        returning = self._run.phase is RunPhase.RETURNING and self._returning.is_short
+        return self._returning.on_hello(hello, at_s) if returning else None
+
     def on_ready(self, worker: WorkerId, at_s: float) -> list[Effect]:
         """While all build anew."""
         return self._returned(self._returning.on_ready(worker, at_s), at_s)
@@ -248,6 +302,8 @@ class Changes:
         change.stopping, change.better = False, None
         change.entering, change.leaving = set(), {}
         change.dead.clear()
+        change.left.clear()
+        change.work.clear()
         change.plan_s = self._run.now(at_s)
 
     def on_resumed(self, worker: WorkerId, resumed_s: float, at_s: float) -> list[Effect]:

@@ -14,6 +14,7 @@ from holdfast.control import membership as m
 from holdfast.control.change import Changes
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.joining import Joiner, Joining
+from holdfast.control.log_policy import LogPolicy
 from holdfast.control.losses import Losses, Work
 from holdfast.control.notices import Notices
 from holdfast.control.plans import Plans, SomePlanner
@@ -43,8 +44,9 @@ class Coordinator:
         address: str = "",
         schedule: Schedule | None = None,
         now: Callable[[], float] | None = None,
+        run_id: str = "",
     ) -> None:
-        setting = Setting(config, run_dir, resume, faults, address, schedule, now)
+        setting = Setting(config, run_dir, resume, faults, address, schedule, now, run_id)
         self.run = run = Run.of(setting)
         self.failure: HoldfastError | None = None
         self.details = ""
@@ -57,6 +59,7 @@ class Coordinator:
         self._notices = Notices(
             run, work, losses, self._starting, self._joining, self._changes, self.reports
         )
+        self._log_policy = LogPolicy(run, self.reports)
         self._losses, self._work = losses, work
         self._moves_due = False
         self._moved_from: dict[WorkerId, int] = {}  # asked once: who could not leave stays
@@ -69,6 +72,10 @@ class Coordinator:
             messages.PeerGone: self._notices.on_peer_gone,
             messages.Tell: self._changes.on_tell,
             messages.Resumed: self._on_resumed,
+            messages.Replayed: self._changes.on_replayed,
+            messages.ReplayFailed: self._changes.on_replay_failed,
+            messages.LogVolume: self._log_policy.on_volume,
+            messages.LogState: self._log_policy.on_state,
             messages.Copied: self._on_copied,
             messages.FaultFired: self._notices.on_fault,
             messages.StepReport: self._on_report,
@@ -184,6 +191,9 @@ class Coordinator:
         if self.run.phase in BEFORE_TRAINING:
             return self._starting.on_hello(hello, at_s)
         try:
+            needed = self._changes.on_hello(hello, at_s)
+            if needed is not None:
+                return needed
             return self._joining.on_hello(hello, self.reports.steps_left, at_s)
         except ConfigError as why:
             return self._notices.refuse(parse_worker(hello.worker), str(why), at_s)

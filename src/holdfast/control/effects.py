@@ -43,8 +43,20 @@ class SealCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Discard:
+    """A directory that nobody will read any more."""
+
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClearLogs:
+    """Whatever the workers have logged: it is of steps that will run again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     event: events.Event
 
 
-Effect = Send | StartWorker | Fence | OpenRun | SealCheckpoint | Emit
+Effect = Send | StartWorker | Fence | OpenRun | SealCheckpoint | Discard | ClearLogs | Emit

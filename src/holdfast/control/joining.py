@@ -34,6 +34,7 @@ class Joiner:
     version: int | None = None  # that it has; None: nothing yet
     took_s: float = 0.0  # for the first whole copy
     num_bytes: int = 0  # of it
+    awaits_state: bool = False  # of a stage that nobody holds: it is given it when it is rebuilt
     entering: bool = False  # a change is to make it a member: it is told nothing else meanwhile
     retry_s: float = _FIRST_RETRY_S
     not_before_s: float = 0.0
@@ -78,7 +79,7 @@ class Joining:
                 coming = ", ".join(map(str, self._run.membership.all_in(m.Phase.STARTING)))
                 alive = f"{coming} is just being started" if coming else "every worker is alive"
                 raise ConfigError(f"nobody is missing: {alive}; try again when one is lost")
-            return self._most_wanted(missing)
+            return self.most_wanted(missing)
         try:
             worker = parse_worker(wish)
         except ValueError as why:
@@ -94,7 +95,7 @@ class Joining:
             raise ConfigError(f"worker {worker} is alive: missing is {others}")
         return worker
 
-    def _most_wanted(self, missing: Collection[WorkerId]) -> WorkerId:
+    def most_wanted(self, missing: Collection[WorkerId]) -> WorkerId:
         held = [*self._run.stages.values(), *(j.stage for j in self.joiners.values())]
         return min(missing, key=lambda worker: (held.count(worker.stage), worker))
 
@@ -118,17 +119,23 @@ class Joining:
             wanted = [w for w in missing if fault.worker in (None, w)]
             if not wanted:
                 continue
-            worker = self._most_wanted(wanted)
+            worker = self.most_wanted(wanted)
             self._used.add(number)
             self._run.fired.add(str(fault))
-            self._invite(worker, at_s)
+            start = self.start(worker, at_s)
             fired = events.FaultFired(at_s=at_s, worker="", fault=str(fault), step=step, point="")
-            effects += [Emit(fired), StartWorker(worker)]
+            effects += [Emit(fired), start]
         return effects
+
+    def start(self, worker: WorkerId, at_s: float) -> Effect:
+        """A missing worker is to come back."""
+        self._invite(worker, at_s)
+        return StartWorker(worker)
 
     # --- building and copying ---
 
-    def on_hello(self, hello: messages.Hello, steps_left: int, at_s: float) -> list[Effect]:
+    def welcome(self, hello: messages.Hello, at_s: float) -> Effect:
+        """Whoever has come, for whatever it is needed; ConfigError: it cannot take part."""
         run = self._run
         worker = parse_worker(hello.worker)
         num_layers = run.hellos[min(run.first_stages)].num_layers
@@ -138,15 +145,22 @@ class Joining:
         run.membership.handle(m.SaidHello(worker, at_s))
         run.hellos[worker] = hello
         self._work.forget(worker)
+        return Emit(worker_ready(hello, at_s))
+
+    def on_hello(self, hello: messages.Hello, steps_left: int, at_s: float) -> list[Effect]:
+        ready, run, worker = self.welcome(hello, at_s), self._run, parse_worker(hello.worker)
         joiners = {other: joiner.stage for other, joiner in self.joiners.items()}
         taken = {**run.stages, **run.rebuilding, **joiners}
         stage = self._plans.stage_for(worker, taken, steps_left)
-        ready = Emit(worker_ready(hello, at_s))
-        return [ready, *self.give(worker, Joiner(stage, None, "it has come"), at_s)]
+        joiner = Joiner(stage, None, "it has come")
+        if stage in run.lost_stages and run.rebuilds:
+            self.hosts(worker, joiner)
+            return [ready]
+        return [ready, *self.give(worker, joiner, at_s)]
 
     def _check_known(self, name: str, known: Mapping[str, str]) -> None:
         """What it can say before it has loaded anything; the rest comes with its hello."""
-        own = self._run.hellos[min(self._run.stages)].fingerprint
+        own = self._run.hellos[min(self._run.hellos)].fingerprint
         self._check_like(name, dict(own) | dict(known))
 
     def _check_like(self, name: str, fingerprint: Mapping[str, str]) -> None:
@@ -158,7 +172,22 @@ class Joining:
     def give(self, worker: WorkerId, joiner: Joiner, at_s: float) -> list[Effect]:
         self.joiners[worker] = joiner
         joiner.given_s = self._invited_s[worker] = at_s
-        return [self._run.assign(worker, joiner.stage, joins=True)]
+        return [self._run.assign(worker, joiner.stage, state=("", 0))]
+
+    def hosts(self, worker: WorkerId, joiner: Joiner) -> None:
+        """It is to hold a stage that nobody holds: it is given it when the state is rebuilt."""
+        joiner.awaits_state = True
+        self.joiners[worker] = joiner
+
+    def stands_by(self, worker: WorkerId) -> list[Effect]:
+        """Whom it copied from is gone: it is to wait no longer."""
+        copies = self._run.membership.phase(worker) is m.Phase.COPYING
+        self.joiners[worker].source, self.joiners[worker].awaits_state = None, False
+        return [self._halt(worker)] if copies else []
+
+    def waits(self, worker: WorkerId, at_s: float) -> None:
+        """It is not its fault that nothing comes of it yet."""
+        self._invited_s[worker] = at_s
 
     def on_ready(self, worker: WorkerId, at_s: float) -> list[Effect]:
         self._run.membership.handle(m.IsReady(worker, at_s))

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Protocol
 from holdfast.config import RunConfig
 from holdfast.control.checks import read_schedule
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.effects import Effect, Emit, OpenRun, SealCheckpoint
+from holdfast.control.effects import ClearLogs, Discard, Effect, Emit, OpenRun, SealCheckpoint
 from holdfast.control.server import Server, listen
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.faults.fault import Fault
@@ -38,6 +39,7 @@ from holdfast.recovery.manifest import (
     set_aside_after,
     trim,
 )
+from holdfast.recovery.places import check_logs, claim_logs, clear_logs, drop_logs
 
 TOKEN_VARIABLE = "HOLDFAST_TOKEN"  # by environment: a command line shows in ps
 _AGENT_END_LIMIT_S = 1.5  # above its grace for the workers
@@ -107,6 +109,10 @@ class _Recorder:
                 self._open()
             case SealCheckpoint():
                 self._seal(effect)
+            case Discard():
+                shutil.rmtree(effect.directory, ignore_errors=True)
+            case ClearLogs():
+                clear_logs(self.run_dir, self.config)
             case _:
                 raise AssertionError(f"{effect} is for the server")
 
@@ -132,6 +138,7 @@ class _Recorder:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             self.sink = self._only_writer()
             clear_leftovers(self.run_dir)
+            claim_logs(self.run_dir, self.config)
             if self.resume is not None and same_place(self.resume.run_dir, self.run_dir):
                 set_aside_after(self.run_dir, self.resume.step)
         except OSError as why:
@@ -184,6 +191,7 @@ def launch(
 ) -> Summary:
     """Train. Raises HoldfastError, after everything was stopped and the summary written."""
     check_run_dir(run_dir, resume)
+    check_logs(run_dir, config)
     schedule = read_schedule(config)
     listener = listen(config)
     host, port = listener.getsockname()
@@ -195,6 +203,7 @@ def launch(
         address=f"{host}:{port}",
         schedule=schedule,
         now=time.monotonic,
+        run_id=secrets.token_hex(8),
     )
     recorder = _Recorder(config, run_dir, resume, view)
     order = StartWorkers(
@@ -224,6 +233,7 @@ def launch(
         raise coordinator.failure or unwritable(run_dir, why) from why
     if coordinator.failure is not None:
         raise coordinator.failure
+    drop_logs(run_dir, config)  # the last checkpoint is all that a resume needs
     return summary
 
 

@@ -114,7 +114,8 @@ class Notices:
             return self._joining.starves(worker, at_s)
         change = self._changes.current
         if change is not None and change.stopping:
-            return []  # whoever does not stop will be found
+            # Whoever does not stop will be found, unless all wait for a replay.
+            return self._changes.again(at_s) if self._changes.is_replaying() else []
         if self._stuck_in == self._reports.next_step:
             raise HoldfastError(
                 f"worker {by} waited in vain for {self._run.clock.wait_s:g} s, and again after all "
@@ -213,8 +214,6 @@ class Notices:
         commands = run.membership.handle(notice)
         if m.Command.FENCE not in commands:
             return []
-        if worker in self._pids:
-            self._gone_pids.add(self._pids[worker])
         loss = Loss(worker, self._work.step_of(worker), cause, at_s, explained)
         fence = Fence(worker)
         if m.Command.REPLAN in commands:
@@ -222,9 +221,16 @@ class Notices:
             stage = run.stages.pop(worker)
             fault_s = self._fault_s.pop(worker, at_s)
             change = self._changes.lost(worker, stage, fault_s, at_s)
-            return [fence, *self._reports.fold(at_s), *change]
+            return self._fenced([fence, *self._reports.fold(at_s), *change])
         self._joining.forget(worker)
         if worker in run.rebuilding:
             self._losses.add(loss)
-            return [fence, *self._changes.forget(worker, at_s)]
-        return [fence, failed(worker, cause, at_s), *self._changes.forget(worker, at_s)]
+            return self._fenced([fence, *self._changes.forget(worker, at_s)])
+        forgotten = self._changes.forget(worker, at_s)
+        return self._fenced([fence, failed(worker, cause, at_s), *forgotten])
+
+    def _fenced(self, effects: list[Effect]) -> list[Effect]:
+        """The end of their processes, when it comes, is no news. A loss may have ended others."""
+        gone = [effect.worker for effect in effects if isinstance(effect, Fence)]
+        self._gone_pids |= {self._pids[worker] for worker in gone if worker in self._pids}
+        return effects

@@ -5,6 +5,7 @@ Counts on whoever is a member now: the dead are not waited for. Plans nothing.
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Emit, SealCheckpoint
@@ -26,6 +27,8 @@ class Reports:
         self._on_disk: dict[int, int] = {}  # stage -> newest version
         self.finished: dict[WorkerId, messages.Finished] = {}
         self._kept_bytes: dict[str, int] = {}
+        self._log_bytes: dict[str, int] = {}
+        self._losses: dict[int, tuple[list[list[float]], int]] = {}  # of steps that were replayed
 
     @property
     def steps_left(self) -> int:
@@ -78,6 +81,10 @@ class Reports:
         step = self.next_step
         reports = self._steps.pop(step)
         losses, num_tokens = _losses(reports, step)
+        if not losses and step in self._losses:  # whoever had them is gone
+            pairs, num_tokens = self._losses[step]
+            losses = [loss for _, loss in sorted(pairs)]
+        self._losses.pop(step, None)
         one = reports[min(reports)]
         took_s = at_s - self._last_end_s
         self.next_step, self._last_end_s = step + 1, at_s
@@ -109,7 +116,8 @@ class Reports:
         sealed = tuple(
             Part(p.directory, tuple(p.layers), p.digests, p.state) for _, p in sorted(parts.items())
         )
-        return [SealCheckpoint(part.step, sealed, max(p.took_s for p in parts.values()))]
+        seal = SealCheckpoint(part.step, sealed, max(p.took_s for p in parts.values()))
+        return [seal, *self._run.tell_sealed(part.step)]
 
     def _stage_of(self, layers: Iterable[int]) -> int:
         """By the cut: a worker may have changed its stage since it wrote the part."""
@@ -119,9 +127,17 @@ class Reports:
     def on_finished(self, finished: messages.Finished) -> None:
         self.finished[parse_worker(finished.worker)] = finished
         self.note_kept(finished.worker, finished.kept_bytes)
+        self.note_log(finished.worker, finished.log_bytes)
 
     def note_kept(self, worker: str, kept_bytes: int) -> None:
         self._kept_bytes[worker] = max(kept_bytes, self._kept_bytes.get(worker, 0))
+
+    def note_losses(self, told: Iterable[list[Any]]) -> None:
+        """[step, [[micro-batch, loss] ...], tokens]: they are the same whoever computes them."""
+        self._losses |= {int(step): (pairs, int(tokens)) for step, pairs, tokens in told}
+
+    def note_log(self, worker: str, num_bytes: int) -> None:
+        self._log_bytes[worker] = max(num_bytes, self._log_bytes.get(worker, 0))
 
     @property
     def all_finished(self) -> bool:
@@ -134,6 +150,7 @@ class Reports:
             parameters_sha256=self.parameters_sha256(),
             peak_memory_bytes={f.worker: f.peak_memory_bytes for f in ended},
             kept_bytes=dict(sorted(self._kept_bytes.items())),
+            log_bytes={worker: n for worker, n in sorted(self._log_bytes.items()) if n},
         )
 
     def parameters_sha256(self) -> str:

@@ -1,21 +1,26 @@
-"""Nothing is left of a stage: all who live go back to the last checkpoint, or to the beginning.
+"""All go back to the last checkpoint, or to the beginning: nothing is left of a stage.
 
-Everyone is given a stage anew and builds it; then training begins as if for the first time.
+Everyone is given a stage anew and builds it; then training begins as if for the first time. If too
+few are left, lost workers are started again. In some modes every loss ends here, and all are.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from holdfast.cluster import WorkerId
+from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
-from holdfast.control.effects import Effect, Emit
+from holdfast.control.effects import Effect, Emit, Fence, Send
 from holdfast.control.joining import Joining
 from holdfast.control.losses import Losses, Work
 from holdfast.control.plans import Plans
 from holdfast.control.reports import Reports
+from holdfast.control.restarting import Restarting
 from holdfast.control.run import Run, RunPhase
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
+from holdfast.protocol import messages
+
+_ALL_AGAIN = ("global", "checkfreq")  # modes in which nobody outlives a loss
 
 
 class Returning:
@@ -27,66 +32,137 @@ class Returning:
         plans: Plans,
         reports: Reports,
         joining: Joining,
+        restarting: Restarting,
     ) -> None:
         self._run, self._work, self._losses, self._plans = run, work, losses, plans
-        self._reports, self._joining = reports, joining
+        self._reports, self._joining, self._restarting = reports, joining, restarting
         self._builds: Counter[WorkerId] = Counter()  # how many stages each was told to build
+        self._dead: list[tuple[WorkerId, int]] = []  # and the stage each held
+        self._ended_s = -1.0  # when the survivors of a loss were ended
 
-    def begin(self, dead: Sequence[tuple[WorkerId, int]], at_s: float) -> list[Effect]:
+    @property
+    def all_again(self) -> bool:
+        """Whether a loss ends every worker."""
+        return self._run.config.recovery.mode in _ALL_AGAIN
+
+    def begin(
+        self, dead: Sequence[tuple[WorkerId, int]], at_s: float, why: str = ""
+    ) -> list[Effect]:
         """All members have stopped. Nothing happens yet while it is not clear who can help."""
         run = self._run
         if run.interrupted_s is not None:
             raise HoldfastError(f"interrupted; all workers were stopped. {run.advice}")
-        crew = self._crew()
-        if len(crew) < run.shape.stages:
-            if self._may_get_better(dead, at_s):
-                return []
-            raise HoldfastError(self._too_few(dead, len(crew)))
-        checkpoint, step = run.start
+        crew, self._dead = self._crew(), list(dead)
+        too_few = len(crew) < run.shape.stages
+        if too_few and (at_s <= self._ended_s or not self._all_explained(at_s)):
+            return []
+        started = self._more(len(crew), at_s)
         # A stage also counts as lost if nobody has the old weights that its rest needs.
-        [stage, *_] = [*run.lost_stages, *(stage for _, stage in dead), 0]
-        back = events.WentBack(
-            at_s=at_s,
-            lost_stage=stage,
-            to_step=step,
-            checkpoint=checkpoint,
-            reason=f"nobody has the state of stage {stage} any more; {len(crew)} workers go on",
-        )
+        lost = [] if self.all_again else run.lost_stages
+        [stage, *_] = [*lost, *(stage for _, stage in dead), 0]
+        back = self._went_back(stage, len(crew), len(started), why, at_s)
         run.phase = RunPhase.RETURNING
         run.epoch += 1  # a joiner may copy in this one already: it must be halted all the same
         self._builds.clear()
         run.stages.clear()
         assigned = self._assign(spread(crew, run.shape.stages), at_s)
-        return [*self._losses.show(at_s, all_of_them=True), Emit(back), *assigned]
+        return [*self._losses.show(at_s, all_of_them=True), Emit(back), *assigned, *started]
+
+    def _went_back(
+        self, stage: int, num_left: int, num_started: int, why: str, at_s: float
+    ) -> events.WentBack:
+        checkpoint, step = self._run.start
+        left = [f"{_count(num_left)} on"] if num_left else []
+        new = [f"{num_started} started again"] if num_started else []
+        if self.all_again:
+            why = f"a loss ends all workers (recovery.mode={self._run.config.recovery.mode})"
+        return events.WentBack(
+            at_s=at_s,
+            lost_stage=stage,
+            to_step=step,
+            checkpoint=checkpoint,
+            reason="; ".join(
+                [
+                    why or f"nobody has the state of stage {stage} any more",
+                    ", ".join([*left, *new]),
+                ]
+            ),
+        )
 
     def _crew(self) -> dict[WorkerId, int]:
         """Who can be given any stage now, and which one it is nearest to."""
         joiners = self._joining.joiners
         ready = self._run.membership.all_in(m.Phase.READY, m.Phase.COPYING)
-        return {**self._run.stages, **{w: joiners[w].stage for w in ready if w in joiners}}
+        here = {**self._run.stages, **self._run.rebuilding}
+        return {**here, **{w: joiners[w].stage for w in ready if w in joiners}}
 
-    def _may_get_better(self, dead: Sequence[tuple[WorkerId, int]], at_s: float) -> bool:
+    def _all_explained(self, at_s: float) -> bool:
+        return all(self._losses.explained(worker, at_s) for worker, _ in self._dead)
+
+    # --- too few are left ---
+
+    def _more(self, num_here: int, at_s: float) -> list[Effect]:
+        """As many as are missing, besides those who are on the way; nobody: the run is over."""
+        if self.all_again:
+            started = self._restarting.everyone(at_s)
+            if not started and num_here + len(self._coming()) < len(self._run.first_stages):
+                raise HoldfastError(self._too_few(num_here))
+            return started
+        num_missing = self._run.shape.stages - num_here
+        coming = self._coming()
+        started = []
+        for _ in range(num_missing - len(coming)):
+            started += self._restarting.ask(at_s)
+        if num_missing > 0 and not coming and not started:
+            raise HoldfastError(self._too_few(num_here))
+        return started
+
+    def _coming(self) -> list[WorkerId]:
         coming = self._run.membership.all_in(m.Phase.STARTING, m.Phase.BUILDING)
-        return bool(coming) or not all(self._losses.explained(w, at_s) for w, _ in dead)
+        return [worker for worker in coming if worker not in self._run.rebuilding]
 
-    def _too_few(self, dead: Sequence[tuple[WorkerId, int]], num_live: int) -> str:
+    def _too_few(self, num_live: int) -> str:
         who = []
-        for worker, _ in dead:
+        for worker, _ in self._dead:
             loss, pid = self._losses.last[worker], self._run.hellos[worker].pid
             who.append(
                 f"worker {worker} (pid {pid}) was lost in step {loss.step + 1}, {loss.cause}"
             )
-        lost = ", ".join(map(str, self._run.lost_stages))
+        held = {*self._run.stages.values(), *self._run.rebuilding.values()}
+        lost = ", ".join(str(s) for s in range(self._run.shape.stages) if s not in held)
         nobody = f"nobody holds stage {lost} any more, and " if lost else ""
         live = f"{num_live} live {'worker' if num_live == 1 else 'workers'}"
         num_stages = self._run.shape.stages
         stages = f"{num_stages} {'stage' if num_stages == 1 else 'stages'}"
-        silent = any("silent" in self._losses.last[worker].cause for worker, _ in dead)
+        silent = any("silent" in self._losses.last[worker].cause for worker, _ in self._dead)
         hint = "If they were only busy, raise workers.silence_limit_s. " if silent else ""
         return (
             f"{'; '.join(who)}: {nobody}{live} cannot hold {stages}; all "
-            f"workers were stopped. {hint}{self._run.advice}"
+            f"workers were stopped. {self._restarting.tried}{hint}{self._run.advice}"
         )
+
+    # --- modes in which a loss ends everyone ---
+
+    def end_all(self, at_s: float) -> list[Effect]:
+        """After a loss: whoever is left ends as well.
+
+        They may still have something to say, e.g. that a part of a checkpoint is on disk:
+        ``begin`` does nothing before the next look at the clock.
+        """
+        mode = self._run.config.recovery.mode
+        stop = messages.Stop(reason=f"a worker was lost: all start again (recovery.mode={mode})")
+        effects: list[Effect] = []
+        for worker in self._run.membership.all_in(m.Phase.MEMBER, *m.JOINING):
+            self._run.membership.handle(m.GaveUp(worker, at_s))
+            self._joining.forget(worker)
+            effects += [Send(worker, stop), Fence(worker)]
+        self._run.stages.clear()
+        self._run.rebuilding.clear()
+        self._builds.clear()
+        self._ended_s = at_s
+        return effects
+
+    # --- everyone builds ---
 
     def _assign(self, stages: Mapping[WorkerId, int], at_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -99,28 +175,54 @@ class Returning:
         self._run.rebuilding = dict(stages)
         return effects
 
+    @property
+    def is_short(self) -> bool:
+        """More have to come before training can go on."""
+        if self.all_again:
+            return self._run.rebuilding.keys() != self._run.first_stages.keys()
+        return len(self._run.rebuilding) < self._run.shape.stages
+
+    def on_hello(self, hello: messages.Hello, at_s: float) -> list[Effect]:
+        """Somebody has come who is needed: it builds at once what the others have left."""
+        worker, held = parse_worker(hello.worker), list(self._run.rebuilding.values())
+        welcome = self._joining.welcome(hello, at_s)
+        stage = min(range(self._run.shape.stages), key=lambda stage: (held.count(stage), stage))
+        if self.all_again:
+            stage = self._run.first_stages.get(worker, stage)
+        return [welcome, *self._assign({**self._run.rebuilding, worker: stage}, at_s)]
+
     def on_ready(self, worker: WorkerId, at_s: float) -> list[Effect]:
         if worker not in self._run.rebuilding:  # a joiner, which must wait until there are members
-            return self._joining.on_ready(worker, at_s)
+            return [*self._joining.on_ready(worker, at_s), *self._gather(at_s)]
         self._builds[worker] -= 1
         if not self._builds[worker]:
             self._run.membership.handle(m.IsReady(worker, at_s))
         return self._go(at_s)
 
     def lost(self, worker: WorkerId, at_s: float) -> list[Effect]:
-        """One of those who build is gone, or a joiner, which harms nobody."""
+        """One of those who build is gone, or a joiner, which harms nobody unless it is needed."""
         stage = self._run.rebuilding.pop(worker, None)
-        if stage is None:
-            return []
         del self._builds[worker]
-        if len(self._run.rebuilding) < self._run.shape.stages:
-            raise HoldfastError(self._too_few([(worker, stage)], len(self._run.rebuilding)))
+        if stage is not None:
+            self._dead.append((worker, stage))
+        if self.all_again:
+            return [*self.end_all(at_s), *self._more(0, at_s)]
+        if stage is None:
+            return self._gather(at_s)
         again = self._assign(spread(self._run.rebuilding, self._run.shape.stages), at_s)
-        return again or self._go(at_s)
+        return again + self._gather(at_s) or self._go(at_s)
+
+    def _gather(self, at_s: float) -> list[Effect]:
+        """If they are too few: those who have come meanwhile, and as many more as are missing."""
+        if not self.is_short or self.all_again:
+            return []
+        crew = self._crew()
+        assigned = self._assign(spread(crew, self._run.shape.stages), at_s)
+        return [*assigned, *self._more(len(crew), at_s)]
 
     def _go(self, at_s: float) -> list[Effect]:
         run = self._run
-        if any(self._builds.values()):
+        if any(self._builds.values()) or self.is_short:
             return []
         for worker in self._run.rebuilding:
             run.membership.handle(m.Entered(worker, at_s))
@@ -149,3 +251,7 @@ def spread(near: Mapping[WorkerId, int], num_stages: int) -> dict[WorkerId, int]
         if counts[most] - counts[least] < 2:
             return stages
         stages[holders(most)[-1]] = least
+
+
+def _count(number: int) -> str:
+    return f"{number} {'worker goes' if number == 1 else 'workers go'}"

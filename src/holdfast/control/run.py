@@ -11,11 +11,12 @@ from typing import NamedTuple
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.control.clock import Clock
-from holdfast.control.effects import Effect, Send
+from holdfast.control.effects import ClearLogs, Effect, Send
 from holdfast.control.membership import Membership
 from holdfast.faults.fault import Fault, FaultKind
 from holdfast.protocol import messages
 from holdfast.recovery.manifest import Checkpoint, partial_directory
+from holdfast.recovery.places import log_directory
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import Schedule
@@ -52,6 +53,7 @@ class Setting(NamedTuple):
     address: str  # HOST:PORT for those who want to join
     schedule: Schedule | None  # lanes of the user's own; only the workers in it are started
     now: Callable[[], float] | None  # for times that an answer takes; None: those of stimuli
+    run_id: str = ""  # no other run has the same
 
 
 @dataclass
@@ -81,6 +83,11 @@ class Run:
     sealed: int | None = None  # step of the newest whole checkpoint of this run
     stop_s: float = 0.1  # how long the last change held everyone up
     copy_s: float = 1.0  # how long the last joiner took for its copy
+    borders: tuple[int, ...] = ()  # that are logged; border b is the one after stage b
+    log_limits: dict[int, int] = field(default_factory=dict)  # bytes, by stage
+    num_histories: int = 0  # how often all went back: what was logged before is of no use then
+    began: int = 0  # the step that this history starts with
+    rebuilds: bool = False  # a stage that nobody holds is being computed again
 
     @classmethod
     def of(cls, setting: Setting) -> "Run":
@@ -92,6 +99,9 @@ class Run:
             first = {w: lane[-1].stage for w, lane in setting.schedule.lanes.items() if lane}
         run = cls(setting, shape, Membership(known, first), first)
         run.end_step = setting.config.train.steps
+        run.began = run.start[1]
+        if setting.config.recovery.log == "boundary":
+            run.borders = tuple(range(shape.stages - 1))
         return run
 
     @property
@@ -144,9 +154,25 @@ class Run:
             return f"Go on from the same checkpoint with --resume {self.setting.resume.directory}"
         return "No checkpoint was written yet: start again (checkpoint.every_steps sets how often)"
 
-    def assign(self, worker: WorkerId, stage: int, *, joins: bool = False) -> Effect:
-        """A joiner copies its state, so it starts from nothing."""
-        checkpoint, step = ("", 0) if joins else self.start
+    def log(self, stage: int | None = None) -> dict[str, object]:
+        """As the workers are told of it; empty: nothing is logged."""
+        recovery = self.config.recovery
+        if recovery.log == "none":
+            return {}
+        return {
+            "run": f"{self.setting.run_id}.{self.num_histories}",
+            "began": self.began,
+            "dir": str(log_directory(self.setting.run_dir, self.config)),
+            "mirror": recovery.log_mirror,
+            "borders": list(self.borders),
+            "limit_bytes": 0 if stage is None else self.log_limits.get(stage, 0),
+        }
+
+    def assign(
+        self, worker: WorkerId, stage: int, *, state: tuple[str, int] | None = None
+    ) -> Effect:
+        """``state``: where it is, and of which version; empty: it copies it, so it has none."""
+        checkpoint, step = self.start if state is None else state
         clock = self.clock
         mine = (f for f in self.setting.faults if f.worker == worker)
         message = messages.Assign(
@@ -160,8 +186,20 @@ class Run:
             faults=[
                 str(f) for f in mine if f.kind is not FaultKind.JOIN and str(f) not in self.fired
             ],
+            log=self.log(stage),
         )
         return Send(worker, message)
+
+    def begin_anew(self) -> list[Effect]:
+        """All go back to ``start``: steps will be logged again that are in the logs already."""
+        self.num_histories, self.began = self.num_histories + 1, self.start[1]
+        return [] if self.config.recovery.log == "none" else [ClearLogs()]
+
+    def tell_sealed(self, step: int) -> list[Effect]:
+        """Whoever logs need not keep what was before it."""
+        if self.config.recovery.log == "none":
+            return []
+        return [Send(worker, messages.Sealed(step=step)) for worker in self.membership.live]
 
     def proceed(
         self,

@@ -14,6 +14,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.errors import ConfigError
 
 BEGIN, HALT, PROCEED, COPY = "begin", "halt", "proceed", "copy"
+_REPLAY = "replay"
 _REDUCE = "reduce"
 PHASES: Mapping[str, str] = MappingProxyType(
     {
@@ -31,11 +32,12 @@ PHASES: Mapping[str, str] = MappingProxyType(
         HALT: "it was told to stop for somebody else's failure",
         PROCEED: "it has the new plan and has not yet run anything",
         COPY: "it joins and is copying state",
+        _REPLAY: "it is about to replay a step of a lost stage",
     }
 )
 """Points of a step that are no operation, and what each means; the first ten in this order."""
 
-_ANY_STEP = (HALT, PROCEED, COPY)  # they may come in any step: the first one from STEP on counts
+_ANY_STEP = (HALT, PROCEED, COPY, _REPLAY)  # in any step: the first one from STEP on counts
 _OPERATION = re.compile(r"([FBW])([0-9]{1,9})(\.done)?")
 _STEP = re.compile(r"-?[0-9]{1,9}")
 

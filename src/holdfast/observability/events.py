@@ -167,6 +167,43 @@ class WentBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayBegan:
+    """Stages that nobody holds are computed again, from a checkpoint and the log."""
+
+    at_s: float
+    stages: tuple[int, ...]  # that were lost
+    replayed: tuple[int, ...]  # those and whatever lies between them and the next logged borders
+    from_step: int
+    to_step: int
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRebuilt:
+    """The replay is done; somebody will load the state."""
+
+    at_s: float
+    stages: tuple[int, ...]
+    replayed: tuple[int, ...]
+    version: int  # optimizer steps that the state has had
+    workers: tuple[str, ...]
+    operations: int  # F, B and W that were run for it
+    read_bytes: int  # from logs
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogChanged:
+    """Which borders are logged, or that a worker's log has stopped or begun again."""
+
+    at_s: float
+    worker: str  # empty: of all workers
+    step: int
+    logging: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailed:
     at_s: float
     reason: str
@@ -179,6 +216,8 @@ class RunFinished:
     peak_memory_bytes: Mapping[str, int]  # of each worker
     kept_bytes: Mapping[str, int] = field(default_factory=dict)
     """Of each worker: most that its kept boundary tensors ever took."""
+    log_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of each worker: what it has written to its log."""
 
 
 Event: TypeAlias = (
@@ -195,6 +234,9 @@ Event: TypeAlias = (
     | WorkerMoved
     | JoinFailed
     | WentBack
+    | ReplayBegan
+    | StageRebuilt
+    | LogChanged
     | RunFailed
     | RunFinished
 )

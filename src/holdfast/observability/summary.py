@@ -9,10 +9,12 @@ from typing import Any
 from holdfast.observability.events import (
     Event,
     FaultFired,
+    LogChanged,
     Recovered,
     RunFailed,
     RunFinished,
     RunStarted,
+    StageRebuilt,
     StepFinished,
     StepTakenBack,
     WentBack,
@@ -62,6 +64,9 @@ class Summary:
     joins: tuple[Mapping[str, Any], ...]  # worker, stage, step, copied_bytes, took_s
     moves: tuple[Mapping[str, Any], ...]  # worker, from_stage, to_stage, step, reason
     went_back: tuple[Mapping[str, Any], ...]  # lost_stage, to_step, checkpoint, reason
+    rebuilt: tuple[Mapping[str, Any], ...]  # stages, replayed, version, workers, operations, ...
+    log_bytes: Mapping[str, int]  # of each worker: written to its log
+    log_changes: tuple[Mapping[str, Any], ...]  # worker, step, logging, reason
     versions: Mapping[str, str]
     config: Mapping[str, Any]
 
@@ -91,6 +96,9 @@ def summarize(events: Iterable[Event], *, config: Mapping[str, Any]) -> Summary:
         joins=_untimed(events, WorkerJoined),
         moves=_untimed(events, WorkerMoved),
         went_back=_untimed(events, WentBack),
+        rebuilt=_untimed(events, StageRebuilt),
+        log_bytes=finished[-1].log_bytes if finished else {},
+        log_changes=_untimed(events, LogChanged),
         versions=_versions(ready.values()),
         config=config,
     )

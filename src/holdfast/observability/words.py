@@ -5,8 +5,11 @@ from holdfast.observability.events import (
     Event,
     FaultFired,
     JoinFailed,
+    LogChanged,
     Recovered,
+    ReplayBegan,
     RunStarted,
+    StageRebuilt,
     StepTakenBack,
     WentBack,
     WorkerJoined,
@@ -26,6 +29,14 @@ def told(event: Event) -> str | None:
             return recovered(event)
         case WentBack():
             return _went_back(event)
+        case ReplayBegan():
+            return _replay_began(event)
+        case StageRebuilt():
+            return _rebuilt(event)
+        case LogChanged():
+            who = f"log of worker {event.worker}" if event.worker else "log"
+            what = "" if event.logging else " stopped"
+            return f"{who}{what} in step {event.step + 1}: {event.reason}"
         case _:
             return _told_of_worker(event)
 
@@ -81,6 +92,26 @@ def _went_back(event: WentBack) -> str:
     back = f"the checkpoint of step {event.to_step}, {event.checkpoint}"
     where = back if event.checkpoint else "the initial parameters"
     return f"stage {event.lost_stage} has no holder left: all go back to {where}; {event.reason}"
+
+
+def _replay_began(event: ReplayBegan) -> str:
+    steps = f"steps {event.from_step + 1} to {event.to_step}"
+    what = f"its {steps} are" if event.to_step > event.from_step else "its checkpoint is"
+    more = "" if event.replayed == event.stages else f", together with {_stages(event.replayed)}"
+    return (
+        f"{_stages(event.stages)} has no holder left: {what} taken from the log{more} "
+        f"by {count(len(event.workers), 'worker')}"
+    )
+
+
+def _rebuilt(event: StageRebuilt) -> str:
+    read = f"{size(event.read_bytes)} of log read"
+    done = f"{count(event.operations, 'operation')} in {event.took_s:.3f} s"
+    return f"{_stages(event.stages)} rebuilt as after step {event.version}: {done}, {read}"
+
+
+def _stages(numbers: tuple[int, ...]) -> str:
+    return f"stage{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
 def layout(run: RunStarted) -> str:

@@ -109,7 +109,8 @@ class Assign:
     faults: list[str]  # to be injected into this worker, as they were given
     log: dict[str, Any]
     """Empty: nothing is logged. Else
-    ``run``: number of the run, without which a log is of no use;
+    ``run``: name of the run and of its history, which changes when all go back;
+    ``began``: the first step of this history;
     ``dir``, ``mirror``: where the logs of all workers are (mirror may be empty);
     ``borders``: numbers of the borders to log, border b being the one after stage b;
     ``limit_bytes``: most that this worker's log may take; 0: no limit."""

@@ -67,19 +67,8 @@ def seal(
 ) -> Path:
     """Turn the parts on disk, in the order of the stages, into a checkpoint, by one rename."""
     partial = partial_directory(run_dir, step)
-    parts = _named_by_stage(partial, parts)
-    values = {
-        "format": FORMAT,
-        "step": step,
-        "seed": seed,
-        "microbatches": microbatches,
-        "parts": [asdict(part) for part in parts],
-    }
-    text = json.dumps({**values, "sha256": _digest(values)}, indent=1)
-    with open(partial / _MANIFEST, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    named = _named_by_stage(partial, parts)
+    write_manifest(Checkpoint(str(partial), step, seed, microbatches, tuple(named)))
     final = partial.with_suffix("")
     replaced = final.with_suffix(".replaced")
     if final.exists():  # a run resumed from an earlier step comes by here again
@@ -87,6 +76,22 @@ def seal(
     partial.rename(final)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
+
+
+def write_manifest(checkpoint: Checkpoint) -> None:
+    """Into its directory, where all its parts are already."""
+    values = {
+        "format": FORMAT,
+        "step": checkpoint.step,
+        "seed": checkpoint.seed,
+        "microbatches": checkpoint.microbatches,
+        "parts": [asdict(part) for part in checkpoint.parts],
+    }
+    text = json.dumps({**values, "sha256": _digest(values)}, indent=1)
+    with open(Path(checkpoint.directory) / _MANIFEST, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _named_by_stage(partial: Path, parts: Sequence[Part]) -> list[Part]:

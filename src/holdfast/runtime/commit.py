@@ -4,23 +4,26 @@
                      `-> ON_TRUST -> settled, or taken back and applied as it should have been
 
 The newest reduced gradient stays until the next one is here, so that a holder that lost its
-reduction half-way can get it; the weights from before a step stay until the following one is
-settled, so that operations of that step can be run again for others. Knows no lanes.
+reduction half-way can get it; the weights from before a step can be had until the following one
+is settled, so that operations of that step can be run again for others. Knows no lanes, and not
+how a step is taken back.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import Literal
 
 from torch import Tensor, nn
 
 from holdfast.cluster import WorkerId
-from holdfast.runtime.optimizer import Snapshot, StageOptimizer
+from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import Reduced
 from holdfast.runtime.stage import Stage
 from holdfast.runtime.state import Layers, buffer_values, set_buffer_values, swapped_buffers
 from holdfast.runtime.step_sums import Totals
+from holdfast.runtime.taking_back import KeepOld, TakingBack, Update
 from holdfast.runtime.verdict import Verdict, VerdictExchange, make_piece
 from holdfast.transport.base import Tag, Transport
 
@@ -28,7 +31,7 @@ from holdfast.transport.base import Tag, Transport
 class Phase(Enum):
     COLLECTING = auto()  # micro-batches still contribute
     REDUCED = auto()  # the gradient is here, the verdict of the other stages is not
-    ON_TRUST = auto()  # applied before the verdict; the state before it is kept
+    ON_TRUST = auto()  # applied before the verdict; it can be taken back
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +58,10 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Old:
-    """Parameters and buffers as they were before a step."""
-
-    parameters: tuple[Tensor, ...]
-    buffers: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
 class _Pending:
     result: Result
     piece: Tensor  # of this stage, for the verdict
-    before: tuple[Snapshot, Mapping[str, Tensor]] | None = None  # all that going back needs
+    is_applied: bool = False  # on trust
 
 
 class StageCommit:
@@ -85,10 +80,13 @@ class StageCommit:
         *,
         reduced: int = 0,
         keeps_old: bool = True,
+        consistency: Literal["keep-old", "undo"] = "keep-old",
         reach: Callable[[int, str], None] = lambda step, point: None,
         due: Callable[[int, str], bool] = lambda step, point: False,
     ) -> None:
-        """``reach`` is told of every point where a fault may be injected."""
+        """``reach`` is told of every point where a fault may be injected. ``consistency=undo``
+        refuses, with a ConfigError, an optimizer that has no inverse.
+        """
         self._optimizer = optimizer
         self._stage = stage
         self._layers = layers
@@ -98,7 +96,8 @@ class StageCommit:
         self.reduced = reduced
         self.result: Result | None = None  # of the newest reduced step
         self.verdicts: dict[int, Verdict] = {}  # of the last two settled steps
-        self._old: dict[int, Old] = {}
+        self._taking_back = _taking_back(consistency, optimizer, keeps_old)
+        self._buffers: dict[int, Mapping[str, Tensor]] = {}  # as they were before a step
         self._pending: _Pending | None = None
 
     def enter(self, exchange: VerdictExchange, transport: Transport, timeout_s: float) -> None:
@@ -110,13 +109,13 @@ class StageCommit:
     def phase(self) -> Phase:
         if self._pending is None:
             return Phase.COLLECTING
-        return Phase.REDUCED if self._pending.before is None else Phase.ON_TRUST
+        return Phase.ON_TRUST if self._pending.is_applied else Phase.REDUCED
 
     @property
     def oldest(self) -> int:
         """Operations of this step and of later ones can be run, with the weights they need."""
         applied = self.phase is not Phase.REDUCED
-        return min([*self._old, self.reduced if applied else self.reduced - 1])
+        return min([*self._taking_back.steps, self.reduced if applied else self.reduced - 1])
 
     def accept(self, result: Result) -> None:
         """The stage's gradient of the running step is here."""
@@ -149,14 +148,8 @@ class StageCommit:
         pending = self._pending
         assert pending is not None
         assert self.phase is Phase.REDUCED
-        result = pending.result
-        snapshot = self._optimizer.snapshot(result.step)
-        buffers = buffer_values(self._layers, result.totals.changes)
-        self._pending = replace(pending, before=(snapshot, buffers))
-        if self._keeps_old:
-            self._old[result.step] = Old(snapshot.parameters, buffers)
-        if not result.reduced.nonfinite:
-            self._apply(result, scale=None)
+        self._pending = replace(pending, is_applied=True)
+        self._apply(pending.result, None, skip=pending.result.reduced.nonfinite, on_trust=True)
 
     def settle(self) -> Committed:
         """Wait for the verdict and make the step final."""
@@ -165,12 +158,12 @@ class StageCommit:
         result = pending.result
         self._reach(result.step, "check")
         verdict = self._exchange.hear(result.step, result.attempt, pending.piece, self._timeout_s)
-        trusted = pending.before is not None
+        trusted = pending.is_applied
         if not (trusted and verdict.good):
-            self._go_back(pending)
-            self._keep_old(result)
-            if not verdict.skip:
-                self._apply(result, verdict.scale)
+            if trusted:
+                self._taking_back.take_back(result.step)
+                set_buffer_values(self._layers, self._buffers[result.step])
+            self._apply(result, verdict.scale, skip=verdict.skip)
         self._pending = None
         self._settled(result.step, verdict)
         return Committed(result, verdict, taken_back=trusted and not verdict.good)
@@ -178,60 +171,77 @@ class StageCommit:
     def restart(self, version: int) -> None:
         """The state was replaced by one that has had ``version`` steps."""
         assert self._pending is None
-        self.reduced, self.result, self.verdicts, self._old = version, None, {}, {}
+        self.reduced, self.result, self.verdicts, self._buffers = version, None, {}, {}
+        self._taking_back.restart()
 
     def follow(self, result: Result, verdict: Verdict) -> None:
         """Apply a step that others have settled."""
         assert self._pending is None
         assert result.step == self.reduced
-        self._keep_old(result)
-        if not verdict.skip:
-            self._apply(result, verdict.scale)
+        self._apply(result, verdict.scale, skip=verdict.skip)
         self.result, self.reduced = result, result.step + 1
         self._settled(result.step, verdict)
 
     @contextmanager
     def old_weights(self, step: int) -> Iterator[None]:
         """The stage as it was before ``step``, for operations that are run again."""
-        old = self._old.get(step)
+        old = self._taking_back.old(step)
         if old is None:  # not applied yet: the old weights are the present ones
             yield
             return
         parameters = [slot.parameter for slot in self._stage.slots]
-        with _swapped(parameters, old.parameters), swapped_buffers(self._layers, old.buffers):
+        with _swapped(parameters, old), swapped_buffers(self._layers, self._buffers[step]):
             yield
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is held now so that steps can be taken back and run again."""
+        buffers = [tensor for kept in self._buffers.values() for tensor in kept.values()]
+        newest = None if self.result is None else self.result.reduced
+        return self._taking_back.kept_bytes(newest) + sum(tensor.nbytes for tensor in buffers)
+
+    @property
+    def peak_kept_bytes(self) -> int:
+        return max(self._taking_back.peak_bytes, self.kept_bytes)
 
     def _settled(self, step: int, verdict: Verdict) -> None:
         self.verdicts[step] = verdict
         self.verdicts = {s: v for s, v in self.verdicts.items() if s > step - 2}
-        self._old = {s: old for s, old in self._old.items() if s >= step}
+        self._taking_back.settled(step)
+        self._buffers = {s: kept for s, kept in self._buffers.items() if s >= step}
         self._reach(step, "settled")
 
-    def _keep_old(self, result: Result) -> None:
-        if self._keeps_old and result.step not in self._old:
-            parameters = tuple(slot.parameter.detach().clone() for slot in self._stage.slots)
-            buffers = buffer_values(self._layers, result.totals.changes)
-            self._old[result.step] = Old(parameters, buffers)
-
-    def _go_back(self, pending: _Pending) -> None:
-        if pending.before is not None:
-            parameters, buffers = pending.before
-            self._optimizer.restore(parameters)
-            set_buffer_values(self._layers, buffers)
-
-    def _apply(self, result: Result, scale: float | None) -> None:
-        step, gradients = result.step, result.reduced.gradients()
-        if scale is not None:
-            gradients = [None if g is None else g * scale for g in gradients]
+    def _apply(
+        self, result: Result, scale: float | None, *, skip: bool, on_trust: bool = False
+    ) -> None:
+        step = result.step
+        if (on_trust or self._keeps_old) and step not in self._buffers:
+            self._buffers[step] = buffer_values(self._layers, result.totals.changes)
+        if skip:
+            self._taking_back.apply(Update(step, None), on_trust=on_trust)
+            return
         self._reach(step, "apply")
         if self._due(step, "half"):
-            before = self._optimizer.snapshot(step)
-            self._optimizer.step(step, [g if i % 2 else None for i, g in enumerate(gradients)])
-            self._reach(step, "half")
-            self._optimizer.restore(before)  # it only hung for a while
-        self._optimizer.step(step, gradients)
+            half = _every_second(result.reduced)
+            self._taking_back.try_out(
+                Update(step, half, scale), lambda: self._reach(step, "half")
+            )  # it only hung for a while
+        self._taking_back.apply(Update(step, result.reduced, scale), on_trust=on_trust)
         self._stage.apply_buffer_changes(result.totals.changes)
         self._reach(step, "applied")
+
+
+def _taking_back(consistency: str, optimizer: StageOptimizer, keeps_old: bool) -> TakingBack:
+    if consistency == "keep-old":
+        return KeepOld(optimizer, keeps_old=keeps_old)
+    from holdfast.runtime.undoing import Undo  # loads Numba: with undo only
+
+    return Undo(optimizer, keeps_old=keeps_old)
+
+
+def _every_second(reduced: Reduced) -> Reduced:
+    touched = tuple(is_used and slot % 2 == 1 for slot, is_used in enumerate(reduced.touched))
+    return replace(reduced, touched=touched)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.job import Batches, num_tokens
 from holdfast.runtime.borders import Border
+from holdfast.runtime.boundary_log import BoundaryLog
 from holdfast.runtime.commit import Committed, Phase, StageCommit
 from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.injection import Injector
@@ -83,6 +84,7 @@ class Lane:
     compute: AbstractContextManager[Any]  # held while random numbers may be drawn
     device: EmulatedDevice
     staggered: bool
+    log: BoundaryLog = field(default_factory=BoundaryLog)
 
 
 class Executor:
@@ -141,6 +143,7 @@ class Executor:
         if not lane.ledger.has_begun(step, self._attempt):
             lane.stage.drop_all()
             lane.begin_step(step, self._attempt)
+            lane.log.begin_step(step)
             lane.injector.begin(step)
         self._records.setdefault(step, StepRecord())
         ops = routes.schedule.lanes.get(lane.me, ())
@@ -179,7 +182,8 @@ class Executor:
             wanted = self._wanted(op)
             if not wanted:
                 return True
-            found = self._lane.transport.wait_any([*missing, *wanted], self._timeout_s)
+            with self._lane.log.waits():
+                found = self._lane.transport.wait_any([*missing, *wanted], self._timeout_s)
             if found >= len(missing):
                 return True
         return False
@@ -187,6 +191,7 @@ class Executor:
     def _settle(self) -> None:
         lane = self._lane
         committed = lane.commit.settle()
+        lane.log.settled(committed.step, committed.verdict)
         good = committed.verdict.good
         self._trust = lane.staggered and good
         lane.ledger.release_before(committed.step)
@@ -303,6 +308,7 @@ class Executor:
         if travels:
             self._border.check(op, tensors)
             self._lane.ledger.keep(self._step, op, tensors)
+            self._lane.log.keep(self._step, self._attempt, op, tensors)
 
     def _wanted(self, op: Op) -> list[tuple[WorkerId, Any]]:
         origin = self._routes.origin(op)
@@ -314,7 +320,8 @@ class Executor:
         origin = self._routes.origin(op)
         if origin is None:
             return ()
-        return self._border.receive(op, origin, self._step, self._attempt, self._timeout_s)
+        with self._lane.log.waits():
+            return self._border.receive(op, origin, self._step, self._attempt, self._timeout_s)
 
     def _send(self, op: Op, tensors: tuple[Tensor, ...]) -> None:
         for to in self._routes.receivers(op):

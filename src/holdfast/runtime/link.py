@@ -25,17 +25,17 @@ class Stopped(Exception):
 
 
 class ControlLink:
-    """``on_share`` is called from the reading thread."""
+    """``on_aside``: what does not wait for the worker's own thread; called from the reading one."""
 
     def __init__(
         self,
         connection: Connection,
         transport: Transport,
-        on_share: Callable[[messages.ShareState], None],
+        on_aside: Callable[[messages.Message], None],
     ) -> None:
         self._connection = connection
         self._transport = transport
-        self._on_share = on_share
+        self._on_aside = on_aside
         self._inbox: queue.Queue[messages.Message] = queue.Queue()
         self._lock = threading.Lock()  # heartbeats and the checkpoint thread send too
         self._stopped: Stopped | None = None
@@ -94,8 +94,8 @@ class ControlLink:
         match message:
             case messages.Stop():
                 self._stop(Stopped(message.reason))
-            case messages.ShareState():
-                self._on_share(message)
+            case messages.ShareState() | messages.LogBorders() | messages.Sealed():
+                self._on_aside(message)
             case messages.Halt():
                 self._halted_before = max(self._halted_before, message.epoch)
                 self._transport.interrupt(message.epoch)

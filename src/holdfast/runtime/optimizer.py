@@ -1,9 +1,11 @@
 """A stage's optimizer: applies a reduced gradient, can go back one step, saves and loads its state.
 
-Works with any ``torch.optim`` class that updates each parameter from its own gradient.
+Works with any ``torch.optim`` class that updates each parameter from its own gradient. Knows
+how to copy and put back, not when.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,12 @@ class Snapshot:
     parameters: tuple[Tensor, ...]
     states: tuple[dict[str, Any], ...]
     groups: tuple[dict[str, Any], ...]  # some optimizers count in their groups
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the state alone: the parameters may be kept by others too."""
+        values = [value for state in self.states for value in state.values()]
+        return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 class StageOptimizer:
@@ -77,24 +85,66 @@ class StageOptimizer:
         if given != {id(p) for p in self._parameters}:
             raise ConfigError("Job.optimizer must take exactly the parameters it is given")
 
-    def step(self, step: int, gradients: Sequence[Tensor | None]) -> None:
+    def step(
+        self,
+        step: int,
+        gradients: Sequence[Tensor | None],
+        scale: float | None = None,
+        *,
+        chunk_bytes: int | None = None,
+        around: Callable[[Sequence[int]], AbstractContextManager[None]] = lambda chunk: (
+            nullcontext()
+        ),
+    ) -> None:
         """Apply the gradient of training step ``step``; a None leaves its parameter alone.
 
         Gradients are only read: the step may have to be done again with them. What the
-        parameters hold in ``grad`` belongs to the next step and stays.
+        parameters hold in ``grad`` belongs to the next step and stays. ``chunk_bytes``: so many
+        parameters at a time, each time within ``around`` their numbers; the bits are the same.
         """
         if self._optimizer is None:
             return
         self._follow_schedule(step)
         accumulators = [parameter.grad for parameter in self._parameters]
-        copy = not _only_reads_gradients(self._optimizer)
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            if gradient is not None:
-                gradient = _laid_out_as(parameter, gradient.to(parameter.dtype, copy=copy))
-            parameter.grad = gradient
+        try:
+            for parameter in self._parameters:
+                parameter.grad = None
+            for chunk in self._chunks(gradients, chunk_bytes):
+                with around(chunk):
+                    self._step_chunk(chunk, gradients, scale)
+        finally:
+            for parameter, accumulator in zip(self._parameters, accumulators, strict=True):
+                parameter.grad = accumulator
+
+    def _chunks(
+        self, gradients: Sequence[Tensor | None], chunk_bytes: int | None
+    ) -> Iterator[list[int]]:
+        assert len(gradients) == len(self._parameters)
+        given = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        if chunk_bytes is None:
+            yield given  # also if it is empty: some optimizers count in their groups
+            return
+        chunk: list[int] = []
+        for index in given:
+            chunk.append(index)
+            if sum(self._parameters[i].nbytes for i in chunk) >= chunk_bytes:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
+
+    def _step_chunk(
+        self, chunk: Sequence[int], gradients: Sequence[Tensor | None], scale: float | None
+    ) -> None:
+        assert self._optimizer is not None
+        copy = scale is None and not _only_reads_gradients(self._optimizer)
+        for index in chunk:
+            parameter, gradient = self._parameters[index], scaled(gradients[index], scale)
+            gradient = gradient.to(parameter.dtype, copy=copy)
+            parameter.grad = _laid_out_as(parameter, gradient)
         self._optimizer.step()
-        for parameter, accumulator in zip(self._parameters, accumulators, strict=True):
-            parameter.grad = accumulator
+        for index in chunk:
+            self._parameters[index].grad = None
 
     def _follow_schedule(self, step: int) -> None:
         """The learning rate is a function of the step's number, also after a resume or a skip."""
@@ -150,6 +200,30 @@ class StageOptimizer:
             kept = {n: _laid_out_as(parameter, v) for n, v in state.items()}
             self._set_state(parameter, dict(_as_kept(n, v) for n, v in kept.items()))
 
+    # --- for whoever takes a step back without a snapshot ---
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """None: the stage has no trainable parameters."""
+        return self._optimizer
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        return self._parameters
+
+    def state_of(self, index: int) -> dict[str, Any]:
+        """Of one parameter; its tensors are not copies."""
+        return self._state(self._parameters[index])
+
+    def set_state_of(self, index: int, state: dict[str, Any]) -> None:
+        self._set_state(self._parameters[index], state)
+
+    def group_of(self, index: int) -> dict[str, Any]:
+        assert self._optimizer is not None
+        wanted = self._parameters[index]
+        groups = self._optimizer.param_groups
+        return next(g for g in groups if any(p is wanted for p in g["params"]))
+
     def _state(self, parameter: nn.Parameter) -> dict[str, Any]:
         if self._optimizer is None or parameter not in self._optimizer.state:
             return {}
@@ -161,6 +235,12 @@ class StageOptimizer:
             self._optimizer.state[parameter] = state
         else:
             self._optimizer.state.pop(parameter, None)
+
+
+def scaled(gradient: Tensor | None, scale: float | None) -> Tensor:
+    """A clipped step's gradient, made when it is needed: the reduced one is never changed."""
+    assert gradient is not None
+    return gradient if scale is None else gradient * scale
 
 
 def _only_reads_gradients(optimizer: Optimizer) -> bool:

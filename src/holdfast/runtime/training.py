@@ -4,42 +4,38 @@ Wires the parts together, reports, tells what it has. What to run comes with eac
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.job import Batches, Job
 from holdfast.protocol import messages
-from holdfast.runtime.commit import Committed, StageCommit
+from holdfast.runtime.boundary_log import open_log
+from holdfast.runtime.built import Builder
+from holdfast.runtime.commit import Committed
 from holdfast.runtime.copying import HEADER, Giver, receive_state
 from holdfast.runtime.emulation import EmulatedDevice
-from holdfast.runtime.epoch import Epoch, Parts
+from holdfast.runtime.epoch import Epoch
 from holdfast.runtime.executor import Executor, Lane, StepRecord, Work
-from holdfast.runtime.gradients import ExactGradients, FastGradients, Layout
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.ledger import Ledger
-from holdfast.runtime.optimizer import StageOptimizer
-from holdfast.runtime.results import Arrivals, BegunAnew, Form, receive_result
+from holdfast.runtime.results import Arrivals, BegunAnew, receive_result
 from holdfast.runtime.saving import StageSaver
-from holdfast.runtime.stage import Slot, Stage
-from holdfast.runtime.stage_state import OPTIMIZER, StageState
-from holdfast.runtime.state import Layers, buffer_shapes, layer_digest
-from holdfast.runtime.step_sums import StepSums
-from holdfast.runtime.ties import untie
+from holdfast.runtime.stage import Stage
+from holdfast.runtime.stage_state import OPTIMIZER
+from holdfast.runtime.state import layer_digest
 from holdfast.runtime.verdict import Verdict, VerdictExchange
-from holdfast.schedule.cut import stage_ranges
 from holdfast.schedule.running import RunningStep, running_from_message
 from holdfast.schedule.schedule import loads
 from holdfast.transport.base import Channel, Tag, Transport
 
 _NOWHERE = -2  # far behind every stage
+_FLUSH_LIMIT_S = 10.0
 
 
 class StageTraining:
@@ -61,48 +57,34 @@ class StageTraining:
         self._me, self._config, self._transport, self._tell = me, config, transport, tell
         self._number, self._wait_s, self._injector = assign.stage, assign.wait_s, injector
         self._clip_norm = job.clip_norm
-        ranges = stage_ranges(assign.cut, len(job.layers))
-        layers, ties = untie(list(job.layers))
-        self._layers = {number: layers[number] for number in ranges[assign.stage]}
-        self._stage = _build_stage(job, config, self._layers, compute)
-        twins = [tie.members for tie in ties]
-        self._gradients = self._make_gradients(max([1, *map(len, twins)]))
-        self._stage.sink = self._gradients
-        if isinstance(self._gradients, FastGradients) and self._gradients.native:
-            self._gradients.attach(self._parameters)
-        self._optimizer = StageOptimizer(
-            self._parameters, [s.key for s in self._stage.slots], job.optimizer, job.lr_schedule
-        )
-        self._state = StageState(self._layers, self._stage.slots, self._optimizer, self._gradients)
+        builder = Builder(job, config, assign.cut, compute)
         self.ledger = Ledger()
-        self._commit = StageCommit(
-            self._optimizer,
-            self._stage,
-            self._layers,
-            _counted(self._stage.slots, twins),
-            reduced=assign.first_step,
-            keeps_old=len(ranges) > 1,
+        self._built = built = builder.build(
+            [assign.stage],
+            first_step=assign.first_step,
+            keeps_old=config.parallel.stages > 1,
             reach=self._reach,
             due=injector.due,
         )
-        shapes = buffer_shapes(self._layers)
-        sums = StepSums(
-            config.parallel.microbatches, shapes, is_last=assign.stage == len(ranges) - 1
+        self._layers, self._state, self._commit = built.layers, built.state, built.commit
+        self._parts = built.parts
+        self.giver = Giver(transport, built.parts.form)
+        self.log = open_log(
+            assign.log,
+            worker=me,
+            stage=assign.stage,
+            slots=built.parts.slots,
+            ties=built.parts.ties,
+            every_steps=config.checkpoint.every_steps,
+            tell=tell,
         )
-        slots = {
-            stage: [name for number in numbers for name in _trainable(number, layers[number])]
-            for stage, numbers in enumerate(ranges)
-        }
-        form = Form(self._gradients.layout, shapes)
-        self._parts = Parts(slots, twins, self._gradients, sums, form)
-        self.giver = Giver(transport, form)
         self._arrivals: Arrivals | None = None
         self._has_state, self._copied_bytes = False, 0
         self._is_fresh = False  # a joiner that has not followed a step by itself yet
         self._saver = StageSaver(Path(assign.run_dir), assign.stage, self._wait_s)
         if assign.checkpoint:
             self._state.load_checkpoint(Path(assign.checkpoint))
-        again = _build_stage(job, config, self._layers, compute)
+        again = builder.stage_of(self._layers)
         self._executor = Executor(self._lane(again, batches, check, compute))
 
     def _lane(
@@ -116,12 +98,13 @@ class StageTraining:
         return Lane(
             me=self._me,
             number=self._number,
-            stage=self._stage,
+            stage=self._built.stage,
             again=again,
             batches=batches,
             transport=self._transport,
             commit=self._commit,
             ledger=self.ledger,
+            log=self.log,
             sums=self._parts.sums,
             injector=self._injector,
             reduce=self._reduce,
@@ -133,17 +116,6 @@ class StageTraining:
             device=EmulatedDevice(config.device.durations_s()),
             staggered=config.optimizer.mode == "staggered",
         )
-
-    @property
-    def _parameters(self) -> list[nn.Parameter]:
-        return [slot.parameter for slot in self._stage.slots]
-
-    def _make_gradients(self, num_twins: int) -> ExactGradients | FastGradients:
-        slots = self._stage.slots
-        layout = Layout.of(self._parameters, [slot.key for slot in slots])
-        if self._config.gradients.mode == "fast":
-            return FastGradients(layout)
-        return ExactGradients(layout, self._config.parallel.microbatches * num_twins)
 
     # --- as a member ---
 
@@ -185,6 +157,7 @@ class StageTraining:
         """All that planning needs to know of this worker."""
         commit, ledger = self._commit, self.ledger
         self._injector.reach(commit.reduced, "halt", ledger.num_done)
+        self.log.flush(_FLUSH_LIMIT_S)  # whoever has to replay will read it
         is_begun = ledger.step == commit.reduced
         return messages.Tell(
             worker=str(self._me),
@@ -209,11 +182,13 @@ class StageTraining:
             digests={str(number): layer_digest(layer) for number, layer in self._layers.items()},
             peak_memory_bytes=peak_memory_bytes,
             kept_bytes=self.ledger.peak_bytes,
+            log_bytes=self.log.num_bytes,
         )
 
     def close(self) -> None:
         """Another stage takes its place."""
         self.giver.forget(self.giver.joiners)
+        self.log.close()
 
     # --- as a joiner ---
 
@@ -256,6 +231,10 @@ class StageTraining:
 
     # --- called by the executor ---
 
+    def reach(self, step: int, point: str) -> None:
+        """A point at which a fault may be injected, outside of any operation."""
+        self._injector.reach(step, point)
+
     def _reach(self, step: int, point: str) -> None:
         self._injector.reach(step, point, self.ledger.done_of(step))
 
@@ -271,6 +250,7 @@ class StageTraining:
         )
         self._state.choose_exponents(result.reduced.maxima)
         self._commit.accept(result)
+        self.log.reduced(result)
         self._reach(step, "reduced")
         self._commit.tell()
         self._reach(step, "told")
@@ -337,36 +317,10 @@ class StageTraining:
                 directory=directory,
                 layers=list(self._layers),
                 digests=digests,
-                state={OPTIMIZER: self._optimizer.kind},
+                state={OPTIMIZER: self._built.optimizer.kind},
                 took_s=took_s,
             )
             self._tell(part)
 
         self._saver.write(version, self._state.tensors(), done)
         self._reach(version - 1, "save")
-
-
-def _build_stage(
-    job: Job, config: RunConfig, layers: Layers, compute: AbstractContextManager[Any]
-) -> Stage:
-    first, last = min(layers), max(layers)
-    return Stage(
-        list(layers.values()),
-        first_layer=first,
-        seed=config.train.seed,
-        unpack=not isinstance(job.layers, nn.Sequential),
-        loss=job.loss if last == len(job.layers) - 1 else None,
-        loss_scale=1.0 / config.parallel.microbatches,
-        checkpoint_activations=config.stage.checkpoint_activations,
-        lock=compute,
-    )
-
-
-def _trainable(number: int, layer: nn.Module) -> list[tuple[int, str]]:
-    return [(number, name) for name, p in layer.named_parameters() if p.requires_grad]
-
-
-def _counted(slots: Sequence[Slot], ties: Sequence[Sequence[tuple[int, str]]]) -> tuple[bool, ...]:
-    """A tied parameter counts once for the norm: as its first twin."""
-    later = {name for tie in ties for name in tie[1:]}
-    return tuple((slot.layer, slot.name) not in later for slot in slots)

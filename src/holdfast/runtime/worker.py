@@ -36,11 +36,14 @@ from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
 from holdfast.protocol.connection import connect
 from holdfast.protocol.spec import REJOIN_VARIABLE, WorkerSpec
+from holdfast.recovery.log_reader import LogGap
 from holdfast.recovery.manifest import file_digest
+from holdfast.runtime.boundary_log import BoundaryLog, open_log
 from holdfast.runtime.fingerprint import fingerprint
 from holdfast.runtime.injection import Act, Injector, Killed, ProcessActions, ThreadActions
 from holdfast.runtime.link import ControlLink, Heart, Stopped
 from holdfast.runtime.measure import measure_layers
+from holdfast.runtime.replay import Replayer
 from holdfast.runtime.training import StageTraining
 from holdfast.transport.base import Limits, Transport
 from holdfast.transport.tcp import TcpTransport
@@ -69,6 +72,7 @@ class Worker:
         self._act, self._is_silent = act, is_silent
         self._heart = Heart(link.send)
         self._epoch = 0
+        self._log = BoundaryLog()
         self.training: StageTraining | None = None
 
     @property
@@ -106,6 +110,8 @@ class Worker:
                     self._link.send(self._built.tell(message.epoch))
                 case messages.Proceed():
                     self._proceed(message)
+                case messages.Replay():
+                    self._replay(message, job)
                 case _:
                     raise HoldfastError(f"cannot obey {type(message).__name__}")
         except EpochPast:
@@ -171,6 +177,7 @@ class Worker:
             self.training.close()
             self.training = None
             self._transport.disconnect(())  # the others have left this worker out
+        self._log.close()  # of a replay
         if job is None:
             with self._compute:
                 job = self._load_job()
@@ -186,6 +193,7 @@ class Worker:
             injector=Injector([parse_fault(text) for text in assign.faults], self._act),
             compute=self._compute,
         )
+        self._log = self.training.log
         self._heart.start(assign.beat_s, self._beat)
         self._link.send(messages.Ready(worker=str(self._spec.worker)))
 
@@ -211,10 +219,68 @@ class Worker:
         self._enter(order.epoch)
         self._built.follow(parse_worker(order.source))
 
-    def share(self, order: messages.ShareState) -> None:
-        """From the control thread: the joiner is fed at the next settled step."""
-        address = {order.to: [order.host, order.port]}
-        self._built.giver.ask(parse_worker(order.to), lambda: self._connect(address))
+    def _replay(self, order: messages.Replay, job: Job | None) -> None:
+        self._enter(order.epoch)
+        self._connect(order.addresses)
+        self._heart.start(order.beat_s, self._beat)
+        if job is None:
+            with self._compute:
+                job = self._load_job()
+        try:
+            self._link.send(self._replayer(order, job).run())
+        except LogGap as gap:
+            failed = messages.ReplayFailed(
+                worker=str(self._spec.worker),
+                epoch=order.epoch,
+                reached=gap.step,
+                reason=str(gap),
+            )
+            self._link.send(failed)
+
+    def _replayer(self, order: messages.Replay, job: Job) -> Replayer:
+        training = self.training
+        if training is None:  # it has come for this replay
+            self._log = self._open_log(order)
+        return Replayer(
+            order,
+            me=self._spec.worker,
+            config=self._config,
+            job=job,
+            batches=self._batches(job),
+            transport=self._transport,
+            check=lambda: self._link.check(self._epoch),
+            reach=lambda step, point: None if training is None else training.reach(step, point),
+            log=self._log,
+            compute=self._compute,
+        )
+
+    def _open_log(self, order: messages.Replay) -> BoundaryLog:
+        self._log.close()
+        return open_log(
+            order.log,
+            worker=self._spec.worker,
+            stage=order.stages[0],
+            slots={},
+            ties=(),
+            every_steps=self._config.checkpoint.every_steps,
+            tell=self._link.send,
+        )
+
+    def abandon_log(self) -> None:
+        """As a process that is killed: what is not on disk is gone."""
+        self._log.close(0)
+
+    def aside(self, message: messages.Message) -> None:
+        """From the control thread."""
+        match message:
+            case messages.ShareState():  # the joiner is fed at the next settled step
+                address = {message.to: [message.host, message.port]}
+                joiner = parse_worker(message.to)
+                self._built.giver.ask(joiner, lambda: self._connect(address))
+            case messages.LogBorders():
+                self._log.borders(message.borders, message.limit_bytes)
+            case messages.Sealed():
+                self._log.sealed(message.step)
 
     def _proceed(self, proceed: messages.Proceed) -> None:
         training = self._built
@@ -271,8 +337,14 @@ def run_worker(
         connection = connect(spec.host, spec.port, _CONNECT_LIMIT_S)
     except HoldfastError:
         return 1  # the run is over already; there is nobody to tell
-    link = ControlLink(connection, transport, lambda order: worker.share(order))
-    act, is_silent = _actions(lambda fired: worker.tell_fault(fired), link, transport, woken)
+    link = ControlLink(connection, transport, lambda message: worker.aside(message))
+
+    def die() -> None:
+        link.drop()
+        transport.close()
+        worker.abandon_log()
+
+    act, is_silent = _actions(lambda fired: worker.tell_fault(fired), die, woken)
     worker = Worker(spec, link, transport, compute, act, is_silent)
     link.start()
     try:
@@ -295,17 +367,11 @@ def run_worker(
 
 def _actions(
     tell: Callable[[messages.Message], None],
-    link: ControlLink,
-    transport: Transport,
+    die: Callable[[], None],
     woken: threading.Event | None,
 ) -> tuple[Act, Callable[[], bool]]:
     if woken is None:
         return ProcessActions(tell).act, lambda: False
-
-    def die() -> None:
-        link.drop()
-        transport.close()
-
     actions = ThreadActions(tell, die, woken)
     return actions.act, lambda: actions.hanging
 

@@ -1,0 +1,82 @@
+"""Which borders are logged: all, or as many as the budget holds. Knows what became of the logs.
+
+The workers tell what a step takes when they have logged one; then it is decided once.
+"""
+
+from collections.abc import Callable
+
+from holdfast.cluster import parse_worker
+from holdfast.control.effects import Effect, Emit, Send
+from holdfast.control.reports import Reports
+from holdfast.control.run import Run
+from holdfast.observability import events
+from holdfast.protocol import messages
+
+
+class LogPolicy:
+    def __init__(self, run: Run, reports: Reports) -> None:
+        self._run, self._reports = run, reports
+        self._volumes: dict[str, tuple[int, messages.LogVolume]] = {}  # stage of the worker
+        self._decided = False
+
+    def on_state(self, state: messages.LogState, at_s: float) -> list[Effect]:
+        self._reports.note_log(state.worker, state.num_bytes)
+        changed = events.LogChanged(
+            at_s=at_s,
+            worker=state.worker,
+            step=state.step,
+            logging=state.logging,
+            reason=state.reason,
+        )
+        return [Emit(changed)]
+
+    def on_volume(self, volume: messages.LogVolume, at_s: float) -> list[Effect]:
+        run = self._run
+        stage = run.stages.get(parse_worker(volume.worker))
+        if stage is None or self._decided:
+            return []
+        self._volumes[volume.worker] = (stage, volume)
+        if {str(worker) for worker in run.stages} - self._volumes.keys():
+            return []
+        self._decided = True
+        if run.config.recovery.log_budget_bytes() is None:
+            return []
+        return self._decide(volume.step, at_s)
+
+    def _decide(self, step: int, at_s: float) -> list[Effect]:
+        from holdfast.planner.log_borders import borders_for  # loads the planner
+
+        run = self._run
+        assert run.costs is not None
+        config, costs = run.config, run.costs
+        activations = self._sums(lambda volume: volume.activation_bytes)
+        gradients = self._sums(lambda volume: volume.gradient_bytes)
+        choice = borders_for(
+            budget_bytes=config.recovery.log_budget_bytes(),
+            interval_steps=config.checkpoint.every_steps or config.train.steps,
+            activation_bytes=activations[:-1],
+            gradient_bytes=gradients[1:],
+            forward_s=costs.forward_s,
+            backward_s=costs.fused_s,
+            num_microbatches=run.shape.microbatches,
+            num_helpers=max(1, len(run.stages) - 1),
+            holders=[len(run.holders(stage)) for stage in range(run.shape.stages)],
+        )
+        run.borders = tuple(choice.borders)
+        run.log_limits = dict(enumerate(choice.limit_bytes))
+        changed = events.LogChanged(
+            at_s=at_s, worker="", step=step, logging=bool(choice.borders), reason=choice.reason
+        )
+        orders = [
+            Send(worker, messages.LogBorders(borders=choice.borders, limit_bytes=limit))
+            for worker, stage in sorted(run.stages.items())
+            for limit in [choice.limit_bytes[stage]]
+        ]
+        return [Emit(changed), *orders]
+
+    def _sums(self, num_bytes: Callable[[messages.LogVolume], int]) -> list[int]:
+        """Of each stage, over its holders."""
+        sums = [0] * self._run.shape.stages
+        for stage, volume in self._volumes.values():
+            sums[stage] += num_bytes(volume)
+        return sums

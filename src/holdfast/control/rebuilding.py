@@ -1,0 +1,347 @@
+"""A stage that nobody holds is rebuilt: who replays it, to which version, and who holds it then.
+
+Asked again and again while all members stand still; does whatever can be done next. Whether the
+log reaches so far is found out by those who replay; if it does not, all go back instead.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.control import membership as m
+from holdfast.control.effects import Discard, Effect, Emit, Send
+from holdfast.control.joining import Joiner, Joining
+from holdfast.control.plans import Plans
+from holdfast.control.reports import Reports
+from holdfast.control.restarting import Restarting
+from holdfast.control.run import Run
+from holdfast.control.wish import Change
+from holdfast.errors import ScheduleError
+from holdfast.observability import events
+from holdfast.protocol import messages
+from holdfast.recovery.places import rebuilt_directory
+
+_MOST_STUCK = 2  # replays in which a wait ran out
+
+
+@dataclass
+class _Replay:
+    """Some neighbouring stages, being computed again by a crew."""
+
+    epoch: int
+    stages: tuple[int, ...]
+    lost: tuple[int, ...]
+    version: int
+    crew: tuple[WorkerId, ...]
+    into: str
+    begun_s: float
+    done: dict[WorkerId, messages.Replayed] = field(default_factory=dict)
+
+
+class Rebuilding:
+    def __init__(
+        self,
+        run: Run,
+        plans: Plans,
+        reports: Reports,
+        joining: Joining,
+        restarting: Restarting,
+    ) -> None:
+        self._run, self._plans, self._reports = run, plans, reports
+        self._joining, self._restarting = joining, restarting
+        self._replay: _Replay | None = None
+        self._version: tuple[int, int] | None = None  # epoch, version to rebuild
+        self._states: dict[tuple[int, int], str] = {}  # stage, version -> directory
+        self._given: dict[WorkerId, int] = {}  # version of the state that a host was given
+        self._reached: int | None = None  # the log ends before this step
+        self._gap = ""  # why
+        self._num_stuck = 0
+        self.why_not = ""
+
+    # --- may it be done? ---
+
+    def possible(self, change: Change) -> bool:
+        """Whether to rebuild what is lost; ``why_not`` says why not."""
+        run = self._run
+        self.why_not = ""
+        if run.config.recovery.log == "none":
+            return False
+        if len(self._together(run.lost_stages[0])) == run.shape.stages > 1:
+            self.why_not = "no border of the lost stage is logged"
+        elif self._num_stuck >= _MOST_STUCK:
+            self.why_not = "the replay did not come to an end"
+        elif self._target(change) is None:
+            self.why_not = self._gap or "the others cannot go on from any version of the lost stage"
+        return not self.why_not
+
+    def forget(self) -> list[Effect]:
+        """Training goes on, or all go back: what was rebuilt is of no use any more."""
+        self._replay, self._version, self._reached, self._gap = None, None, None, ""
+        folders = sorted(set(self._states.values()))
+        self._states.clear()
+        self._given.clear()
+        self._num_stuck, self._run.rebuilds = 0, False
+        return [Discard(folder) for folder in folders]
+
+    def free_hosts(self, at_s: float) -> list[Effect]:
+        """It cannot be done: those who wait for a state are given an empty stage, as any joiner."""
+        self._run.rebuilds = False
+        waiting = {w: j for w, j in self._joining.joiners.items() if j.awaits_state}
+        for joiner in waiting.values():
+            joiner.awaits_state = False
+        return [e for w, joiner in waiting.items() for e in self._joining.give(w, joiner, at_s)]
+
+    # --- what can be done next ---
+
+    def go_on(self, change: Change, at_s: float) -> list[Effect]:
+        """Call it whenever something may have changed. All members have told."""
+        self._run.rebuilds = True
+        effects = self._find_hosts(change, at_s)
+        version = self._target(change)
+        if version is None or self.why_not:
+            return effects
+        missing = [s for s in self._run.lost_stages if (s, version) not in self._states]
+        if missing:
+            return effects + self._begin_replay(missing, version, at_s)
+        return effects + self._give_states(version, at_s)
+
+    def entering(self, change: Change) -> list[WorkerId]:
+        """Hosts that have the state of every lost stage; empty: not all are there."""
+        version, hosts = self._target(change), self._hosts()
+        if version is None or hosts.keys() != set(self._run.lost_stages):
+            return []
+        phase = self._run.membership.phase
+        ready = [
+            worker
+            for worker in hosts.values()
+            if phase(worker) is m.Phase.READY and self._given.get(worker) == version
+        ]
+        return sorted(ready) if len(ready) == len(hosts) else []
+
+    # --- to which version? ---
+
+    def _target(self, change: Change) -> int | None:
+        """The newest from which the members can go on. Found once for each stop."""
+        epoch = self._run.epoch
+        if self._version is None or self._version[0] != epoch:
+            found = next(self._versions(change), None)
+            if found is None:
+                return None
+            self._version = (epoch, found)
+        return self._version[1]
+
+    def _versions(self, change: Change) -> Iterator[int]:
+        _, first = self._run.start
+        settled = [int(step) for tell in change.tells.values() for step in tell.verdicts]
+        newest = max(settled, default=first - 1) + 1
+        for version in sorted({newest, max(first, newest - 1)}, reverse=True):
+            too_far = self._reached is not None and version > self._reached
+            if not too_far and version >= first and self._fits(change, version):
+                yield version
+
+    def _fits(self, change: Change, version: int) -> bool:
+        """Whether the steps can be ended with the lost stages at this version."""
+        from holdfast.control.recovery import rests  # loads the planner
+
+        run = self._run
+        free = [w for w in run.membership.all_in(*m.Phase) if w not in run.stages]
+        hosts = dict(zip(free, run.lost_stages, strict=False))
+        stages = {**run.stages, **hosts}
+        tells = {worker: change.tells[worker] for worker in run.stages}
+        tells |= {worker: _empty_tell(worker, run.epoch, version) for worker in hosts}
+        try:
+            rests(
+                self._plans.problem(stages),
+                stages,
+                tells,
+                staggered=run.staggered,
+                end_step=run.end_step,
+            )
+        except ScheduleError:
+            return False
+        return True
+
+    # --- who will hold it? ---
+
+    def _hosts(self) -> dict[int, WorkerId]:
+        """For each lost stage whoever is to hold it, if there is somebody."""
+        hosts: dict[int, WorkerId] = {}
+        lost = self._run.lost_stages
+        for worker, joiner in sorted(self._joining.joiners.items(), reverse=True):
+            if joiner.stage in lost:
+                hosts[joiner.stage] = worker
+        return hosts
+
+    def _find_hosts(self, change: Change, at_s: float) -> list[Effect]:
+        run = self._run
+        hosts, effects = self._hosts(), []
+        coming = len(run.membership.all_in(m.Phase.STARTING))
+        for worker in hosts.values():
+            self._joining.waits(worker, at_s)
+        for stage in [stage for stage in run.lost_stages if stage not in hosts]:
+            if coming:
+                coming -= 1
+                continue
+            own = [w for w in run.membership.missing if w.stage == stage]
+            restarted = self._restarting.ask(at_s, min(own, default=None))
+            effects += restarted
+            if not restarted and not self._take_from_others(change, stage, at_s):
+                self.why_not = f"nobody is left to hold stage {stage}"
+        return effects
+
+    def _take_from_others(self, change: Change, stage: int, at_s: float) -> bool:
+        """A member of a stage that others hold too changes sides: they run its work again."""
+        run = self._run
+        counts = {held: len(run.holders(held)) for held in run.stages.values()}
+        rich = [worker for worker, held in run.stages.items() if counts[held] > 1]
+        if not rich:
+            return False
+        worker = max(rich, key=lambda w: (counts[run.stages[w]], w))
+        from_stage = run.stages.pop(worker)
+        change.left.append((worker, from_stage))
+        change.add("move", worker)
+        run.membership.handle(m.Left(worker, at_s))
+        self._joining.hosts(worker, Joiner(stage, from_stage, f"nobody holds stage {stage}"))
+        self._replay = self._version = None  # the crew is another one
+        return True
+
+    def _give_states(self, version: int, at_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for stage, worker in sorted(self._hosts().items()):
+            if self._run.membership.phase(worker) is m.Phase.STARTING:
+                continue
+            if self._given.get(worker) != version:
+                self._given[worker] = version
+                effects += self._joining.stands_by(worker)
+                self._run.membership.handle(m.Assigned(worker, at_s))
+                state = (self._states[stage, version], version)
+                effects.append(self._run.assign(worker, stage, state=state))
+        return effects
+
+    def lost(self, worker: WorkerId) -> None:
+        """A host is gone, or somebody of the crew; whoever lives will be halted."""
+        self._given.pop(worker, None)
+        if self._replay is not None and worker in self._replay.crew:
+            self._replay = None
+
+    # --- the replay ---
+
+    def _together(self, stage: int) -> tuple[int, ...]:
+        """The stage and all between the nearest logged borders around it."""
+        run = self._run
+        first = last = stage
+        while first > 0 and first - 1 not in run.borders:
+            first -= 1
+        while last < run.shape.stages - 1 and last not in run.borders:
+            last += 1
+        return tuple(range(first, last + 1))
+
+    def _begin_replay(self, missing: list[int], version: int, at_s: float) -> list[Effect]:
+        run = self._run
+        if self._replay is not None and self._replay.epoch == run.epoch:
+            return []  # under way
+        stages = self._neighbours(missing)
+        crew = self._crew(missing[0])
+        if not crew:
+            return []
+        lost = tuple(stage for stage in stages if stage in missing)
+        into = str(rebuilt_directory(run.setting.run_dir, version, stages[0]))
+        self._replay = _Replay(run.epoch, stages, lost, version, crew, into, at_s)
+        checkpoint, first_step = run.start
+        order = messages.Replay(
+            epoch=run.epoch,
+            stages=list(stages),
+            lost=list(lost),
+            cut=list(run.cut),
+            checkpoint=checkpoint,
+            first_step=first_step,
+            version=version,
+            crew=[str(worker) for worker in crew],
+            addresses={str(w): [run.hellos[w].host, run.hellos[w].port] for w in crew},
+            into=into,
+            log=run.log(),
+            beat_s=run.clock.beat_s,
+            wait_s=run.clock.wait_s,
+        )
+        began = events.ReplayBegan(
+            at_s=at_s,
+            stages=lost,
+            replayed=stages,
+            from_step=first_step,
+            to_step=version,
+            workers=tuple(map(str, crew)),
+        )
+        return [Emit(began), *(Send(worker, order) for worker in crew)]
+
+    def _neighbours(self, missing: list[int]) -> tuple[int, ...]:
+        """Lost stages next to each other have no log between them: they go together."""
+        stages = self._together(missing[0])
+        for stage in missing[1:]:
+            if stage <= stages[-1] + 1:
+                stages = tuple(range(stages[0], max(stages[-1], self._together(stage)[-1]) + 1))
+        return stages
+
+    def _crew(self, stage: int) -> tuple[WorkerId, ...]:
+        run, most = self._run, self._run.config.recovery.helpers
+        members = sorted(run.stages)
+        if run.config.recovery.mode == "swift" or most == 0 or not members:
+            host = self._hosts().get(stage)
+            here = host is not None and run.membership.phase(host) is not m.Phase.STARTING
+            return (host,) if host is not None and here else ()
+        return tuple(members if most < 0 else members[:most])
+
+    def on_replayed(self, replayed: messages.Replayed, at_s: float) -> list[Effect]:
+        replay = self._replay
+        if replay is None or replayed.epoch != replay.epoch:
+            return []
+        replay.done[parse_worker(replayed.worker)] = replayed
+        self._reports.note_losses(replayed.losses)
+        if replay.done.keys() < set(replay.crew):
+            return []
+        self._replay = None
+        for stage in replay.lost:
+            self._states[stage, replay.version] = replay.into
+        told = replay.done.values()
+        rebuilt = events.StageRebuilt(
+            at_s=at_s,
+            stages=replay.lost,
+            replayed=replay.stages,
+            version=replay.version,
+            workers=tuple(map(str, replay.crew)),
+            operations=sum(one.num_operations for one in told),
+            read_bytes=sum(one.num_bytes for one in told),
+            took_s=at_s - replay.begun_s,
+        )
+        return [Emit(rebuilt)]
+
+    def on_failed(self, failed: messages.ReplayFailed) -> bool:
+        """Whether it is news: then all must be asked anew what they have."""
+        replay = self._replay
+        if replay is None or failed.epoch != replay.epoch:
+            return False
+        self._replay = self._version = None
+        known = failed.reached if self._reached is None else self._reached
+        self._reached, self._gap = min(known, failed.reached), failed.reason
+        return True
+
+    def stuck(self) -> bool:
+        """A wait ran out. Whether it was in a replay."""
+        self._num_stuck += self._replay is not None
+        return self._replay is not None
+
+
+def _empty_tell(worker: WorkerId, epoch: int, version: int) -> messages.Tell:
+    """What a worker tells that holds a stage at ``version`` and has done nothing since."""
+    return messages.Tell(
+        worker=str(worker),
+        epoch=epoch,
+        reduced=version,
+        oldest=version,
+        attempt=0,
+        progress={},
+        kept=[],
+        verdicts={},
+        kept_bytes=0,
+        done=0,
+        saving=0,
+    )

@@ -1,0 +1,151 @@
+"""Which borders between stages to log, so that a lost stage is back soonest on average.
+
+Stages between two logged borders are a group: to lose one is to replay them all. Pure; does not
+know files, workers or who is lost. The times are replay_time's.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from holdfast.errors import ConfigError
+from holdfast.planner.log_groups_search import MOST_POINTS, search
+from holdfast.planner.replay_time import Floats, ReplayCosts
+
+# Times are compared in so many parts of the longest: finer differences are rounding.
+_TICKS = 2.0**44
+
+
+@dataclass(frozen=True)
+class Groups:
+    groups: tuple[tuple[int, ...], ...]
+    borders: tuple[int, ...]  # logged; border b is the one after stage b
+    num_bytes: int  # of log, from one checkpoint to the next
+    expected_s: float  # until training goes on, over the stages that may be lost
+    worst_s: float
+    stage_s: tuple[float, ...]  # if this stage is lost
+    proven: bool  # no grouping within the budget is better
+    bound_s: float  # expected_s of every grouping within the budget is at least this; 0: not known
+    reason: str
+
+
+def best_groups(
+    costs: ReplayCosts, budget_bytes: int | None, most_points: int = MOST_POINTS
+) -> Groups:
+    """Least expected recovery time within the budget (None: any size); on a tie the least log."""
+    _check_budget(budget_bytes)
+    border_bytes = np.array(costs.border_bytes, np.int64)
+    budget = int(border_bytes.sum()) if budget_bytes is None else budget_bytes
+    tick_s = _tick_s(costs)
+    found = search(_group_ticks(costs), border_bytes, budget, most_points)
+    best = described(costs, found.cuts, "")
+    return Groups(
+        **{name: getattr(best, name) for name in _MEASURED},
+        proven=found.proven,
+        bound_s=best.expected_s if found.proven else found.bound * tick_s,
+        reason=_reason(costs, best, budget_bytes, proven=found.proven),
+    )
+
+
+def greedy_groups(costs: ReplayCosts, budget_bytes: int | None) -> Groups:
+    """SWIFT's way: from all borders logged, give up the one that costs least time a byte saved.
+
+    Until the rest fits. SWIFT counts a group of many machines as one; here it counts in full.
+    """
+    _check_budget(budget_bytes)
+    ticks, border_bytes = _group_ticks(costs), costs.border_bytes
+    borders = list(range(costs.num_stages - 1))
+    budget = sum(border_bytes) if budget_bytes is None else budget_bytes
+    while sum(border_bytes[border] for border in borders) > budget:
+        borders.remove(_cheapest(ticks, border_bytes, borders))
+    return described(costs, borders, "pairs of groups merged one by one, least time a byte first")
+
+
+def _cheapest(ticks: Floats, border_bytes: Sequence[int], borders: Sequence[int]) -> int:
+    def price(at: int) -> float:
+        first, border, last = edges[at] + 1, edges[at + 1], edges[at + 2]
+        if not border_bytes[border]:
+            return float("inf")
+        apart = ticks[first, border] + ticks[border + 1, last]
+        return float(ticks[first, last] - apart) / border_bytes[border]
+
+    edges = [-1, *borders, len(ticks) - 1]
+    return borders[min(range(len(borders)), key=price)]
+
+
+def described(costs: ReplayCosts, borders: Iterable[int], reason: str) -> Groups:
+    """What logging just these borders takes and gives."""
+    logged = sorted(set(borders))
+    if logged and not 0 <= logged[0] <= logged[-1] < costs.num_stages - 1:
+        raise ConfigError(
+            f"borders {logged}: expected numbers from 0 to {costs.num_stages - 2}, "
+            f"the borders between {costs.num_stages} stages"
+        )
+    edges = [-1, *logged, costs.num_stages - 1]
+    groups = tuple(tuple(range(before + 1, last + 1)) for before, last in pairwise(edges))
+    stage_s = tuple(costs.times.lost_s(run[0], run[-1], stage) for run in groups for stage in run)
+    return Groups(
+        groups=groups,
+        borders=tuple(logged),
+        num_bytes=sum(costs.border_bytes[border] for border in logged),
+        expected_s=sum(w * lost_s for w, lost_s in zip(costs.likely, stage_s, strict=True)),
+        worst_s=max(stage_s),
+        stage_s=stage_s,
+        proven=False,
+        bound_s=0.0,
+        reason=reason,
+    )
+
+
+_MEASURED = ("groups", "borders", "num_bytes", "expected_s", "worst_s", "stage_s")
+
+
+def _group_ticks(costs: ReplayCosts) -> Floats:
+    """What each group adds to the expected time, in ticks: row first, column last stage."""
+    likely = np.concatenate([[0.0], np.cumsum(costs.likely)])
+    hand_over_s = np.concatenate([[0.0], np.cumsum(costs.times.hand_over_s * costs.likely)])
+    table_s: Floats = (likely[None, 1:] - likely[:-1, None]) * costs.times.replay_s
+    table_s += hand_over_s[None, 1:] - hand_over_s[:-1, None]
+    table_s[0, -1] = costs.times.restart_s
+    return np.rint(table_s / _tick_s(costs))
+
+
+def _tick_s(costs: ReplayCosts) -> float:
+    times = costs.times
+    longest_s = max(float(times.replay_s[0, -1] + times.hand_over_s.max()), times.restart_s)
+    return longest_s / _TICKS or 1.0
+
+
+def _check_budget(budget_bytes: int | None) -> None:
+    if budget_bytes is not None and budget_bytes < 0:
+        raise ConfigError(f"budget {budget_bytes} bytes: expected at least 0, or none for any size")
+
+
+def _reason(costs: ReplayCosts, best: Groups, budget_bytes: int | None, *, proven: bool) -> str:
+    num_borders = costs.num_stages - 1
+    back = "who loses a stage sends everyone back to the checkpoint"
+    if not num_borders:
+        return f"one stage has no border to log: {back}"
+    least_bytes = min(costs.border_bytes)
+    if budget_bytes is not None and budget_bytes < least_bytes:
+        return (
+            f"the budget of {size_words(budget_bytes)} is too small for any border: the smallest "
+            f"takes {size_words(least_bytes)} in {costs.interval_steps} steps; nothing is "
+            f"logged, and {back}"
+        )
+    if not best.borders:
+        return f"no grouping within the budget beats a global restart: nothing is logged, {back}"
+    allowed = "no budget" if budget_bytes is None else f"a budget of {size_words(budget_bytes)}"
+    words = f"{len(best.borders)} of {num_borders} borders logged, with {allowed}"
+    return f"{words}; {'no grouping is better' if proven else 'a better grouping may exist'}"
+
+
+def size_words(num_bytes: float) -> str:
+    """``839 MB``; units of ten, as disks are sold."""
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if num_bytes < 999.95:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.4g} EB"
