@@ -31,6 +31,7 @@ bench: $(READY)
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/planner.py
 	$(BIN)/python bench/failstop.py
+	$(BIN)/python bench/recovery.py
 	$(BIN)/python bench/peers_torchft.py
 
 chaos: $(READY)

@@ -14,6 +14,7 @@ _DURATION = re.compile(r"([A-Z]+)=(\d+(?:\.\d+)?)(us|ms|s)")
 MAX_WORKERS = 4096
 DEFAULT_MICROBATCHES = 4  # a pipeline
 MAX_THREADS = 1024
+PROFILED_STEPS = 100  # before the first checkpoint of recovery.mode=checkfreq, if not set
 MAX_LIMIT_S = 1_000_000
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B")
@@ -286,6 +287,12 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def save_every(self) -> int:
+        """Steps between checkpoints, unless the coordinator says otherwise; 0: none."""
+        every = self.checkpoint.every_steps
+        return every or (PROFILED_STEPS if self.recovery.mode == "checkfreq" else 0)
 
 
 def known_keys() -> list[str]:

@@ -1,7 +1,7 @@
 """What the runs of the kill tests share: where they run, and the table of how they ended."""
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -13,7 +13,7 @@ class Table:
     """Runs by layout. Points, pairs and others must all be equal; fast ones need only end well."""
 
     def __init__(self):
-        self.counts = {layout: Counter() for layout in LAYOUTS}
+        self.counts = defaultdict(Counter, {layout: Counter() for layout in LAYOUTS})
 
     def add(self, kind, story):
         self.counts[story.layout.text].update({kind: 1, "hung": bool(story.stacks)})

@@ -1,22 +1,26 @@
 """Nobody holds a stage any more: it is rebuilt from the log, and nobody else runs anything again.
 
-HOLDFAST_SWEEP and HOLDFAST_SEED as in test_kill_everywhere.
+HOLDFAST_SWEEP=100 tries every point and every pair; HOLDFAST_SEED sets what is drawn at random.
 """
 
 import random
+import re
 from dataclasses import dataclass, replace
 
 import pytest
 
 from helpers import chaos_checks as checks
-from helpers.chaos import LAYOUTS, PER_CENT, PHASES, SAVE, Layout
+from helpers import chaos_logs as logs
+from helpers.chaos import LAYOUTS, PER_CENT, PHASES, QUICK, SAVE, SEED, Layout
 from holdfast.cluster import parse_worker
+from holdfast.planner import log_borders
 
 ONE = Layout("1x4", 4, "[1, 2, 3]", 0.55)
 TWO = replace(LAYOUTS["2x3"])
 STEPS = 6
 AROUND = (3, 4, 5)  # steps, from 1; checkpoints are after the third and the last
-LOG = ("recovery.log=boundary", "checkpoint.every_steps=3")
+EVERY = 3
+LOG = ("recovery.log=boundary", f"checkpoint.every_steps={EVERY}")
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,9 @@ def losses(layout: Layout) -> list[Loss]:
     for stage in range(layout.stages):
         victims = tuple(w for w in layout.workers if parse_worker(w).stage == stage)
         for step in AROUND:
-            found += [Loss(layout, victims, step, p) for p in [*layout.operations, *PHASES, SAVE]]
+            saves = [SAVE] if step % EVERY == 0 and len(victims) == 1 else []
+            points = [*layout.operations, *PHASES, *saves]
+            found += [Loss(layout, victims, step, point) for point in points]
     random.Random("lost stages").shuffle(found)
     return found
 
@@ -73,3 +79,250 @@ def test_a_stage_without_a_holder_is_rebuilt_and_nobody_else_runs_anything_again
 @pytest.mark.parametrize("loss", sample(losses(TWO), PER_CENT), ids=str)
 def test_both_holders_of_a_stage_may_die(arena, table, loss):
     check_loss(arena, table, loss)
+
+
+# --- other settings ---
+
+LATER = Loss(ONE, ("0.2",), 5, "B1")
+SETTINGS = {
+    "the replacement replays alone": ("recovery.helpers=0",),
+    "one helper replays": ("recovery.helpers=1",),
+    "as in Swift": ("recovery.mode=swift",),
+    "all stages step together": ("optimizer.mode=global",),
+    "steps are undone": ("recovery.consistency=undo",),
+    "there is no checkpoint yet": ("checkpoint.every_steps=0",),
+    "checkpoints are mirrored": ("checkpoint.every_steps=2", "checkpoint.keep=1"),
+}
+POINTS = ("B1", "half", "F0", "W3.done", "partials", "told", "settled")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("point", POINTS[:1] if QUICK else POINTS)
+def test_a_lost_stage_is_rebuilt_whatever_the_settings_are(arena, table, setting, point):
+    check_loss(arena, table, replace(LATER, point=point), *SETTINGS[setting])
+
+
+@pytest.mark.parametrize("setting", list(SETTINGS)[:3])
+@pytest.mark.parametrize("stage", [1] if QUICK else [0, 1, 2])
+def test_so_is_one_of_which_both_holders_die(arena, table, setting, stage):
+    check_loss(arena, table, Loss(TWO, (f"0.{stage}", f"1.{stage}"), 4, "B2"), *SETTINGS[setting])
+
+
+# --- more than one ---
+
+PATIENT = ("workers.restarts=9",)
+
+
+def check_kills(arena, table, faults, *settings, layout=ONE, steps=STEPS, replayed=None):
+    """``replayed``: the stages of each replay, in any order; None: not known."""
+    story = arena.run(layout, faults, *LOG, *PATIENT, *settings, steps=steps)
+    table.add("pairs", story)
+    checks.assert_same(story, arena.undisturbed(layout, steps=steps))
+    checks.assert_fired(story)
+    assert not story.went_back, str(story)
+    checks.assert_neighbours_run_nothing_again(story, killed_by(faults))
+    found = sorted(tuple(one["replayed"]) for one in story.outcome.summary["rebuilt"])
+    assert replayed is None or found == sorted(replayed), str(story)
+    table.well(story)
+    arena.clean(story)
+
+
+def killed_by(faults):
+    return {fault.split()[1] for fault in faults}
+
+
+TOGETHER = {
+    "neighbours": (("0.2", "0.1"), [(1, 2)]),
+    "the last two": (("0.2", "0.3"), [(2, 3)]),
+    "the first two": (("0.0", "0.1"), [(0, 1)]),
+    "not neighbours": (("0.2", "0.0"), [(0,), (2,)]),
+    "all but one": (("0.2", "0.1", "0.3"), [(1, 2, 3)]),
+    "the tied ends": (("0.0", "0.3"), [(0,), (3,)]),
+}
+
+
+@pytest.mark.parametrize("which", TOGETHER)
+@pytest.mark.parametrize("point", ["B1"] if QUICK else POINTS)
+def test_stages_may_be_lost_together(arena, table, which, point):
+    (first, *others), replayed = TOGETHER[which]
+    faults = [f"kill {first} @ 5.{point}", *(f"kill {other} @ 3.halt" for other in others)]
+    check_kills(arena, table, faults, replayed=replayed)
+
+
+def test_stages_lost_together_may_be_rebuilt_by_the_replacements_alone(arena, table):
+    faults = ["kill 0.2 @ 5.B1", "kill 0.0 @ 3.halt"]
+    check_kills(arena, table, faults, "recovery.helpers=0", replayed=[(0,), (2,)])
+
+
+def test_everybody_may_die_one_after_the_other(arena, table):
+    check_kills(arena, table, [f"kill 0.{stage} @ 5.F1" for stage in range(4)])
+
+
+MEANWHILE = {
+    "a neighbour, while it replays": ["kill 0.2 @ 5.B1", "kill 0.1 @ 4.replay"],
+    "another, while it replays": ["kill 0.2 @ 5.B1", "kill 0.0 @ 4.replay"],
+    "two, while they replay": ["kill 0.0 @ 5.B1", "kill 0.1 @ 4.replay", "kill 0.2 @ 4.replay"],
+    "a neighbour, with the new plan": ["kill 0.2 @ 5.B1", "kill 0.3 @ 5.proceed"],
+    "another, with the new plan": ["kill 0.2 @ 5.B1", "kill 0.0 @ 5.proceed"],
+    "the replacement, when it enters": ["kill 0.2 @ 4.B1", "kill 0.2 @ 4.halt"],
+    "the replacement, with the plan": ["kill 0.2 @ 4.B1", "kill 0.2 @ 4.proceed"],
+    "the replacement, in the same step": ["kill 0.2 @ 4.B1", "kill 0.2 @ 4.W1"],
+    "the replacement, a step later": ["kill 0.2 @ 4.B1", "kill 0.2 @ 5.settled"],
+    "the stage before, a step later": ["kill 0.2 @ 4.B1", "kill 0.1 @ 5.B1"],
+    "the stage after, a step later": ["kill 0.2 @ 4.B1", "kill 0.3 @ 5.reduced"],
+    "both, a step later": ["kill 0.2 @ 4.B1", "kill 0.1 @ 5.B1", "kill 0.2 @ 5.halt"],
+}
+
+
+@pytest.mark.parametrize("who", MEANWHILE)
+@pytest.mark.parametrize("helpers", [-1] if QUICK else [-1, 0, 2])
+def test_more_may_die_on_the_way(arena, table, who, helpers):
+    if helpers == 0 and "replay" in who:
+        pytest.skip("they do not replay")
+    check_kills(arena, table, MEANWHILE[who], f"recovery.helpers={helpers}")
+
+
+@pytest.mark.parametrize("number", range(2 if QUICK else 30))
+def test_random_losses_leave_the_result_as_it_was(arena, table, number):
+    dice = random.Random(f"{SEED}-lost-{number}")
+    points = [*ONE.operations, *PHASES]
+    faults = [
+        f"kill {dice.choice(ONE.workers)} @ {step}.{dice.choice(points)}"
+        for step in (2, 4, 4, 5, 7, 8)
+        if dice.random() < 0.7
+    ]
+    faults = [fault.removesuffix(".begin") for fault in dict.fromkeys(faults)]
+    print(f"HOLDFAST_SEED={SEED}: {faults}")  # noqa: T201
+    check_kills(arena, table, faults or ["kill 0.1 @ 4"], steps=9)
+
+
+def test_the_loss_of_the_last_step_is_told_by_whoever_is_left(arena, table):
+    check_kills(arena, table, ["kill 0.2 @ 6.settled"])
+
+
+# --- somebody else holds it then, or nobody can ---
+
+
+@pytest.mark.parametrize("stage", [1] if QUICK else [0, 1, 2])
+def test_if_nobody_is_started_somebody_of_another_stage_takes_it_over(arena, table, stage):
+    faults = [f"kill {p}.{stage} @ 5.B1" for p in (0, 1)]
+    story = arena.run(TWO, faults, *LOG, "workers.restarts=0", steps=STEPS)
+    table.add("others", story)
+    checks.assert_same(story, arena.undisturbed(TWO, steps=STEPS))
+    checks.assert_fired(story)
+    assert not story.went_back, str(story)
+    [moved] = story.outcome.summary["moves"]
+    assert moved["to_stage"] == stage, str(story)
+    stages = {stage, moved["from_stage"]}
+    for key, who in checks.who_ran(story.ran).items():
+        assert len(who) == 1 or key[2].stage in stages, f"{key} was run by {who}\n{story}"
+    table.well(story)
+    arena.clean(story)
+
+
+def test_if_nobody_can_hold_it_the_run_ends_with_one_clear_line(arena):
+    story = arena.run(ONE, LATER.faults, *LOG, "workers.restarts=0", steps=STEPS)
+    assert (story.stacks, story.outcome.exit_code) == ("", 1), str(story)
+    [line] = story.outcome.stderr.splitlines()
+    for part in ("worker 0.2", "nobody holds stage 2 any more", "3 live workers cannot hold 4"):
+        assert part in line
+    assert f"--resume {story.outcome.run_dir}" in line
+
+
+# --- logs that are gone, cut short or changed ---
+
+LONG_LOG = ("recovery.log=boundary", "checkpoint.every_steps=4")
+LONG = 8
+IN_THE_END = ["kill 0.2 @ 8.B1"]  # three steps after a checkpoint
+HARMS = {
+    "gone": logs.gone("0.1"),
+    "cut short": logs.cut_short("0.1"),
+    "flipped": logs.flipped("0.3"),
+}
+
+
+@pytest.fixture
+def harmed(arena, monkeypatch):
+    """A run whose logs suffer when somebody is killed."""
+
+    def run(harm, faults, *settings):
+        with monkeypatch.context() as patch:
+            logs.after_kills(patch, lambda: arena.run_dir / "log", harm)
+            story = arena.run(ONE, faults, *LONG_LOG, *settings, steps=LONG)
+        checks.assert_same(story, arena.undisturbed(ONE, steps=LONG))
+        checks.assert_fired(story)
+        return story
+
+    return run
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_if_the_log_of_a_neighbour_is_no_good_all_go_back_and_it_is_said_why(harmed, harm):
+    story = harmed(HARMS[harm], IN_THE_END)
+    [back] = story.outcome.summary["went_back"]
+    assert back["to_step"] == 4, str(story)
+    assert back["reason"].startswith("the log of step "), str(story)
+    assert not story.outcome.summary["rebuilt"], str(story)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_with_a_mirror_of_the_log_nobody_goes_back(arena, harmed, tmp_path, harm):
+    story = harmed(HARMS[harm], IN_THE_END, f"recovery.log_mirror={tmp_path / 'mirror'}")
+    assert not story.went_back, str(story)
+    checks.assert_neighbours_run_nothing_again(story, ["0.2"])
+    arena.clean(story)
+
+
+def test_what_died_with_its_log_is_logged_again_in_case_that_a_neighbour_is_lost_next(harmed):
+    """Gradients for stage 1 were in the log of 0.2 only."""
+    story = harmed(logs.gone("0.2"), ["kill 0.2 @ 7.B1", "kill 0.1 @ 8.B1"])
+    assert not story.went_back, str(story)
+    checks.assert_neighbours_run_nothing_again(story, ["0.1", "0.2"])
+
+
+# --- a budget that does not hold all borders ---
+
+GROUPS = {
+    "the middle border": ([1], [(2, 3)]),
+    "the last border": ([2], [(0, 1, 2)]),
+    "the first border": ([0], [(1, 2, 3)]),
+    "all but the last": ([0, 1], [(2, 3)]),
+    "all but the first": ([1, 2], [(2,)]),
+}
+
+
+@pytest.mark.parametrize("which", GROUPS)
+def test_stages_without_a_log_between_them_are_replayed_together(arena, table, monkeypatch, which):
+    borders, replayed = GROUPS[which]
+    choice = log_borders.LogChoice(borders, [0] * 4, "as the test says")
+    monkeypatch.setattr(log_borders, "borders_for", lambda **_: choice)
+    faults, budget = ["kill 0.2 @ 8.B1"], "recovery.log_budget=1GB"
+    check_kills(arena, table, faults, budget, *LONG_LOG, steps=LONG, replayed=replayed)
+
+
+def test_lost_stages_of_two_groups_are_replayed_with_all_of_both(arena, table, monkeypatch):
+    choice = log_borders.LogChoice([1], [0] * 4, "as the test says")
+    monkeypatch.setattr(log_borders, "borders_for", lambda **_: choice)
+    faults, budget = ["kill 0.1 @ 8.B1", "kill 0.2 @ 5.halt"], "recovery.log_budget=1GB"
+    check_kills(arena, table, faults, budget, *LONG_LOG, steps=LONG, replayed=[(0, 1, 2, 3)])
+
+
+def test_a_budget_too_small_for_any_border_is_said_once_and_a_lost_stage_goes_back(arena):
+    story = arena.run(ONE, LATER.faults, *LOG, "recovery.log_budget=300B", steps=STEPS)
+    checks.assert_same(story, arena.undisturbed(ONE, steps=STEPS))
+    [back] = story.outcome.summary["went_back"]
+    assert back["reason"].startswith("no border of the lost stage is logged"), str(story)
+    [changed] = story.outcome.summary["log_changes"]
+    assert not changed["logging"], str(story)
+    assert "log_budget=300B holds no border" in changed["reason"], str(story)
+
+
+def test_a_budget_that_holds_a_logged_interval_is_enough_for_the_whole_run(arena):
+    """Each border takes about 1 kB a step, so that two of three fit."""
+    budget = ("recovery.log_budget=20kB", "checkpoint.every_steps=6")
+    story = arena.run(ONE, ["kill 0.2 @ 23.B1"], *LOG, *budget, steps=24)
+    checks.assert_same(story, arena.undisturbed(ONE, steps=24))
+    [changed] = story.outcome.summary["log_changes"]
+    assert re.search("holds [12] of 3 borders", changed["reason"]), str(story)
+    assert not story.went_back, str(story)
+    checks.assert_neighbours_run_nothing_again(story, ["0.2"])

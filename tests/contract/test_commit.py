@@ -28,7 +28,9 @@ GOOD, CLIPPED, SKIPPED = 0.0, 400.0, math.nan  # sums of squares that the other 
 
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "SGD": partial(optim.SGD, lr=0.1),
+    "SGD momentum": partial(optim.SGD, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.1),
     "SGD nesterov foreach": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "Adam": partial(optim.Adam, lr=0.1, weight_decay=0.1, maximize=True),
     "AdamW": partial(optim.AdamW, lr=0.1),
     "AdamW fused": partial(optim.AdamW, lr=0.1, fused=True),
 }
@@ -37,7 +39,17 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
 class OneStage:
     """Stage 0 of two; what stage 1 says is fed by hand."""
 
-    def __init__(self, optimizer: str = "AdamW", counted: tuple[bool, ...] | None = None) -> None:
+    consistency = "keep-old"
+
+    def __init__(
+        self,
+        optimizer: str = "AdamW",
+        counted: tuple[bool, ...] | None = None,
+        *,
+        keeps_old: bool = True,
+        reach: Callable[[int, str], None] = lambda step, point: None,
+        due: Callable[[int, str], bool] = lambda step, point: False,
+    ) -> None:
         torch.manual_seed(3)
         self.layers = {0: nn.Linear(3, 4), 1: nn.BatchNorm1d(4)}
         stage = Stage(list(self.layers.values()))
@@ -48,7 +60,14 @@ class OneStage:
         hub = LocalHub()
         self.transport, self.peer = LocalTransport(ME, hub), LocalTransport(PEER, hub)
         self.commit = StageCommit(
-            self.optimizer, stage, self.layers, counted or (True,) * len(parameters)
+            self.optimizer,
+            stage,
+            self.layers,
+            counted or (True,) * len(parameters),
+            keeps_old=keeps_old,
+            consistency=self.consistency,
+            reach=reach,
+            due=due,
         )
         self.enter()
         self._learn_buffers(stage)
@@ -93,6 +112,13 @@ class OneStage:
         """Parameters, buffers and optimizer state."""
         tensors = state_tensors(self.layers) | self.optimizer.state_tensors()
         return {key: _bytes(tensor) for key, tensor in tensors.items()}
+
+
+@pytest.fixture(autouse=True, params=["keep-old", "undo"])
+def consistency(request, monkeypatch) -> str:
+    """Every promise holds however a step is taken back."""
+    monkeypatch.setattr(OneStage, "consistency", request.param)
+    return request.param
 
 
 CHANGES = {
@@ -295,6 +321,69 @@ def test_a_joiner_that_follows_settled_updates_has_the_same_bits():
         assert joiner.commit.reduced == member.commit.reduced
         assert joiner.commit.oldest == member.commit.oldest
         assert repr(joiner.commit.verdicts) == repr(member.commit.verdicts)
+
+
+# --- a step that is applied to every second parameter only, for a while ---
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("steps_before", [0, 2])
+@pytest.mark.parametrize("square", [GOOD, CLIPPED], ids=["good", "clipped"])
+def test_a_step_that_was_half_applied_for_a_while_leaves_no_bit_behind(
+    optimizer, steps_before, square
+):
+    halves: list[dict[str, bytes]] = []
+
+    def reach(step: int, point: str) -> None:
+        if point == "half":
+            halves.append(stage.bits())
+
+    stage = OneStage(
+        optimizer, reach=reach, due=lambda step, point: (step, point) == (steps_before, "half")
+    )
+    calm = OneStage(optimizer)
+    for step in range(steps_before):
+        run_step(stage, step, GOOD, trust=True)
+        run_step(calm, step, GOOD, trust=True)
+    before = stage.bits()
+    run_step(stage, steps_before, square, trust=False)
+    run_step(calm, steps_before, square, trust=False)
+    (half,) = halves
+    changed = {key for key in before if half[key] != before[key] and "/" not in key}
+    assert changed == {"0.bias", "1.bias"}, "no half step: this test proves nothing"
+    assert stage.bits() == calm.bits()
+
+
+# --- what it holds ---
+
+
+def test_what_is_kept_is_given_up_again():
+    stage = OneStage()
+    assert stage.commit.kept_bytes == 0
+    run_step(stage, 0, GOOD, trust=True)
+    settled = stage.commit.kept_bytes
+    assert settled > 0
+    stage.reduce(1)
+    stage.commit.apply_on_trust()
+    on_trust = stage.commit.kept_bytes
+    assert on_trust > settled
+    stage.hear(1, CLIPPED)
+    stage.commit.settle()
+    assert stage.commit.kept_bytes < on_trust <= stage.commit.peak_kept_bytes
+    stage.commit.restart(5)
+    assert stage.commit.kept_bytes == 0
+
+
+def test_a_stage_alone_keeps_nothing_and_can_still_go_back():
+    """Nobody asks it for old weights; only a step on trust needs something to go back to."""
+    stage, waiting = OneStage(keeps_old=False), OneStage(keeps_old=False)
+    run_step(stage, 0, GOOD, trust=False)
+    assert stage.commit.kept_bytes == 0
+    run_step(waiting, 0, GOOD, trust=False)
+    run_step(stage, 1, CLIPPED, trust=True)
+    run_step(waiting, 1, CLIPPED, trust=False)
+    assert stage.bits() == waiting.bits()
+    assert stage.commit.oldest == stage.commit.reduced == 2
 
 
 # --- a new epoch between reduced and settled ---

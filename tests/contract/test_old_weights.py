@@ -29,9 +29,11 @@ GOOD, BAD = Verdict(1.0, None, False), Verdict(9.0, 0.5, False)
 
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "AdamW": partial(optim.AdamW, lr=0.1),
+    "Adam decay": partial(optim.Adam, lr=0.1, weight_decay=0.1),
     "AdamW fused": partial(optim.AdamW, lr=0.1, fused=True),
     "SGD momentum": partial(optim.SGD, lr=0.1, momentum=0.9),
     "SGD foreach": partial(optim.SGD, lr=0.1, momentum=0.9, foreach=True),
+    "SGD nesterov": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
 }
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,6 +41,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 class OneStage:
     """Stage 1 of two, alone; steps are reduced over itself."""
+
+    consistency = "keep-old"
 
     def __init__(self, optimizer: str) -> None:
         torch.manual_seed(3)
@@ -58,7 +62,11 @@ class OneStage:
         self.sums = StepSums(MICROBATCHES, shapes, is_last=False)
         self.transport = LocalTransport(ME, LocalHub())
         self.commit = StageCommit(
-            self.optimizer, self.stage, self.layers, (True,) * len(parameters)
+            self.optimizer,
+            self.stage,
+            self.layers,
+            (True,) * len(parameters),
+            consistency=self.consistency,
         )
 
     def _stage(self) -> Stage:
@@ -115,6 +123,13 @@ class OneStage:
     def state(self) -> dict[str, bytes]:
         tensors = state_tensors(self.layers) | self.optimizer.state_tensors()
         return {key: bits(tensor) for key, tensor in tensors.items()}
+
+
+@pytest.fixture(autouse=True, params=["keep-old", "undo"])
+def consistency(request, monkeypatch) -> str:
+    """Every promise holds however a step is taken back."""
+    monkeypatch.setattr(OneStage, "consistency", request.param)
+    return request.param
 
 
 def data(step: int, microbatch: int) -> Tensor:
@@ -204,16 +219,34 @@ def test_before_a_step_is_applied_its_old_weights_are_the_present_ones():
     assert {m: stage.rerun(1, m) for m in range(MICROBATCHES)} == sent
 
 
-def test_a_step_can_be_run_again_until_the_following_one_is_settled():
-    stage, sent = come_to_step_2("SGD momentum", "settled")
-    stage.run_step(2)
+@pytest.mark.parametrize("how", ["settled", "trusted and settled", "taken back"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_can_be_run_again_until_the_following_one_is_settled(optimizer, how):
+    stage, sent = come_to_step_2(optimizer, how)
+    sent_2 = stage.run_step(2)
     assert stage.rerun(1, 0) == sent[0]
     stage.commit.apply_on_trust()
     assert stage.commit.oldest == 1
     assert stage.rerun(1, 1) == sent[1]
+    assert stage.rerun(2, 1) == sent_2[1]
+    assert stage.rerun(1, 2) == sent[2]
     stage.verdict(GOOD, 2)
     stage.commit.settle()
     assert stage.commit.oldest == 2
+    assert stage.rerun(2, 0) == sent_2[0]
+
+
+def test_running_again_does_not_change_how_the_step_on_trust_is_taken_back():
+    stage, sent = come_to_step_2("AdamW", "settled")
+    calm, _ = come_to_step_2("AdamW", "settled")
+    for one in (stage, calm):
+        one.run_step(2)
+        one.commit.apply_on_trust()
+    assert stage.rerun(1, 1) == sent[1]
+    for one in (stage, calm):
+        one.verdict(BAD, 2)
+        one.commit.settle()
+    assert stage.state() == calm.state()
 
 
 def test_an_error_while_running_again_puts_the_present_weights_back():

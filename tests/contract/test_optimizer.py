@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -354,3 +355,58 @@ def test_state_that_a_checkpoint_cannot_hold_is_refused():
     stage.step(0, gradients(0))
     with pytest.raises(ConfigError, match="keeps a list, which a checkpoint cannot hold"):
         stage.state_tensors()
+
+
+# --- in chunks ---
+
+
+@each_optimizer
+@pytest.mark.parametrize("chunk_bytes", [1, 40, 1 << 20])
+def test_a_step_in_chunks_gives_the_bits_of_one_call(factory, chunk_bytes):
+    own, stage = make(factory, SCHEDULES["StepLR"])
+    for step in range(NUM_STEPS):
+        stage.step(step, gradients(step), 0.3, chunk_bytes=chunk_bytes)
+    expected, whole = make(factory, SCHEDULES["StepLR"])
+    for step in range(NUM_STEPS):
+        whole.step(step, [gradient * 0.3 for gradient in gradients(step)])
+    assert bits(own) == bits(expected)
+    assert state_bits(stage) == state_bits(whole)
+
+
+def test_around_each_chunk_only_its_parameters_change():
+    own, stage = make(OPTIMIZERS["AdamW"])
+    accumulators = [torch.ones_like(parameter) for parameter in own]
+    for parameter, accumulator in zip(own, accumulators, strict=True):
+        parameter.grad = accumulator
+    changed: list[list[int]] = []
+
+    @contextmanager
+    def around(chunk):
+        before = bits(own)
+        yield
+        after = bits(own)
+        assert [i for i in range(len(own)) if before[i] != after[i]] == list(chunk)
+        changed.append(list(chunk))
+
+    given: list[Tensor | None] = list(gradients(0))
+    given[2] = None
+    stage.step(0, given, chunk_bytes=50, around=around)
+    assert changed == [[0, 1], [3]] or changed == [[0], [1, 3]]
+    assert all(p.grad is a for p, a in zip(own, accumulators, strict=True))
+    assert all(bool((accumulator == 1).all()) for accumulator in accumulators)
+
+
+def test_an_error_in_a_step_leaves_the_accumulators_in_place():
+    own, stage = make(OPTIMIZERS["SGD"])
+    accumulators = [torch.ones_like(parameter) for parameter in own]
+    for parameter, accumulator in zip(own, accumulators, strict=True):
+        parameter.grad = accumulator
+
+    @contextmanager
+    def around(chunk):
+        yield
+        raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        stage.step(0, gradients(0), chunk_bytes=1, around=around)
+    assert all(p.grad is a for p, a in zip(own, accumulators, strict=True))

@@ -203,6 +203,11 @@ class Arena:
     _undisturbed: dict[tuple[str, ...], runs.Outcome] = field(default_factory=dict)
     _count: int = 0
 
+    @property
+    def run_dir(self) -> Path:
+        """Of the newest run."""
+        return self.folder / f"run-{self._count}"
+
     def run(
         self, layout: Layout, faults: Iterable[str], *settings: str, steps: int = STEPS
     ) -> Story:
@@ -219,7 +224,7 @@ class Arena:
         faults: tuple[str, ...] = (),
     ) -> Story:
         self._count += 1
-        run_dir = self.folder / f"run-{self._count}"
+        run_dir = self.run_dir
         name = f"tiny_{layout.text}"
         job = jobs.write(self.folder, name, TINY.replace("CLIP_NORM", repr(layout.clip_norm)))
         usual = ["checkpoint.at_end=false", "checkpoint.every_steps=0"]

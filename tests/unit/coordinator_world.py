@@ -297,6 +297,10 @@ class World:
                 assert set(loads(effect.message.schedule).lanes) == members
                 assert set(effect.message.addresses) == set(effect.message.stages)
 
+    @property
+    def _commits(self) -> bool:
+        return self.run.run.config.recovery.mode == "commit"
+
     def _is_last(self, actor: Actor) -> bool:
         return actor.stage == self.run.run.shape.last_stage
 
@@ -313,6 +317,7 @@ class World:
             "kept_bytes": 7,
             "done": 0,
             "saving": 0,
+            "commits": [max(0, actor.reduced - 1), actor.reduced] if self._commits else [],
         }
         return messages.Tell(**(values | changes))
 
@@ -325,6 +330,8 @@ class World:
             case messages.Halt():
                 actor.runs = actor.has_finished = False
                 self.handle(self._tell(actor, message.epoch))
+            case messages.Restore():
+                actor.reduced = message.version
             case messages.Proceed():
                 actor.epoch, actor.end_step, actor.runs = message.epoch, message.end_step, True
                 actor.source = None
@@ -381,4 +388,5 @@ def part(worker: str, stage: int, step: int) -> messages.CheckpointPart:
         digests={},
         state={},
         took_s=0.1,
+        copy_s=0.0,
     )

@@ -2,6 +2,7 @@ import argparse
 import json
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_each_group_has_a_line_and_together_they_are_all_stages(told):
     edges = [tuple(map(int, row[0].split("-"))) for row in runs]
     assert edges[0][0] == 0
     assert edges[-1][1] == 15
-    assert all(left[1] + 1 == right[0] for left, right in zip(edges, edges[1:], strict=False))
+    assert all(left[1] + 1 == right[0] for left, right in pairwise(edges))
     assert runs[0][1] == "-"
     assert runs[1][1:3] == ["167.8", "GB"]
 

@@ -13,6 +13,7 @@ from holdfast.observability.events import (
     CheckpointSaved,
     Event,
     FaultFired,
+    IntervalChosen,
     JoinFailed,
     JsonLines,
     Recovered,
@@ -80,6 +81,7 @@ EVENTS = [
     WorkerMoved(
         at_s=2.8, worker="0.0", from_stage=0, to_stage=1, step=1, reason="stage 1 is starved"
     ),
+    IntervalChosen(at_s=2.8, first=12, every=4, reason="a step takes 1 s"),
     WentBack(at_s=2.9, lost_stage=1, to_step=1, checkpoint="run/step-1", reason="1.1 was the last"),
     RunFailed(at_s=3.0, reason="a \u2028 line\nbreak"),
     RunFinished(

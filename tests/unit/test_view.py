@@ -443,8 +443,7 @@ def test_plain_lines_tell_of_going_back_and_go_on_from_there():
     lines = plain(START, step(8), step(9), BACK, step(4), RunFailed(at_s=9.0, reason="no more"))
     assert lines[1:] == [
         "step 9/100  loss 2.5000  2,000 tokens/s  2.000 s/step  ETA 0:03:02",
-        "stage 2 has no holder left: all go back to the checkpoint of step 4, run/step-4; "
-        "no peer left",
+        "all go back to the checkpoint of step 4, run/step-4: no peer left",
         "step 5/100  loss 2.5000  2,000 tokens/s  2.000 s/step  ETA 0:03:10",
         "failed after 5 steps: no more",
     ]
@@ -454,7 +453,7 @@ def test_a_step_that_was_gone_back_on_before_it_was_told_is_not_told():
     whole = replace(BACK, checkpoint="", to_step=0)
     lines = plain(START, step(8), step(9), whole, RunFailed(at_s=9.0, reason="no more"))
     assert lines[2:] == [
-        "stage 2 has no holder left: all go back to the initial parameters; no peer left",
+        "all go back to the initial parameters: no peer left",
         "failed after 0 steps: no more",
     ]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
+from holdfast.control.committing import NO_COPY, Committing
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.joining import Joining
 from holdfast.control.losses import Losses, Work
@@ -42,6 +43,7 @@ class Changes:
         restarting = Restarting(run, reports, joining)
         self._returning = Returning(run, work, losses, plans, reports, joining, restarting)
         self._rebuilding = Rebuilding(run, plans, reports, joining, restarting)
+        self._committing = Committing(run, work, plans, reports, joining)
         self.current: Change | None = None
 
     # --- stop ---
@@ -145,6 +147,8 @@ class Changes:
         assert change is not None
         if set(self._wished(change).values()) != set(range(run.shape.stages)):
             return self._rebuild(change, at_s)
+        if self._committing.applies(change):
+            return self._restore(change, at_s)
         planned = self._planned(change)
         if planned is None:
             return self._go_back(change, "", at_s)
@@ -159,7 +163,16 @@ class Changes:
             saved=self._reports.saved(saving),
         )
         effects += [*self._rebuilding.forget(), *self._losses.show(at_s)]
+        effects += self._reports.fold(at_s)  # what nobody counted while a stage had no holder
         return [*proceed, *effects, *self._joining.find_sources(at_s)]
+
+    def _restore(self, change: Change, at_s: float) -> list[Effect]:
+        version = self._committing.version(change)
+        if version is None:
+            return self._go_back(change, "" if self._run.lost_stages else NO_COPY, at_s)
+        effects = self._committing.restore(change, version, at_s)
+        self._clear(change, at_s)
+        return [*self._losses.show(at_s), *effects]
 
     def _rebuild(self, change: Change, at_s: float) -> list[Effect]:
         """Nobody holds some stage. Called again whenever somebody has come a step further."""

@@ -20,6 +20,7 @@ from holdfast.control.notices import Notices
 from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.reports import Reports
 from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase, Setting, Steady
+from holdfast.control.save_interval import SaveInterval
 from holdfast.control.starting import Starting
 from holdfast.control.wish import Wish
 from holdfast.errors import ConfigError, HoldfastError
@@ -60,6 +61,7 @@ class Coordinator:
             run, work, losses, self._starting, self._joining, self._changes, self.reports
         )
         self._log_policy = LogPolicy(run, self.reports)
+        self._save_interval = SaveInterval(run, self.reports)
         self._losses, self._work = losses, work
         self._moves_due = False
         self._moved_from: dict[WorkerId, int] = {}  # asked once: who could not leave stays
@@ -79,7 +81,7 @@ class Coordinator:
             messages.Copied: self._on_copied,
             messages.FaultFired: self._notices.on_fault,
             messages.StepReport: self._on_report,
-            messages.CheckpointPart: lambda part, at_s: self.reports.on_part(part),
+            messages.CheckpointPart: self._on_part,
             messages.Finished: self._on_finished,
             messages.WorkerStarted: self._notices.on_started,
             messages.WorkerExited: self._notices.on_exited,
@@ -235,6 +237,9 @@ class Coordinator:
     def _on_report(self, report: messages.StepReport, at_s: float) -> list[Effect]:
         self._work.note(parse_worker(report.worker), self.run.epoch, report.step + 1, 0)
         return self.reports.on_step(report, at_s)
+
+    def _on_part(self, part: messages.CheckpointPart, at_s: float) -> list[Effect]:
+        return [*self.reports.on_part(part), *self._save_interval.on_part(part, at_s)]
 
     def _on_finished(self, finished: messages.Finished, at_s: float) -> list[Effect]:
         self.reports.on_finished(finished)

@@ -55,8 +55,19 @@ class ClearLogs:
 
 
 @dataclass(frozen=True, slots=True)
+class TrimLogs:
+    """A checkpoint is whole: what these workers, who are gone, have logged before is not needed."""
+
+    workers: tuple[WorkerId, ...]
+    run: str  # as the workers know it
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     event: events.Event
 
 
-Effect = Send | StartWorker | Fence | OpenRun | SealCheckpoint | Discard | ClearLogs | Emit
+Effect = (
+    Send | StartWorker | Fence | OpenRun | SealCheckpoint | Discard | ClearLogs | TrimLogs | Emit
+)

@@ -20,7 +20,15 @@ from typing import Protocol
 from holdfast.config import RunConfig
 from holdfast.control.checks import read_schedule
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.effects import ClearLogs, Discard, Effect, Emit, OpenRun, SealCheckpoint
+from holdfast.control.effects import (
+    ClearLogs,
+    Discard,
+    Effect,
+    Emit,
+    OpenRun,
+    SealCheckpoint,
+    TrimLogs,
+)
 from holdfast.control.server import Server, listen
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.faults.fault import Fault
@@ -39,7 +47,7 @@ from holdfast.recovery.manifest import (
     set_aside_after,
     trim,
 )
-from holdfast.recovery.places import check_logs, claim_logs, clear_logs, drop_logs
+from holdfast.recovery.places import check_logs, claim_logs, clear_logs, drop_logs, trim_logs
 
 TOKEN_VARIABLE = "HOLDFAST_TOKEN"  # by environment: a command line shows in ps
 _AGENT_END_LIMIT_S = 1.5  # above its grace for the workers
@@ -111,6 +119,8 @@ class _Recorder:
                 self._seal(effect)
             case Discard():
                 shutil.rmtree(effect.directory, ignore_errors=True)
+            case TrimLogs():
+                trim_logs(self.run_dir, self.config, effect.workers, effect.run, effect.step)
             case ClearLogs():
                 clear_logs(self.run_dir, self.config)
             case _:

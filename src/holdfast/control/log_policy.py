@@ -3,14 +3,18 @@
 The workers tell what a step takes when they have logged one; then it is decided once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from holdfast.cluster import parse_worker
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
 from holdfast.observability import events
+from holdfast.observability.words import size
 from holdfast.protocol import messages
+
+_STEPS_TO_SEAL = 2
+_VERDICT_BYTES = 200
 
 
 class LogPolicy:
@@ -51,21 +55,28 @@ class LogPolicy:
         config, costs = run.config, run.costs
         activations = self._sums(lambda volume: volume.activation_bytes)
         gradients = self._sums(lambda volume: volume.gradient_bytes)
+        ties = self._sums(lambda volume: volume.tied_bytes)
         choice = borders_for(
             budget_bytes=config.recovery.log_budget_bytes(),
-            interval_steps=config.checkpoint.every_steps or config.train.steps,
+            # A checkpoint is whole a little after it was taken; only then is anything trimmed.
+            interval_steps=(config.checkpoint.every_steps or config.train.steps) + _STEPS_TO_SEAL,
             activation_bytes=activations[:-1],
             gradient_bytes=gradients[1:],
             forward_s=costs.forward_s,
             backward_s=costs.fused_s,
             num_microbatches=run.shape.microbatches,
             num_helpers=max(1, len(run.stages) - 1),
-            holders=[len(run.holders(stage)) for stage in range(run.shape.stages)],
+            # Whoever of a stage is left writes what the others would have: each may write it all.
+            other_bytes=[tied + _VERDICT_BYTES for tied in ties],
         )
         run.borders = tuple(choice.borders)
         run.log_limits = dict(enumerate(choice.limit_bytes))
         changed = events.LogChanged(
-            at_s=at_s, worker="", step=step, logging=bool(choice.borders), reason=choice.reason
+            at_s=at_s,
+            worker="",
+            step=step,
+            logging=bool(choice.borders),
+            reason=self._reason(choice.borders, activations, gradients),
         )
         orders = [
             Send(worker, messages.LogBorders(borders=choice.borders, limit_bytes=limit))
@@ -73,6 +84,24 @@ class LogPolicy:
             for limit in [choice.limit_bytes[stage]]
         ]
         return [Emit(changed), *orders]
+
+    def _reason(
+        self, borders: Sequence[int], activations: Sequence[int], gradients: Sequence[int]
+    ) -> str:
+        budget, num_borders = self._run.config.recovery.log_budget, self._run.shape.stages - 1
+        if borders:
+            chosen = ", ".join(f"{border}-{border + 1}" for border in borders)
+            return (
+                f"recovery.log_budget={budget} holds {len(borders)} of {num_borders} borders, "
+                f"between stages {chosen}"
+            )
+        least = min(a + g for a, g in zip(activations[:-1], gradients[1:], strict=True))
+        every = self._run.config.checkpoint.every_steps or self._run.config.train.steps
+        return (
+            f"recovery.log_budget={budget} holds no border: the smallest takes {size(least)} a "
+            f"step, {size(least * every)} from one checkpoint to the next; who loses a stage "
+            "sends everyone back"
+        )
 
     def _sums(self, num_bytes: Callable[[messages.LogVolume], int]) -> list[int]:
         """Of each stage, over its holders."""

@@ -81,7 +81,9 @@ class Rebuilding:
         self._states.clear()
         self._given.clear()
         self._num_stuck, self._run.rebuilds = 0, False
-        return [Discard(folder) for folder in folders]
+        sealed, self._run.untold_seal = self._run.untold_seal, None
+        trimmed = [] if sealed is None else self._run.tell_sealed(sealed)
+        return [*(Discard(folder) for folder in folders), *trimmed]
 
     def free_hosts(self, at_s: float) -> list[Effect]:
         """It cannot be done: those who wait for a state are given an empty stage, as any joiner."""
@@ -344,4 +346,5 @@ def _empty_tell(worker: WorkerId, epoch: int, version: int) -> messages.Tell:
         kept_bytes=0,
         done=0,
         saving=0,
+        commits=[],
     )

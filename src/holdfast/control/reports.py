@@ -44,6 +44,13 @@ class Reports:
             del self._parts[step]
         self._on_disk = {stage: min(v, first_step) for stage, v in self._on_disk.items()}
 
+    def rewind(self, version: int, at_s: float) -> None:
+        """All members go on from a version they still have. What is on disk stays of use."""
+        self.next_step, self._last_end_s = version, at_s
+        self._done = dict.fromkeys(self._run.stages, version)
+        self._steps.clear()
+        self.finished.clear()
+
     def proceed(self, entered: Mapping[WorkerId, int]) -> None:
         """Everyone finishes again. ``entered``: new members and the first step they will report."""
         self.finished.clear()

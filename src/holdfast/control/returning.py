@@ -65,8 +65,15 @@ class Returning:
         run.epoch += 1  # a joiner may copy in this one already: it must be halted all the same
         self._builds.clear()
         run.stages.clear()
-        assigned = self._assign(spread(crew, run.shape.stages), at_s)
-        return [*self._losses.show(at_s, all_of_them=True), Emit(back), *assigned, *started]
+        lost_logs = run.begin_anew()
+        assigned = self._assign(self._places(crew), at_s)
+        shown = self._losses.show(at_s, all_of_them=True)
+        return [*shown, Emit(back), *lost_logs, *assigned, *started]
+
+    def _places(self, crew: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
+        if self.all_again:  # as in the beginning
+            return {worker: self._run.first_stages.get(worker, crew[worker]) for worker in crew}
+        return spread(crew, self._run.shape.stages)
 
     def _went_back(
         self, stage: int, num_left: int, num_started: int, why: str, at_s: float
@@ -179,7 +186,7 @@ class Returning:
     def is_short(self) -> bool:
         """More have to come before training can go on."""
         if self.all_again:
-            return self._run.rebuilding.keys() != self._run.first_stages.keys()
+            return not self._run.first_stages.keys() <= self._run.rebuilding.keys()
         return len(self._run.rebuilding) < self._run.shape.stages
 
     def on_hello(self, hello: messages.Hello, at_s: float) -> list[Effect]:
@@ -209,15 +216,15 @@ class Returning:
             return [*self.end_all(at_s), *self._more(0, at_s)]
         if stage is None:
             return self._gather(at_s)
-        again = self._assign(spread(self._run.rebuilding, self._run.shape.stages), at_s)
+        again = self._assign(self._places(self._run.rebuilding), at_s)
         return again + self._gather(at_s) or self._go(at_s)
 
     def _gather(self, at_s: float) -> list[Effect]:
         """If they are too few: those who have come meanwhile, and as many more as are missing."""
-        if not self.is_short or self.all_again:
+        if not self.is_short:
             return []
         crew = self._crew()
-        assigned = self._assign(spread(crew, self._run.shape.stages), at_s)
+        assigned = self._assign(self._places(crew), at_s)
         return [*assigned, *self._more(len(crew), at_s)]
 
     def _go(self, at_s: float) -> list[Effect]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.control.clock import Clock
-from holdfast.control.effects import ClearLogs, Effect, Send
+from holdfast.control.effects import ClearLogs, Effect, Send, TrimLogs
 from holdfast.control.membership import Membership
 from holdfast.faults.fault import Fault, FaultKind
 from holdfast.protocol import messages
@@ -83,10 +83,12 @@ class Run:
     sealed: int | None = None  # step of the newest whole checkpoint of this run
     stop_s: float = 0.1  # how long the last change held everyone up
     copy_s: float = 1.0  # how long the last joiner took for its copy
+    saves: list[tuple[int, int]] = field(default_factory=list)  # as in messages.SaveAt
     borders: tuple[int, ...] = ()  # that are logged; border b is the one after stage b
     log_limits: dict[int, int] = field(default_factory=dict)  # bytes, by stage
     num_histories: int = 0  # how often all went back: what was logged before is of no use then
     began: int = 0  # the step that this history starts with
+    untold_seal: int | None = None  # a checkpoint of which nobody who logs has heard yet
     rebuilds: bool = False  # a stage that nobody holds is being computed again
 
     @classmethod
@@ -164,6 +166,7 @@ class Run:
             "began": self.began,
             "dir": str(log_directory(self.setting.run_dir, self.config)),
             "mirror": recovery.log_mirror,
+            "workers": [str(worker) for worker in sorted(self.hellos)],
             "borders": list(self.borders),
             "limit_bytes": 0 if stage is None else self.log_limits.get(stage, 0),
         }
@@ -199,7 +202,11 @@ class Run:
         """Whoever logs need not keep what was before it."""
         if self.config.recovery.log == "none":
             return []
-        return [Send(worker, messages.Sealed(step=step)) for worker in self.membership.live]
+        if self.rebuilds:  # somebody reads the logs from an earlier one on
+            self.untold_seal = step
+            return []
+        gone = TrimLogs(tuple(self.membership.missing), str(self.log()["run"]), step)
+        return [gone, *(Send(w, messages.Sealed(step=step)) for w in self.membership.live)]
 
     def proceed(
         self,
@@ -220,5 +227,6 @@ class Run:
             end_step=self.end_step,
             verdicts={str(step): list(values) for step, values in (verdicts or {}).items()},
             saved={str(stage): version for stage, version in sorted((saved or {}).items())},
+            saves=[list(rule) for rule in self.saves],
         )
         return [Send(worker, message) for worker in sorted(self.stages)]

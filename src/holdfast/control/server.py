@@ -259,9 +259,13 @@ class Server:
         connection = self._workers.get(worker)
         if connection is None:
             return
-        for message in self._last_words(connection):
-            self._apply(self._coordinator.handle(message, time.monotonic()))
+        self._hear_last_words(connection)
         self._drop(connection)
+
+    def _hear_last_words(self, connection: Connection) -> None:
+        if connection in self._workers.values():
+            for message in self._last_words(connection):
+                self._apply(self._coordinator.handle(message, time.monotonic()))
 
     def _last_words(self, connection: Connection) -> list[messages.Message]:
         """What it had sent before it was lost, e.g. that a part of a checkpoint is on disk."""
@@ -298,6 +302,7 @@ class Server:
             connection.send_encoded(self._encoded[1])
         except PeerLost as why:
             if connection in self._names:
+                self._hear_last_words(connection)
                 self._lose(connection, why)
 
     def _drop(self, connection: Connection) -> str:

@@ -157,12 +157,22 @@ class JoinFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WentBack:
-    """A stage had no holder left. All went back; the steps from ``to_step`` on run again."""
+    """A loss could not be made up for. All went back; the steps from ``to_step`` on run again."""
 
     at_s: float
     lost_stage: int
     to_step: int  # optimizer steps that the state gone back to has had, as in CheckpointSaved
-    checkpoint: str  # its directory; empty: the initial parameters
+    checkpoint: str  # its directory; empty: a copy in memory, or the initial parameters
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalChosen:
+    """How often checkpoints are taken from now on."""
+
+    at_s: float
+    first: int  # version that is saved first
+    every: int  # steps
     reason: str
 
 
@@ -234,6 +244,7 @@ Event: TypeAlias = (
     | WorkerMoved
     | JoinFailed
     | WentBack
+    | IntervalChosen
     | ReplayBegan
     | StageRebuilt
     | LogChanged

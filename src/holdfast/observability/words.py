@@ -4,6 +4,7 @@ from holdfast.observability.events import (
     CheckpointSaved,
     Event,
     FaultFired,
+    IntervalChosen,
     JoinFailed,
     LogChanged,
     Recovered,
@@ -29,6 +30,9 @@ def told(event: Event) -> str | None:
             return recovered(event)
         case WentBack():
             return _went_back(event)
+        case IntervalChosen():
+            every = count(event.every, "step")
+            return f"a checkpoint every {every} from step {event.first} on: {event.reason}"
         case ReplayBegan():
             return _replay_began(event)
         case StageRebuilt():
@@ -90,18 +94,20 @@ def _joined(event: WorkerJoined) -> str:
 
 def _went_back(event: WentBack) -> str:
     back = f"the checkpoint of step {event.to_step}, {event.checkpoint}"
-    where = back if event.checkpoint else "the initial parameters"
-    return f"stage {event.lost_stage} has no holder left: all go back to {where}; {event.reason}"
+    memory = f"their copies in memory of step {event.to_step}"
+    where = back if event.checkpoint else memory if event.to_step else "the initial parameters"
+    return f"all go back to {where}: {event.reason}"
 
 
 def _replay_began(event: ReplayBegan) -> str:
-    steps = f"steps {event.from_step + 1} to {event.to_step}"
-    what = f"its {steps} are" if event.to_step > event.from_step else "its checkpoint is"
-    more = "" if event.replayed == event.stages else f", together with {_stages(event.replayed)}"
-    return (
-        f"{_stages(event.stages)} has no holder left: {what} taken from the log{more} "
-        f"by {count(len(event.workers), 'worker')}"
-    )
+    others = tuple(stage for stage in event.replayed if stage not in event.stages)
+    more = f", together with {_stages(others)}" if others else ""
+    who = count(len(event.workers), "worker")
+    if event.to_step == event.from_step:
+        what = "its checkpoint is the newest state"
+    else:
+        what = f"{who} replay steps {event.from_step + 1} to {event.to_step} from the log{more}"
+    return f"{_stages(event.stages)} has no holder left: {what}"
 
 
 def _rebuilt(event: StageRebuilt) -> str:

@@ -14,8 +14,8 @@ from holdfast.errors import ConfigError
 from holdfast.planner.log_groups_search import MOST_POINTS, search
 from holdfast.planner.replay_time import Floats, ReplayCosts
 
-# Times are compared in so many parts of the longest: finer differences are rounding.
-_TICKS = 2.0**44
+# Times are compared in so many parts of the longest replay: finer differences are rounding.
+_TICKS = 2.0**50
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,26 @@ def greedy_groups(costs: ReplayCosts, budget_bytes: int | None) -> Groups:
     Until the rest fits. SWIFT counts a group of many machines as one; here it counts in full.
     """
     _check_budget(budget_bytes)
-    ticks, border_bytes = _group_ticks(costs), costs.border_bytes
+    ticks: list[list[float]] = _group_ticks(costs).tolist()
+    border_bytes = costs.border_bytes
     borders = list(range(costs.num_stages - 1))
-    budget = sum(border_bytes) if budget_bytes is None else budget_bytes
-    while sum(border_bytes[border] for border in borders) > budget:
-        borders.remove(_cheapest(ticks, border_bytes, borders))
+    num_bytes = sum(border_bytes)
+    while budget_bytes is not None and num_bytes > budget_bytes:
+        given_up = _cheapest(ticks, border_bytes, borders)
+        num_bytes -= border_bytes[given_up]
+        borders.remove(given_up)
     return described(costs, borders, "pairs of groups merged one by one, least time a byte first")
 
 
-def _cheapest(ticks: Floats, border_bytes: Sequence[int], borders: Sequence[int]) -> int:
+def _cheapest(
+    ticks: Sequence[Sequence[float]], border_bytes: Sequence[int], borders: Sequence[int]
+) -> int:
     def price(at: int) -> float:
         first, border, last = edges[at] + 1, edges[at + 1], edges[at + 2]
         if not border_bytes[border]:
             return float("inf")
-        apart = ticks[first, border] + ticks[border + 1, last]
-        return float(ticks[first, last] - apart) / border_bytes[border]
+        apart = ticks[first][border] + ticks[border + 1][last]
+        return (ticks[first][last] - apart) / border_bytes[border]
 
     edges = [-1, *borders, len(ticks) - 1]
     return borders[min(range(len(borders)), key=price)]
@@ -108,14 +113,18 @@ def _group_ticks(costs: ReplayCosts) -> Floats:
     hand_over_s = np.concatenate([[0.0], np.cumsum(costs.times.hand_over_s * costs.likely)])
     table_s: Floats = (likely[None, 1:] - likely[:-1, None]) * costs.times.replay_s
     table_s += hand_over_s[None, 1:] - hand_over_s[:-1, None]
-    table_s[0, -1] = costs.times.restart_s
+    # A restart that takes longer than any replay is the last choice, no matter how much longer.
+    table_s[0, -1] = min(costs.times.restart_s, 2 * _longest_replay_s(costs))
     return np.rint(table_s / _tick_s(costs))
 
 
 def _tick_s(costs: ReplayCosts) -> float:
-    times = costs.times
-    longest_s = max(float(times.replay_s[0, -1] + times.hand_over_s.max()), times.restart_s)
-    return longest_s / _TICKS or 1.0
+    return _longest_replay_s(costs) / _TICKS or 1.0
+
+
+def _longest_replay_s(costs: ReplayCosts) -> float:
+    replay_s = costs.times.replay_s[np.triu_indices(costs.num_stages)]
+    return float(replay_s.max() + costs.times.hand_over_s.max())
 
 
 def _check_budget(budget_bytes: int | None) -> None:

@@ -38,13 +38,13 @@ class _Relaxed(NamedTuple):
         return float(self.ahead[0]) - self.price * budget
 
 
-class _Front(NamedTuple):
-    """Ways to cut up a prefix, none of which is both smaller and cheaper than another."""
+class _Points(NamedTuple):
+    """Ways to cut up prefixes; of one prefix, none is both smaller and cheaper than another."""
 
     num_bytes: Ints
     cost: Floats
-    start: Ints  # of its last run, and which point of the front there it continues
-    point: Ints
+    end: Ints  # length of the prefix
+    before: Ints  # the point that it continues by one run
 
 
 def search(cost: Floats, cut_bytes: Ints, budget: int, most_points: int = MOST_POINTS) -> Found:
@@ -55,19 +55,19 @@ def search(cost: Floats, cut_bytes: Ints, budget: int, most_points: int = MOST_P
     relaxed, known = _priced(cost, cut_bytes, budget)
     # What cannot end below the known cost is dropped; prices are not whole, so leave some room.
     room = known.cost + len(cost) + 1 + 1e-9 * (known.cost + relaxed.price * budget)
-    fronts = [_Front(np.zeros(1, np.int64), np.zeros(1), *np.zeros((2, 1), np.int64))]
+    points = _Points(np.zeros(1, np.int64), np.zeros(1), *np.zeros((2, 1), np.int64))
     whole = True
-    for end in range(1, len(cost) + 1):
-        front = _extend(fronts, cost, cut_bytes)
-        front = _kept(front, front.num_bytes <= budget)
-        priced = front.cost + relaxed.price * (front.num_bytes - budget) + relaxed.ahead[end]
-        front = _pareto(_kept(front, priced <= room))
-        if len(front.cost) > most_points:
+    for end, more in enumerate([*cut_bytes.tolist(), 0], 1):
+        longer = _extended(points, cost[:, end - 1], more, end)
+        longer = _kept(longer, longer.num_bytes <= budget)
+        priced = longer.cost + relaxed.price * (longer.num_bytes - budget) + relaxed.ahead[end]
+        longer = _pareto(_kept(longer, priced <= room))
+        if len(longer.cost) > most_points:
             whole = False
-            priced = front.cost + relaxed.price * front.num_bytes
-            front = _kept(front, np.sort(np.argpartition(priced, most_points)[:most_points]))
-        fronts.append(front)
-    best = _read(fronts)
+            priced = longer.cost + relaxed.price * longer.num_bytes
+            longer = _kept(longer, np.sort(np.argpartition(priced, most_points)[:most_points]))
+        points = _joined(points, longer)
+    best = _read(points, len(cost))
     if whole:
         return Found(best.cuts, True, best.cost)
     best = min(best, known, key=lambda way: way.cost)
@@ -116,41 +116,45 @@ def _partition(cost: Floats, cut_bytes: Ints, cuts: list[int]) -> _Partition:
     return _Partition(tuple(cuts), num_bytes, float(cost[firsts, lasts].sum()))
 
 
-def _extend(fronts: list[_Front], cost: Floats, cut_bytes: Ints) -> _Front:
-    """All ways to cut up the next longer prefix: each shorter one, and one run more."""
-    end = len(fronts)
-    more = int(cut_bytes[end - 1]) if end < len(cost) else 0
-    return _Front(
-        np.concatenate([front.num_bytes for front in fronts]) + more,
-        np.concatenate([front.cost + cost[at, end - 1] for at, front in enumerate(fronts)]),
-        np.concatenate([np.full(len(front.cost), at) for at, front in enumerate(fronts)]),
-        np.concatenate([np.arange(len(front.cost)) for front in fronts]),
+def _extended(points: _Points, run_cost: Floats, more: int, end: int) -> _Points:
+    """Every point, and one run more, up to ``end``."""
+    number = len(points.cost)
+    return _Points(
+        points.num_bytes + more,
+        points.cost + run_cost[points.end],
+        np.full(number, end),
+        np.arange(number),
     )
 
 
-def _kept(front: _Front, chosen: NDArray[np.bool_] | Ints) -> _Front:
-    return _Front(
-        front.num_bytes[chosen], front.cost[chosen], front.start[chosen], front.point[chosen]
+def _kept(points: _Points, chosen: NDArray[np.bool_] | Ints) -> _Points:
+    num_bytes, cost, end, before = points
+    return _Points(num_bytes[chosen], cost[chosen], end[chosen], before[chosen])
+
+
+def _joined(one: _Points, other: _Points) -> _Points:
+    return _Points(
+        np.concatenate([one.num_bytes, other.num_bytes]),
+        np.concatenate([one.cost, other.cost]),
+        np.concatenate([one.end, other.end]),
+        np.concatenate([one.before, other.before]),
     )
 
 
-def _pareto(front: _Front) -> _Front:
-    front = _kept(front, np.lexsort((front.cost, front.num_bytes)))
-    best_before = np.minimum.accumulate(np.append(np.inf, front.cost))[:-1]
-    return _kept(front, front.cost < best_before)
+def _pareto(points: _Points) -> _Points:
+    points = _kept(points, np.lexsort((points.cost, points.num_bytes)))
+    best_before = np.minimum.accumulate(np.append(np.inf, points.cost))[:-1]
+    return _kept(points, points.cost < best_before)
 
 
-def _read(fronts: list[_Front]) -> _Partition:
-    """Of the last front the smallest that is as cheap as any; each run's cost was rounded."""
-    front = fronts[-1]
-    if not len(front.cost):
+def _read(points: _Points, num_places: int) -> _Partition:
+    """Of all places cut up the smallest that is as cheap as any; each run's cost was rounded."""
+    done = np.flatnonzero(points.end == num_places)
+    if not len(done):
         return _Partition((), 0, np.inf)
-    point = int(np.argmax(front.cost <= front.cost[-1] + len(fronts) - 1))
-    num_bytes, cost = int(front.num_bytes[point]), float(front.cost[point])
+    as_cheap = points.cost[done] <= points.cost[done].min() + num_places
+    point = best = int(done[np.argmax(as_cheap)])  # in the order of their bytes
     cuts: list[int] = []
-    while True:
-        start, point = int(front.start[point]), int(front.point[point])
-        if start == 0:
-            return _Partition(tuple(reversed(cuts)), num_bytes, cost)
-        cuts.append(start - 1)
-        front = fronts[start]
+    while points.end[point := int(points.before[point])]:
+        cuts.append(int(points.end[point]) - 1)
+    return _Partition(tuple(reversed(cuts)), int(points.num_bytes[best]), float(points.cost[best]))

@@ -112,6 +112,7 @@ class Assign:
     ``run``: name of the run and of its history, which changes when all go back;
     ``began``: the first step of this history;
     ``dir``, ``mirror``: where the logs of all workers are (mirror may be empty);
+    ``workers``: all that have ever logged in this run;
     ``borders``: numbers of the borders to log, border b being the one after stage b;
     ``limit_bytes``: most that this worker's log may take; 0: no limit."""
 
@@ -124,6 +125,7 @@ class LogVolume:
     step: int
     activation_bytes: int  # of its own micro-batches, to the next stage
     gradient_bytes: int  # to the stage before
+    tied_bytes: int  # of parameters that another stage has too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +247,7 @@ class Tell:
     kept_bytes: int  # most that kept boundary tensors ever took
     done: int  # operations finished of its lane of step ``reduced``
     saving: int  # newest version whose part it has written or is writing; 0: none
+    commits: list[int]  # versions of its state that it has a copy of in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +270,22 @@ class Proceed:
     verdicts: dict[str, list[Any]]  # as in Tell, of all members together
     saved: dict[str, int]
     """Stage -> newest version whose part of a checkpoint is on disk or being written."""
+    saves: list[list[int]]  # as in SaveAt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """coordinator -> member: go back to a copy in memory. What was done since is forgotten."""
+
+    epoch: int  # of the Proceed that follows
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveAt:
+    """coordinator -> worker: which versions are saved. All rules so far; only their end is new."""
+
+    rules: list[list[int]]  # [first version, every]: up to the first of the next one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,6 +366,7 @@ class CheckpointPart:
     digests: dict[str, str]  # file -> sha256
     state: dict[str, Any]  # what is not a tensor, e.g. the LR schedule's
     took_s: float
+    copy_s: float  # of that: for a copy beside the training; 0: it was taken before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,6 +423,8 @@ Message = (
     | Halt
     | Tell
     | Proceed
+    | Restore
+    | SaveAt
     | Resumed
     | ShareState
     | CopyState

@@ -6,6 +6,7 @@ the next frame begins a new one. Knows nothing of queues, budgets and torch.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,11 +67,18 @@ class LogFolder:
 
     def _open(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        path = segment_path(self.path, self._next_number)
-        self._next_number += 1
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        path = self._create()
         self._segments.append(_Segment(path, 0, -1))
         self._append(self._segments[-1], [encode_segment_header(self._identity)])
+
+    def _create(self) -> Path:
+        """A file that nobody else writes to, not even another writer of the same worker."""
+        while True:
+            path = segment_path(self.path, self._next_number)
+            self._next_number += 1
+            with suppress(FileExistsError):
+                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                return path
 
     def _append(self, segment: _Segment, buffers: Buffers) -> None:
         assert self._fd is not None

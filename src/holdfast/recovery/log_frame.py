@@ -18,9 +18,13 @@ FRAME_MAGIC = b"HFbl"
 # magic, kind, flags, tensors | stage, attempt, microbatch, bytes of shapes | step, payload bytes
 _HEADER = struct.Struct("<4sBBH4I2Q")
 _CRC = struct.Struct("<I")
+_SEALED_HEADER = struct.Struct(_HEADER.format + "I")
 
 HEADER_BYTES = _HEADER.size + _CRC.size
 SEAL_BYTES = _CRC.size
+
+
+SAID_AGAIN = 1  # as the attempt of a verdict: it was written once more when a checkpoint was whole
 
 
 class FrameKind(IntEnum):
@@ -30,6 +34,8 @@ class FrameKind(IntEnum):
     GRADIENT = 2  # gradient for the stage's input, for the stage before
     VERDICT = 3  # norm, scale and whether to skip; of no stage and no micro-batch
     TIED = 4  # reduced gradient of the tied parameter whose number stands for the micro-batch
+
+    __hash__ = int.__hash__  # names are keys, and an enum's own hash is four times as slow
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -56,19 +62,21 @@ class FrameName(NamedTuple):
     @property
     def fact(self) -> "FrameName":
         """The same for all frames that say the same, whoever wrote them."""
-        match self.kind:
-            case FrameKind.VERDICT:
-                return FrameName(self.kind, 0, self.step, 0, 0)
-            case FrameKind.TIED:
-                return self._replace(stage=0)
-            case _:
-                return self
+        if self.kind < FrameKind.VERDICT:  # most of them, and there are many
+            return self
+        if self.kind is FrameKind.VERDICT:
+            return FrameName(self.kind, 0, self.step, 0, 0)
+        return self._replace(stage=0)
 
     @property
     def last_use(self) -> int:
         """The newest checkpoint that a replay can start from and still ask for this."""
-        # The verdict of the step before tells how often a step was tried.
-        return self.step + 1 if self.kind is FrameKind.VERDICT else self.step
+        return self.step + self.is_said_again
+
+    @property
+    def is_said_again(self) -> bool:
+        """A verdict that outlives its step: it tells how often the step after it was tried."""
+        return self.kind is FrameKind.VERDICT and self.attempt == SAID_AGAIN
 
     def __str__(self) -> str:
         match self.kind:
@@ -86,7 +94,7 @@ class FrameName(NamedTuple):
 
 class FrameHeader(NamedTuple):
     name: FrameName
-    flags: Flag
+    flags: int  # see Flag; making one of them takes longer than reading a header
     num_tensors: int
     shapes_bytes: int
     payload_bytes: int  # of shapes and tensors
@@ -105,17 +113,15 @@ def encode_header(header: FrameHeader) -> bytes:
 
 def decode_header(data: bytes) -> FrameHeader | None:
     """None: this is no header, or it was changed."""
-    if len(data) != HEADER_BYTES or not data.startswith(FRAME_MAGIC):
+    if len(data) != HEADER_BYTES:
         return None
-    if zlib.crc32(data[: _HEADER.size]) != _CRC.unpack_from(data, _HEADER.size)[0]:
-        return None
-    _, kind, flags, num_tensors, stage, attempt, microbatch, shapes, step, payload = (
-        _HEADER.unpack_from(data)
+    magic, kind, flags, num_tensors, stage, attempt, microbatch, shapes, step, payload, crc = (
+        _SEALED_HEADER.unpack(data)
     )
-    if kind not in _KINDS:
+    if magic != FRAME_MAGIC or kind not in _KINDS or zlib.crc32(data[:-SEAL_BYTES]) != crc:
         return None
     name = FrameName(_KINDS[kind], stage, step, attempt, microbatch)
-    return FrameHeader(name, Flag(flags), num_tensors, shapes, payload)
+    return FrameHeader(name, flags, num_tensors, shapes, payload)
 
 
 def seal(parts: Iterable[bytes | memoryview]) -> bytes:

@@ -18,9 +18,9 @@ from holdfast.recovery.log_frame import (
     HEADER_BYTES,
     SEAL_BYTES,
     Flag,
-    FrameHeader,
     FrameKind,
     FrameName,
+    decode_header,
     encode_header,
     seal,
 )
@@ -41,7 +41,7 @@ class LogGap(HoldfastError):
     """Something that a replay needs is in no log."""
 
     def __init__(self, step: int, what: str, reason: str) -> None:
-        super().__init__(f"the log of step {step} has a gap: {what}: {reason}")
+        super().__init__(f"the log of step {step + 1} has a gap: {what}: {reason}")
         self.step, self.what, self.reason = step, what, reason
 
 
@@ -65,12 +65,8 @@ class _Segment:
         return f"worker {folder.name}, {self.path.name} in {folder.parent}"
 
 
-class _Place(NamedTuple):
-    """One copy of a fact."""
-
-    segment: _Segment
-    offset: int
-    header: FrameHeader
+# One copy of a fact: where it is. Plain and small, for there may be millions.
+_Place = tuple[_Segment, int]
 
 
 class LogReader(AbstractContextManager["LogReader"]):
@@ -143,8 +139,7 @@ class LogReader(AbstractContextManager["LogReader"]):
         for offset in found.damaged:
             self._note(self.damaged, f"{segment}: damaged at byte {offset}")
         for offset, header in found.frames:
-            place = _Place(segment, offset, header)
-            self._places.setdefault(header.name.fact, []).append(place)
+            self._places.setdefault(header.name.fact, []).append((segment, offset))
 
     def _begin(self, segment: _Segment, fd: int) -> int:
         identity, start = read_segment_header(fd)
@@ -158,24 +153,26 @@ class LogReader(AbstractContextManager["LogReader"]):
 
     # --- facts ---
 
-    def _read(self, name: FrameName) -> tuple[tuple[Tensor, ...], Flag]:
+    def _read(self, name: FrameName) -> tuple[tuple[Tensor, ...], int]:
         if name.fact not in self._places:
             self.refresh()
         problems = []
         for place in self._places.get(name.fact, []):
             try:
-                return self._read_copy(place), place.header.flags
+                return self._read_copy(place)
             except (OSError, _Damaged) as why:
-                problems.append(f"{place.segment}: {why}")
+                problems.append(f"{place[0]}: {why}")
                 self._note(self.damaged, problems[-1])
         raise LogGap(name.step, str(name), "; ".join(problems or self._why_missing()))
 
-    def _read_copy(self, place: _Place) -> tuple[Tensor, ...]:
-        header = place.header
-        at = place.offset + HEADER_BYTES
-        damaged = _Damaged(f"checksum differs at byte {place.offset}")
-        with opened(place.segment.path) as fd:
-            shapes_data = os.pread(fd, header.shapes_bytes, at)
+    def _read_copy(self, place: _Place) -> tuple[tuple[Tensor, ...], int]:
+        segment, offset = place
+        damaged = _Damaged(f"checksum differs at byte {offset}")
+        with opened(segment.path) as fd:
+            header = decode_header(os.pread(fd, HEADER_BYTES, offset))
+            if header is None:
+                raise damaged
+            shapes_data = os.pread(fd, header.shapes_bytes, offset + HEADER_BYTES)
             try:
                 shapes = decode_shapes(shapes_data, header.num_tensors)
             except ValueError:
@@ -183,16 +180,15 @@ class LogReader(AbstractContextManager["LogReader"]):
             if sum(s.nbytes for s in shapes) != header.payload_bytes - header.shapes_bytes:
                 raise damaged
             made = [empty(shape) for shape in shapes]
-            stored = bytearray(SEAL_BYTES)
-            memories = [memory for _, memory in made]
-            _fill(fd, [*memories, memoryview(stored)], at + header.shapes_bytes)
+            memories, stored = [memory for _, memory in made], bytearray(SEAL_BYTES)
+            start = offset + HEADER_BYTES + header.shapes_bytes
+            _fill(fd, [*memories, memoryview(stored)], start)
         if seal([encode_header(header), shapes_data, *memories]) != stored:
             raise damaged
         self.num_bytes += header.frame_bytes
-        return tuple(
+        for (tensor, _), shape in zip(made, shapes, strict=True):
             tensor.requires_grad_(shape.requires_grad)
-            for (tensor, _), shape in zip(made, shapes, strict=True)
-        )
+        return tuple(tensor for tensor, _ in made), header.flags
 
     def _why_missing(self) -> list[str]:
         there = {path.parent.name for path in self._segments}

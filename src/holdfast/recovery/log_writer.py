@@ -252,6 +252,7 @@ class LogWriter:
                 folder.trim(before_step)
         self._sound = list(self._folders)
         with self._changed:
+            self._drop_queue(before_step)
             self._trimmed_before = before_step
             if self._stopped:
                 self._begin_again_at = self._newest_step + 1
@@ -277,6 +278,11 @@ class LogWriter:
             self._changed.notify_all()
         self._on_state(False, step, reason)
 
-    def _drop_queue(self) -> None:
-        self._queue.clear()
-        self._queued_bytes = 0
+    def _drop_queue(self, before_step: int | None = None) -> None:
+        """All of it, or what no replay from ``before_step`` needs. Called with the lock."""
+        if before_step is None:
+            self._queue.clear()
+        else:
+            kept = [one for one in self._queue if not one.name or one.name.last_use >= before_step]
+            self._queue = deque(kept)
+        self._queued_bytes = sum(queued.num_bytes for queued in self._queue)

@@ -8,10 +8,14 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
+from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
+from holdfast.recovery.log_segment import trim_folder
 
 _OWNER = "holdfast-log.json"
 
@@ -52,6 +56,16 @@ def clear_logs(run_dir: Path, config: RunConfig) -> None:
     for directory in _directories(run_dir, config).values():
         for folder in [path for path in directory.iterdir() if path.is_dir()]:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def trim_logs(
+    run_dir: Path, config: RunConfig, workers: Iterable[WorkerId], run: str, step: int
+) -> None:
+    """Of workers that are gone: nobody else does it for them."""
+    for directory in _directories(run_dir, config).values():
+        for worker in workers:
+            with suppress(OSError):  # it only takes room
+                trim_folder(directory / str(worker), run, step)
 
 
 def drop_logs(run_dir: Path, config: RunConfig) -> None:

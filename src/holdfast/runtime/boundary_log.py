@@ -16,7 +16,7 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.errors import HoldfastError
 from holdfast.protocol import messages
-from holdfast.recovery.log_frame import Flag, FrameKind
+from holdfast.recovery.log_frame import SAID_AGAIN, Flag, FrameKind
 from holdfast.recovery.log_segment import Identity
 from holdfast.recovery.log_tensors import frame_bytes
 from holdfast.recovery.log_writer import CLOSE_LIMIT_S, LogWriter
@@ -28,6 +28,7 @@ from holdfast.schedule.operation import Kind, Op
 
 _LEAST_QUEUE_BYTES = 64 << 20
 _STEPS_QUEUED = 4  # most that the disk may be behind
+_VERDICTS_KEPT = 1000  # a checkpoint is whole some steps after it was taken
 _NO_LIMIT_BYTES = 1 << 60
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -154,6 +155,7 @@ class FileLog(BoundaryLog):
         self._borders = frozenset(log["borders"])
         self._volume: _Volume | None = None  # of the step that is being measured
         self._is_measured = False
+        self._verdicts: dict[int, Verdict] = {}  # of the last steps
         self._writer = LogWriter(
             Path(log["dir"]) / self._name,
             Path(log["mirror"]) / self._name if log["mirror"] else None,
@@ -207,14 +209,21 @@ class FileLog(BoundaryLog):
             self._volume.tied_bytes += frame_bytes((values,))
 
     def settled(self, step: int, verdict: Verdict) -> None:
+        recent = {s: v for s, v in self._verdicts.items() if s > step - _VERDICTS_KEPT}
+        self._verdicts = recent | {step: verdict}  # a new one: the control thread reads it
+        self._append_verdict(step, verdict)
+        if self._volume is not None and self._volume.step == step:
+            self._measured(self._volume)
+
+    def _append_verdict(self, step: int, verdict: Verdict, attempt: int = 0) -> None:
+        if not self._borders:
+            return
         has_scale = verdict.scale is not None
         flags = Flag.SCALED if has_scale else Flag.NONE
         flags |= Flag.SKIP if verdict.skip else Flag.NONE
         numbers = [verdict.norm, verdict.scale if has_scale else 0.0]
         values = torch.tensor(numbers, dtype=torch.float64)
-        self._writer.append(FrameKind.VERDICT, self._stage, step, 0, 0, (values,), flags)
-        if self._volume is not None and self._volume.step == step:
-            self._measured(self._volume)
+        self._writer.append(FrameKind.VERDICT, self._stage, step, attempt, 0, (values,), flags)
 
     def _measured(self, volume: _Volume) -> None:
         self._volume, self._is_measured = None, True
@@ -225,6 +234,7 @@ class FileLog(BoundaryLog):
             step=volume.step,
             activation_bytes=volume.activation_bytes,
             gradient_bytes=volume.gradient_bytes,
+            tied_bytes=volume.tied_bytes,
         )
         self._tell(told)
 
@@ -244,6 +254,11 @@ class FileLog(BoundaryLog):
         self._writer.limit_bytes = limit_bytes
 
     def sealed(self, step: int) -> None:
+        # The verdict of the step before tells how often the first one to replay was tried; said
+        # again here, it does not keep the whole segment that it was in.
+        verdict = self._verdicts.get(step - 1)
+        if verdict is not None:
+            self._append_verdict(step - 1, verdict, SAID_AGAIN)
         self._writer.trim(step)
 
     # --- by any thread ---

@@ -99,6 +99,7 @@ class StageCommit:
         self._taking_back = _taking_back(consistency, optimizer, keeps_old)
         self._buffers: dict[int, Mapping[str, Tensor]] = {}  # as they were before a step
         self._pending: _Pending | None = None
+        self._peak_bytes = 0
 
     def enter(self, exchange: VerdictExchange, transport: Transport, timeout_s: float) -> None:
         """A new epoch. What was told in an earlier one is lost: tell it again."""
@@ -170,7 +171,7 @@ class StageCommit:
 
     def restart(self, version: int) -> None:
         """The state was replaced by one that has had ``version`` steps."""
-        assert self._pending is None
+        self._pending = None  # of a step that is thrown away
         self.reduced, self.result, self.verdicts, self._buffers = version, None, {}, {}
         self._taking_back.restart()
 
@@ -196,13 +197,17 @@ class StageCommit:
     @property
     def kept_bytes(self) -> int:
         """What is held now so that steps can be taken back and run again."""
-        buffers = [tensor for kept in self._buffers.values() for tensor in kept.values()]
         newest = None if self.result is None else self.result.reduced
-        return self._taking_back.kept_bytes(newest) + sum(tensor.nbytes for tensor in buffers)
+        return self._taking_back.kept_bytes(newest) + self._buffer_bytes
 
     @property
     def peak_kept_bytes(self) -> int:
-        return max(self._taking_back.peak_bytes, self.kept_bytes)
+        """The most that was held, also for a moment only."""
+        return max(self._peak_bytes, self.kept_bytes)
+
+    @property
+    def _buffer_bytes(self) -> int:
+        return sum(tensor.nbytes for kept in self._buffers.values() for tensor in kept.values())
 
     def _settled(self, step: int, verdict: Verdict) -> None:
         self.verdicts[step] = verdict
@@ -227,6 +232,8 @@ class StageCommit:
                 Update(step, half, scale), lambda: self._reach(step, "half")
             )  # it only hung for a while
         self._taking_back.apply(Update(step, result.reduced, scale), on_trust=on_trust)
+        held = self._taking_back.peak_bytes + self._buffer_bytes
+        self._peak_bytes = max(self._peak_bytes, held)
         self._stage.apply_buffer_changes(result.totals.changes)
         self._reach(step, "applied")
 

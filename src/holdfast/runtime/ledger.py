@@ -74,6 +74,12 @@ class Ledger:
         self._progress = {}
         self._drop(step)
 
+    def clear(self) -> None:
+        """The state goes back: nothing of any step is done."""
+        self.begin(-1, 0)
+        self._done_before, self._attempt_before = (-1, 0), 0
+        self.release_before(max(self._kept, default=-1) + 1)
+
     def new_plan(self) -> None:
         """Operations are counted in the lane of the plan that is followed."""
         self.num_done, self._done_before = 0, (-1, 0)

@@ -94,7 +94,12 @@ class ControlLink:
         match message:
             case messages.Stop():
                 self._stop(Stopped(message.reason))
-            case messages.ShareState() | messages.LogBorders() | messages.Sealed():
+            case (
+                messages.ShareState()
+                | messages.SaveAt()
+                | messages.LogBorders()
+                | messages.Sealed()
+            ):
                 self._on_aside(message)
             case messages.Halt():
                 self._halted_before = max(self._halted_before, message.epoch)

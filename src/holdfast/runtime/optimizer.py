@@ -53,8 +53,14 @@ class StageOptimizer:
         self._schedule_step = 0
         if self._optimizer is not None:
             self._check(self._optimizer)
-            if make_schedule is not None:
-                self._schedule = _checked_schedule(make_schedule(self._optimizer))
+        self._make_schedule = make_schedule
+        self._first_groups = tuple(_cloned(group) for group in self._groups())
+        self._begin_schedule()
+
+    def _begin_schedule(self) -> None:
+        self._schedule_step = 0
+        if self._optimizer is not None and self._make_schedule is not None:
+            self._schedule = _checked_schedule(self._make_schedule(self._optimizer))
 
     @property
     def kind(self) -> str | None:
@@ -177,6 +183,10 @@ class StageOptimizer:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Copies of all state, under "<parameter key>/<name>"; a number as "<name>#"."""
+        return {name: tensor.clone() for name, tensor in self.live_tensors().items()}
+
+    def live_tensors(self) -> dict[str, Tensor]:
+        """The same, but not copied."""
         return {
             f"{key}/{name}" if isinstance(value, Tensor) else f"{key}/{name}#": _as_tensor(value)
             for key, parameter in zip(self._keys, self._parameters, strict=True)
@@ -184,7 +194,18 @@ class StageOptimizer:
             if value is not None
         }
 
+    def _rewind_schedule(self) -> None:
+        """It only goes forward: for a state of an earlier step it begins anew."""
+        if self._optimizer is None or not self._schedule_step:
+            return
+        for group, first in zip(self._optimizer.param_groups, self._first_groups, strict=True):
+            parameters = group["params"]
+            group.clear()
+            group.update(_cloned(first), params=parameters)
+        self._begin_schedule()
+
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._rewind_schedule()
         by_key: dict[str, dict[str, Any]] = {}
         for full, value in tensors.items():
             key, _, name = full.rpartition("/")
@@ -278,7 +299,7 @@ def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_tensor(value: object) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return value.detach()
     if type(value) not in _SCALAR_DTYPES:
         raise ConfigError(
             f"the optimizer keeps a {type(value).__name__}, which a checkpoint cannot hold; "

@@ -75,7 +75,7 @@ class Replayer:
         """LogGap if the log does not reach so far; EpochPast and PeerLost break it off."""
         start_s, order = time.monotonic(), self._order
         log = order.log
-        with LogReader.open(log["dir"], log["mirror"], log["run"]) as self._reader:
+        with LogReader.open(log["dir"], log["mirror"], log["run"], log["workers"]) as self._reader:
             for step in range(order.first_step, order.version):
                 self._reach(step, "replay")
                 self._run_step(step)

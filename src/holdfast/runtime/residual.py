@@ -7,7 +7,7 @@ from Numba's cache), so import before forking. Knows nothing of where estimates 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
@@ -30,8 +30,8 @@ def compiled(signature: str) -> Callable[[_Kernel], _Kernel]:
     """Without fastmath: the same bits each time, wherever in memory the numbers lie."""
 
     def compile_now(kernel: _Kernel) -> _Kernel:
-        made: _Kernel = numba.njit(signature, cache=True, nogil=True, error_model="numpy")(kernel)
-        return made
+        made: Any = numba.njit(signature, cache=True, nogil=True, error_model="numpy")(kernel)
+        return made  # type: ignore[no-any-return]
 
     return compile_now
 
@@ -154,9 +154,10 @@ def _pack(differences: Bits, width: int, counts: tuple[int, ...], out: Bytes) ->
         difference = np.int64(differences[i])
         if abs(difference) <= limit:
             continue
-        at = small if abs(difference) <= 127 else large
+        is_small = abs(difference) <= 127
+        at = small if is_small else large
         out[at], out[at + 1] = i & 255, i >> 8
-        if at == small:
+        if is_small:
             out[at + 2] = difference & 255
             small += _SMALL_BYTES
         else:

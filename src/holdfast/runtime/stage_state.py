@@ -15,7 +15,7 @@ from holdfast.recovery.manifest import load_manifest
 from holdfast.runtime.gradients import ExactGradients, FastGradients
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.stage import Slot
-from holdfast.runtime.state import Layers, load_state_tensors, state_tensors
+from holdfast.runtime.state import Layers, live_tensors, load_state_tensors, state_tensors
 
 OPTIMIZER = "optimizer"  # its kind, in a checkpoint's manifest
 _EXPONENT = "exponent"  # of a parameter's fixed-point sums: part of the state
@@ -45,7 +45,13 @@ class StageState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies, by layer."""
-        tensors = state_tensors(self._layers) | self._optimizer.state_tensors()
+        return self._whole(state_tensors(self._layers) | self._optimizer.state_tensors())
+
+    def live_tensors(self) -> dict[str, Tensor]:
+        """The same, but not copied: they are true until the next step is applied."""
+        return self._whole(live_tensors(self._layers) | self._optimizer.live_tensors())
+
+    def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if isinstance(self._gradients, ExactGradients):
             for slot, exponent in zip(self._slots, self._exponents, strict=True):
                 tensors[f"{slot.key}/{_EXPONENT}"] = torch.tensor(exponent)

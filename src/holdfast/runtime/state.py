@@ -17,6 +17,11 @@ def state_tensors(layers: Layers) -> dict[str, Tensor]:
     return {key: tensor.detach().clone() for key, tensor in _tensors(layers)}
 
 
+def live_tensors(layers: Layers) -> dict[str, Tensor]:
+    """The tensors themselves: they change with the next step."""
+    return {key: tensor.detach() for key, tensor in _tensors(layers)}
+
+
 def _tensors(layers: Layers) -> Iterator[tuple[str, Tensor]]:
     """Not ``state_dict()``: it leaves out some buffers, and users may have changed it."""
     for number, layer in layers.items():

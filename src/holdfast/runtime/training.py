@@ -24,11 +24,13 @@ from holdfast.runtime.epoch import Epoch
 from holdfast.runtime.executor import Executor, Lane, StepRecord, Work
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.ledger import Ledger
+from holdfast.runtime.memory_commit import MemoryCommits
 from holdfast.runtime.results import Arrivals, BegunAnew, receive_result
-from holdfast.runtime.saving import StageSaver
+from holdfast.runtime.saving import SaveTimes, StageSaver, Written
 from holdfast.runtime.stage import Stage
 from holdfast.runtime.stage_state import OPTIMIZER
 from holdfast.runtime.state import layer_digest
+from holdfast.runtime.two_phase import TwoPhaseSaver, guarded
 from holdfast.runtime.verdict import Verdict, VerdictExchange
 from holdfast.schedule.running import RunningStep, running_from_message
 from holdfast.schedule.schedule import loads
@@ -59,11 +61,14 @@ class StageTraining:
         self._clip_norm = job.clip_norm
         builder = Builder(job, config, assign.cut, compute)
         self.ledger = Ledger()
+        saver = TwoPhaseSaver if config.recovery.mode == "checkfreq" else StageSaver
+        self._saver = saver(Path(assign.run_dir), assign.stage, self._wait_s)
+        self.save_times = SaveTimes(config.save_every)
         self._built = built = builder.build(
             [assign.stage],
             first_step=assign.first_step,
             keeps_old=config.parallel.stages > 1,
-            reach=self._reach,
+            reach=guarded(self._reach, self._saver),
             due=injector.due,
         )
         self._layers, self._state, self._commit = built.layers, built.state, built.commit
@@ -81,9 +86,10 @@ class StageTraining:
         self._arrivals: Arrivals | None = None
         self._has_state, self._copied_bytes = False, 0
         self._is_fresh = False  # a joiner that has not followed a step by itself yet
-        self._saver = StageSaver(Path(assign.run_dir), assign.stage, self._wait_s)
         if assign.checkpoint:
             self._state.load_checkpoint(Path(assign.checkpoint))
+        every = config.recovery.commit_every if config.recovery.mode == "commit" else 0
+        self._commits = MemoryCommits(self._state, every, assign.first_step)
         again = builder.stage_of(self._layers)
         self._executor = Executor(self._lane(again, batches, check, compute))
 
@@ -151,6 +157,7 @@ class StageTraining:
         )
         self._commit.enter(exchange, self._transport, self._wait_s)
         self._saver.others = proceed.saved.get(str(self._number), 0)
+        self.save_times.change(proceed.saves)
         return self._epoch
 
     def tell(self, epoch: int) -> messages.Tell:
@@ -174,7 +181,14 @@ class StageTraining:
             kept_bytes=ledger.peak_bytes,
             done=ledger.num_done if is_begun else 0,
             saving=self._saver.newest,
+            commits=self._commits.versions,
         )
+
+    def restore(self, version: int) -> None:
+        """Back to a copy in memory."""
+        self._commits.restore(version)
+        self._commit.restart(version)
+        self.ledger.clear()
 
     def finished(self, peak_memory_bytes: int) -> messages.Finished:
         return messages.Finished(
@@ -212,6 +226,7 @@ class StageTraining:
             )
             self._state.load(state.tensors, f"the state of worker {arrivals.source}")
             self._commit.restart(state.version)
+            self._commits.restart(state.version)
             self._has_state, self._copied_bytes = True, state.num_bytes
         while True:
             tag = Tag(Channel.UPDATE, self._commit.reduced)
@@ -220,6 +235,7 @@ class StageTraining:
             self._state.begin_step()
             self._state.choose_exponents(result.reduced.maxima)
             self._commit.follow(result, verdict)
+            self._commits.settled(self._commit.reduced)
             self._is_fresh = False
             copied = messages.Copied(
                 worker=str(self._me),
@@ -285,42 +301,44 @@ class StageTraining:
         self.giver.send_update(committed)
         if self.giver.is_asked:
             self.giver.send_state(committed.step + 1, self._state.tensors())
+        self._commits.settled(committed.step + 1)
         self._save_if_due(committed.step + 1)
 
     # --- checkpoints ---
 
     def _save_if_due(self, version: int) -> None:
         self._saver.check()
-        if self._is_due(version) and version < self._end_step:
+        if self.save_times.is_due(version) and version < self._end_step:
             self._save(version)
 
     def _save_at_end(self, version: int) -> None:
         """The last version, also of a run that ends early: then it is to be resumed."""
         cut_short = version < self._config.train.steps
-        if self._config.checkpoint.at_end or cut_short or self._is_due(version):
+        is_due = self.save_times.is_due(version)
+        if self._config.checkpoint.at_end or cut_short or is_due:
             self._save(version)
         self._saver.wait()
-
-    def _is_due(self, version: int) -> bool:
-        every = self._config.checkpoint.every_steps
-        return bool(every) and version % every == 0
 
     def _save(self, version: int) -> None:
         """One holder of a stage does it for all."""
         if not self._epoch.is_first_holder or self._saver.has(version):
             return
 
-        def done(directory: str, digests: dict[str, str], took_s: float) -> None:
+        def done(written: Written) -> None:
             part = messages.CheckpointPart(
                 worker=str(self._me),
                 step=version,
-                directory=directory,
+                directory=written.directory,
                 layers=list(self._layers),
-                digests=digests,
+                digests=written.digests,
                 state={OPTIMIZER: self._built.optimizer.kind},
-                took_s=took_s,
+                took_s=written.took_s,
+                copy_s=written.copy_s,
             )
             self._tell(part)
 
-        self._saver.write(version, self._state.tensors(), done)
+        if isinstance(self._saver, TwoPhaseSaver):
+            self._saver.write_live(version, self._state.live_tensors(), done)
+        else:
+            self._saver.write(version, self._state.tensors(), done)
         self._reach(version - 1, "save")

@@ -26,7 +26,7 @@ def check_undoable(optimizer: Optimizer) -> None:
     """Refuse what has no inverse, or whose arithmetic is not known here."""
     kind = type(optimizer)
     if kind not in (SGD, Adam, AdamW):
-        _refuse(kind, "undo knows torch.optim.SGD, Adam and AdamW only")
+        _refuse(kind, "is none of torch.optim.SGD, Adam and AdamW")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         _refuse(kind, "has step hooks, which undo would call several times a step")
     for group in optimizer.param_groups:

@@ -106,8 +106,8 @@ class Worker:
                     self._build(message, job)
                 case messages.CopyState():
                     self._follow(message)
-                case messages.Halt():
-                    self._link.send(self._built.tell(message.epoch))
+                case messages.Halt() | messages.Restore():
+                    self._stand_still(message)
                 case messages.Proceed():
                     self._proceed(message)
                 case messages.Replay():
@@ -123,6 +123,12 @@ class Worker:
             if not why.worker:
                 raise
             self._link.send(self._gone(why.worker))
+
+    def _stand_still(self, order: messages.Halt | messages.Restore) -> None:
+        if isinstance(order, messages.Halt):
+            self._link.send(self._built.tell(order.epoch))
+        else:
+            self._built.restore(order.version)
 
     def _gone(self, lost: str) -> messages.PeerGone:
         return messages.PeerGone(worker=str(self._spec.worker), epoch=self._epoch, lost=lost)
@@ -277,6 +283,9 @@ class Worker:
                 address = {message.to: [message.host, message.port]}
                 joiner = parse_worker(message.to)
                 self._built.giver.ask(joiner, lambda: self._connect(address))
+            case messages.SaveAt():
+                if self.training is not None:  # else it comes with the first Proceed
+                    self.training.save_times.change(message.rules)
             case messages.LogBorders():
                 self._log.borders(message.borders, message.limit_bytes)
             case messages.Sealed():

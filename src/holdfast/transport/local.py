@@ -33,8 +33,9 @@ class LocalHub:
 
     def leave(self, mailbox: Mailbox) -> None:
         with self._lock:
-            if self._mailboxes.get(mailbox.me) is mailbox:
-                del self._mailboxes[mailbox.me]
+            if self._mailboxes.get(mailbox.me) is not mailbox:
+                return  # it has left already, and another may have taken its place since
+            del self._mailboxes[mailbox.me]
         for other in self.mailboxes():
             other.lose(mailbox.me, mailbox, "closed its transport")
 

@@ -1,0 +1,50 @@
+"""Copies of a stage's state in memory, every few steps: all that going back to one needs.
+
+Which version all go back to is decided by the coordinator. Nothing here outlives the process.
+"""
+
+from torch import Tensor
+
+from holdfast.runtime.stage_state import StageState
+
+_NUM_KEPT = 2  # stages may be a step apart, and then they are a copy apart
+
+
+class MemoryCommits:
+    """``every`` 0: nothing is ever copied."""
+
+    def __init__(self, state: StageState, every: int, version: int) -> None:
+        """``version``: of the state as it is now."""
+        self._state, self._every = state, every
+        self._copies: dict[int, dict[str, Tensor]] = {}
+        self.copied_bytes = 0  # so far, in all
+        self.restart(version)
+
+    @property
+    def versions(self) -> list[int]:
+        return sorted(self._copies)
+
+    def restart(self, version: int) -> None:
+        """The state was replaced from outside: copies of what was before are of another life."""
+        self._copies.clear()
+        if self._every:
+            self._keep(version)
+
+    def settled(self, version: int) -> None:
+        """The state has had so many steps now, and nothing of the next one."""
+        if self._every and version % self._every == 0:
+            self._keep(version)
+
+    def restore(self, version: int) -> None:
+        """The state as it was. Later copies go: their steps are done again."""
+        for later in [kept for kept in self._copies if kept > version]:
+            del self._copies[later]
+        # The optimizer takes the tensors themselves, and the copy may be needed again.
+        tensors = {name: tensor.clone() for name, tensor in self._copies[version].items()}
+        self._state.load(tensors, f"the copy in memory of step {version}")
+
+    def _keep(self, version: int) -> None:
+        self._copies[version] = copy = self._state.tensors()
+        self.copied_bytes += sum(tensor.nbytes for tensor in copy.values())
+        for old in self.versions[:-_NUM_KEPT]:
+            del self._copies[old]

@@ -1,0 +1,68 @@
+"""A checkpoint in two phases: copied beside the next step's work, then written in the background.
+
+The copy is taken by a thread, and only the next change of the weights has to wait for it: whoever
+makes one says so first. When to save, and what, is decided elsewhere.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from holdfast.errors import HoldfastError
+from holdfast.runtime.saving import Done, StageSaver
+
+
+class TwoPhaseSaver(StageSaver):
+    """At most one checkpoint at a time: a new one waits until the one before is on disk."""
+
+    def __init__(self, run_dir: Path, stage: int, limit_s: float) -> None:
+        super().__init__(run_dir, stage, limit_s)
+        self._copied = threading.Event()
+        self._copied.set()
+        self.stalled_s = 0.0  # that updates have waited for copies, in all
+        self.num_bytes = 0  # copied so far, in all
+
+    def write_live(self, step: int, live: Mapping[str, Tensor], done: Done) -> None:
+        """``live``: the tensors themselves. They must not change before ``weights_change``."""
+        self.wait()
+        self._copied.clear()
+
+        def copy() -> Mapping[str, Tensor]:
+            try:
+                return {name: tensor.clone() for name, tensor in live.items()}
+            finally:
+                self._copied.set()
+
+        self._begin(step, copy, done)
+        self.num_bytes += sum(tensor.nbytes for tensor in live.values())
+
+    def weights_change(self) -> None:
+        """Called before each optimizer step: returns when no copy is being taken."""
+        if self._copied.is_set():
+            return
+        start_s = time.monotonic()
+        if not self._copied.wait(self._limit_s):
+            raise HoldfastError(
+                f"the state of {self._name} is not copied after {self._limit_s:g} s: "
+                "is this machine out of memory?"
+            )
+        self.stalled_s += time.monotonic() - start_s
+
+
+Reach = Callable[[int, str], None]
+
+
+def guarded(reach: Reach, saver: StageSaver) -> Reach:
+    """``reach``, but before a step is applied it waits until the state is copied."""
+    if not isinstance(saver, TwoPhaseSaver):
+        return reach
+
+    def reached(step: int, point: str) -> None:
+        if point == "apply":
+            saver.weights_change()
+        reach(step, point)
+
+    return reached

@@ -1,0 +1,157 @@
+"""Checkpoints in two phases: what is saved is the state as it was, whatever happens meanwhile."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from holdfast.errors import HoldfastError
+from holdfast.runtime import saving
+from holdfast.runtime.saving import SaveTimes, StageSaver, Written
+from holdfast.runtime.two_phase import TwoPhaseSaver, guarded
+
+LIMIT_S = 20.0
+
+
+class SlowTensor:
+    """Its copy is ready when a test says so."""
+
+    nbytes = 8
+
+    def __init__(self) -> None:
+        self.value = 1.0
+        self.go_on = threading.Event()
+        self.begun = threading.Event()
+
+    def clone(self) -> float:
+        self.begun.set()
+        assert self.go_on.wait(LIMIT_S)
+        return self.value
+
+
+@pytest.fixture
+def written(monkeypatch):
+    parts = []
+    monkeypatch.setattr(saving, "write_part", lambda path, tensors: parts.append(tensors) or {})
+    return parts
+
+
+def test_an_update_waits_until_the_copy_is_taken_and_not_for_the_writing(tmp_path, monkeypatch):
+    on_disk = threading.Event()
+    parts = []
+
+    def write_part(path, tensors):
+        assert on_disk.wait(LIMIT_S)
+        parts.append(tensors)
+        return {}
+
+    monkeypatch.setattr(saving, "write_part", write_part)
+    saver, slow = TwoPhaseSaver(tmp_path, 0, LIMIT_S), SlowTensor()
+    saver.write_live(4, {"0.weight": slow}, lambda _: None)
+    assert slow.begun.wait(LIMIT_S)
+
+    def update():
+        saver.weights_change()
+        slow.value = 2.0
+
+    thread = threading.Thread(target=update)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive(), "the copy is not taken yet"
+    slow.go_on.set()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive(), "writing is not waited for"
+    assert slow.value == 2.0
+    on_disk.set()
+    saver.wait()
+    assert parts == [{"0.weight": 1.0}]
+    assert saver.stalled_s > 0
+
+
+def test_the_next_checkpoint_waits_until_the_one_before_is_written(tmp_path, written):
+    saver, slow = TwoPhaseSaver(tmp_path, 0, LIMIT_S), SlowTensor()
+    saver.write_live(1, {"0.weight": slow}, lambda _: None)
+    threading.Timer(0.05, slow.go_on.set).start()
+    saver.write_live(2, {"0.weight": torch.zeros(2)}, lambda _: None)
+    assert written[0] == {"0.weight": 1.0}
+    saver.wait()
+    assert len(written) == 2
+
+
+def test_a_copy_that_fails_lets_updates_go_on_and_is_told(tmp_path, written):
+    class Broken:
+        nbytes = 0
+
+        def clone(self):
+            raise RuntimeError("out of memory")
+
+    saver = TwoPhaseSaver(tmp_path, 0, LIMIT_S)
+    saver.write_live(3, {"0.weight": Broken()}, lambda _: None)
+    saver.weights_change()
+    with pytest.raises(HoldfastError, match=r"step 3 in .* out of memory"):
+        saver.wait()
+
+
+def test_a_copy_that_never_ends_is_an_error_in_the_end(tmp_path, written):
+    saver, slow = TwoPhaseSaver(tmp_path, 0, 0.05), SlowTensor()
+    saver.write_live(3, {"0.weight": slow}, lambda _: None)
+    with pytest.raises(HoldfastError, match="not copied after"):
+        saver.weights_change()
+    slow.go_on.set()
+    saver.wait()
+
+
+def test_the_time_of_the_copy_and_of_the_whole_are_told(tmp_path, written):
+    told: list[Written] = []
+    saver, slow = TwoPhaseSaver(tmp_path, 0, LIMIT_S), SlowTensor()
+    saver.write_live(3, {"0.weight": slow}, told.append)
+    assert slow.begun.wait(LIMIT_S)
+    time.sleep(0.02)
+    slow.go_on.set()
+    saver.wait()
+    [one] = told
+    assert 0.02 <= one.copy_s <= one.took_s
+
+
+def test_only_the_points_before_an_update_wait_for_the_copy(tmp_path, monkeypatch):
+    asked: list[str] = []
+    reached: list[str] = []
+    saver = TwoPhaseSaver(tmp_path, 0, LIMIT_S)
+    monkeypatch.setattr(saver, "weights_change", lambda: asked.append(reached[-1]))
+    reach = guarded(lambda step, point: reached.append(point), saver)
+    for point in ("reduced", "check", "apply", "half", "applied"):
+        reach(0, point)
+    assert reached == ["reduced", "check", "apply", "half", "applied"]
+    assert asked == ["check"], "it waits before the fault point of the update, and only there"
+
+
+def test_a_saver_of_one_phase_guards_nothing(tmp_path):
+    def reach(step, point):
+        raise AssertionError
+
+    assert guarded(reach, StageSaver(tmp_path, 0, LIMIT_S)) is reach
+
+
+# --- which versions are saved ---
+
+
+def test_versions_are_saved_at_multiples_until_a_rule_says_otherwise() -> None:
+    times = SaveTimes(5)
+    assert [v for v in range(1, 21) if times.is_due(v)] == [5, 10, 15, 20]
+    times.change([[12, 3]])
+    assert [v for v in range(1, 21) if times.is_due(v)] == [5, 10, 12, 15, 18]
+    times.change([[12, 3], [17, 5]])
+    assert [v for v in range(1, 25) if times.is_due(v)] == [5, 10, 12, 15, 17, 22]
+
+
+def test_rules_that_come_late_change_nothing() -> None:
+    times = SaveTimes(5)
+    times.change([[12, 3], [17, 5]])
+    times.change([[12, 3]])
+    times.change([])
+    assert [v for v in range(16, 25) if times.is_due(v)] == [17, 22]
+
+
+def test_no_interval_means_no_checkpoint() -> None:
+    assert not any(SaveTimes(0).is_due(version) for version in range(50))
