@@ -6,7 +6,8 @@ recovery: SIGKILL to a worker in the middle, 20 steps past the checkpoint; from 
 the step in which it died is finished. "restart" is what users do today: the whole job is killed
 at that moment and resumed at once. Emulated: one pipeline of 8 stages, 8 micro-batches. As many
 micro-batches as stages leave bubbles with 1f1b, and bubbles are all that a single replayer saves;
-zero-bubble has none, so there only helpers make a replay shorter than the steps themselves.
+zero-bubble has none, so there only helpers make a replay shorter than the steps themselves, and
+SWIFT's model, which takes bubbles for granted, promises too much.
 The last table has one row a way: times are emulated, bytes and overheads those of the real GPT.
 
     .venv/bin/python bench/recovery.py [--section recovery] [--rounds 5] [--repeats 1] [--quick]

@@ -8,6 +8,7 @@ same parameters, bit by bit.
 import os
 import signal
 import statistics
+import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from failstop_run import START_LIMIT_S, Run, RunError
 from holdfast.observability.events import CheckpointSaved, RunFinished, StepFinished
-from recovery_cases import PLAIN, VARIANTS, Race
+from recovery_cases import PLAIN, VARIANTS, Race, Task
 from recovery_run import LIMIT_S
 
 WARM_UP_STEPS = 15  # also: until checkfreq has its profile
@@ -46,6 +47,21 @@ class Cost(NamedTuple):
 class Racer(Run):
     """A run that can be stopped and continued as a whole."""
 
+    def __init__(self, task: Task, folder: Path) -> None:
+        super().__init__(task, folder)
+        # What is stopped does not see that this bench is gone, even if its launcher does.
+        self._guard = subprocess.Popen(
+            ["sh", "-c", 'read _; kill -KILL -- "-$0"', str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def end(self) -> None:
+        super().end()
+        self._guard.kill()
+        self._guard.communicate()
+
     def signal_all(self, number: signal.Signals) -> None:
         os.killpg(self._process.pid, number)
 
@@ -68,9 +84,9 @@ def race(which: Race, rounds: int, folder: Path) -> dict[str, Cost]:
             settings = (*which.task.settings, PATIENT, "checkpoint.at_end=false", *VARIANTS[name])
             task = replace(which.task, settings=settings, steps=num_steps)
             (folder / name).mkdir()
-            racers[name] = Racer(task, folder / name)
-            stack.callback(racers[name].end)
-            racers[name].stop_at(WARM_UP_STEPS)
+            racer = racers[name] = Racer(task, folder / name)
+            stack.callback(racer.end)
+            racer.stop_at(WARM_UP_STEPS)
         turns_s = [take_turns(racers, number, which.turn_steps) for number in range(rounds)]
         ends = {name: _end(racer) for name, racer in racers.items()}
         costs = {

@@ -246,7 +246,7 @@ def test_only_logged_borders_are_logged_and_a_change_takes_effect_at_once(make, 
     found = reader(tmp_path)
     there = [[found.has(kind, 1, step) for step in range(3)] for kind in (A, G)]
     assert there == [[True, False, False], [False, True, False]]
-    assert [found.verdict(step).norm for step in range(3)] == [1.0, 1.0, 1.0]
+    assert [found.has(FrameKind.VERDICT, 0, step) for step in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize("kind", [Kind.B, Kind.BW])
@@ -409,6 +409,20 @@ def test_a_sealed_checkpoint_trims_what_was_before_it_but_the_verdict(make, tmp_
     assert [found.has(A, 1, step) for step in range(5)] == [False, False, True, True, True]
     there = [found.has(FrameKind.VERDICT, 0, step) for step in range(4)]
     assert there == [False, True, True, True]
+
+
+def test_the_verdict_before_a_checkpoint_stays_though_its_segment_goes(make, tmp_path):
+    log, _ = make(every_steps=2)
+    for step in range(4):
+        run_step(log, step)  # each verdict beside its step
+    assert log.flush(LIMIT_S)
+    before = len(list(tmp_path.glob("*/segment-*")))
+    log.sealed(2)
+    assert log.flush(LIMIT_S)
+    found = reader(tmp_path)
+    assert [found.has(A, 1, step) for step in range(4)] == [False, False, True, True]
+    assert found.verdict(1).norm == 1.0
+    assert before == 2
 
 
 def test_without_a_log_nothing_happens(tmp_path):

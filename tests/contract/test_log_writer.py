@@ -28,7 +28,7 @@ from log_harness import (
 from transport_harness import wait_until
 
 from holdfast.recovery.log_folder import LogFolder, write_all
-from holdfast.recovery.log_frame import Flag, FrameKind, FrameName
+from holdfast.recovery.log_frame import SAID_AGAIN, Flag, FrameKind, FrameName
 from holdfast.recovery.log_reader import LogGap
 from holdfast.recovery.log_tensors import encode_frame
 
@@ -223,11 +223,12 @@ def test_trimming_drops_what_waits_to_be_written_in_vain(make, tmp_path):
     assert steps(tmp_path) == [2, 3]
 
 
-def test_a_verdict_in_an_old_segment_keeps_it(make, tmp_path):
+def test_a_verdict_that_was_said_again_keeps_its_segment(make, tmp_path):
     made, _ = make()
     log(made, 0)
     numbers = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    made.append(FrameKind.VERDICT, 0, 1, 0, 0, (numbers,))
+    made.append(FrameKind.VERDICT, 0, 1, SAID_AGAIN, 0, (numbers,))
+    assert made.flush(LIMIT_S)
     made.trim(2)
     assert made.flush(LIMIT_S)
     assert reader(tmp_path).verdict(1).norm == 1.0
@@ -248,6 +249,16 @@ def test_trimming_reaches_the_mirror_and_what_an_earlier_process_left(make, tmp_
     assert steps(tmp_path) == [2]
     assert steps(mirror) == [2]
     assert len(segments(tmp_path)) == 2  # that of another run is not ours to delete
+
+
+def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_them_all(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "writev", lambda fd, buffers: os.write(fd, b"".join(buffers)[:7]))
+    made, _ = make()
+    for step in range(3):
+        log(made, step)
+    assert made.flush(LIMIT_S)
+    found = reader(tmp_path)
+    assert all(torch.equal(read(found, step), values(step)) for step in range(3))
 
 
 # --- trouble ---
@@ -462,6 +473,21 @@ def test_a_disk_that_is_too_slow_stops_the_log_and_not_the_worker(make, tmp_path
     assert not made._queue  # dropped: memory is not held for a disk that does not write
     disk.let_go.set()
     wait_until(lambda: steps(tmp_path) == [0])
+
+
+def test_a_write_that_fails_after_the_log_was_stopped_is_not_reported_again(make, monkeypatch):
+    def fail(fd, buffers) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    disk = Blocked(monkeypatch, fail)
+    made, states = make(queue_bytes=500)
+    log(made, 0)
+    assert disk.entered.wait(LIMIT_S)
+    for step in range(1, 4):
+        log(made, step)
+    disk.let_go.set()
+    assert not made.flush(LIMIT_S)
+    assert ["too slow" in reason for _, _, reason in states] == [True]
 
 
 def test_what_the_thread_cannot_encode_stops_the_log_with_a_reason(make, tmp_path):

@@ -33,7 +33,12 @@ ORDER = messages.StartWorkers(workers=["0.0"], job="job.py", job_sha256="sha", c
 
 
 FINISHED = messages.Finished(
-    worker="0.0", digests={"0": "a", "1": "b"}, peak_memory_bytes=1, kept_bytes=1, log_bytes=0
+    worker="0.0",
+    digests={"0": "a", "1": "b"},
+    peak_memory_bytes=1,
+    kept_bytes=1,
+    log_bytes=0,
+    old_bytes=0,
 )
 
 
@@ -60,7 +65,8 @@ class Run:
     """A server with a real coordinator in a thread; workers and strangers are scripted."""
 
     def __init__(self, start_limit_s: float = 60.0, pipelines: int = 1, faults=()) -> None:
-        config = config_from({"train": {"steps": 1}, "parallel": {"pipelines": pipelines}})
+        settings = {"train": {"steps": 1}, "parallel": {"pipelines": pipelines}}
+        config = config_from({**settings, "workers": {"restarts": 0}})
         listener = listen(config)
         self.address: tuple[str, int] = listener.getsockname()
         self.coordinator = Coordinator(
@@ -357,6 +363,7 @@ def told(worker: Worker, halt: messages.Halt) -> messages.Tell:
         verdicts={},
         kept_bytes=0,
         done=0,
+        commits=[],
         saving=0,
     )
 

@@ -3,6 +3,7 @@
 Every effect is checked on its way: nobody who is fenced gets a message, the epoch only rises.
 """
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -371,6 +372,7 @@ def finished(name: str, stage: int, **changes: Any) -> messages.Finished:
         "peak_memory_bytes": 1,
         "kept_bytes": 5,
         "log_bytes": 0,
+        "old_bytes": 0,
     }
     return messages.Finished(**(values | changes))
 
@@ -390,3 +392,43 @@ def part(worker: str, stage: int, step: int) -> messages.CheckpointPart:
         took_s=0.1,
         copy_s=0.0,
     )
+
+
+def something_happens(world: World, dice: random.Random) -> None:
+    act = dice.choice(["step"] * 4 + ["die", "freeze", "join", "mute", "pump", "start"])
+    names, missing = sorted(world.actors), world.run.run.membership.missing
+    awaited = world.run.run.membership.all_in(Phase.STARTING)
+    match act:
+        case "step":
+            world.step()
+        case "die" if len(names) > 2:
+            world.die(dice.choice(names))
+        case "join" if missing:
+            world.come(str(dice.choice(missing)))
+        case "start" if awaited:
+            world.come(str(dice.choice(awaited)))
+        case "freeze" if len(names) > 2:
+            frozen = world.actors[dice.choice(names)]
+            frozen.silent = frozen.mute = True
+            world.tick(dice.choice([1.0, 11.0]))
+        case "mute" if names:
+            world.actors[dice.choice(names)].mute = dice.random() < 0.5
+        case _:
+            world.pump()
+
+
+def much_happens(world: World, dice: random.Random) -> None:
+    """And then nothing more, until the run is over."""
+    for _ in range(60):
+        if not world.run.over:
+            something_happens(world, dice)
+    for actor in world.live():
+        actor.mute = actor.silent
+    world.pump()
+    world.tick(11.0)
+    for _ in range(200):
+        for worker in world.run.run.membership.all_in(Phase.STARTING):
+            world.come(str(worker))
+        if not world.run.over:
+            world.step()
+    assert world.run.over

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from coordinator_world import TORCH, World, emitted, pid_of, report, sent
+from coordinator_world import TORCH, World, emitted, much_happens, pid_of, report, sent
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Fence, StartWorker
@@ -350,49 +350,13 @@ def test_the_process_of_an_ordered_join_may_end_before_it_says_hello() -> None:
 # --- everything at once ---
 
 
-def something_happens(world: World, dice: random.Random) -> None:
-    act = dice.choice(["step"] * 4 + ["die", "freeze", "join", "mute", "pump", "start"])
-    names, missing = sorted(world.actors), world.run.run.membership.missing
-    awaited = world.run.run.membership.all_in(Phase.STARTING)
-    match act:
-        case "step":
-            world.step()
-        case "die" if len(names) > 2:
-            world.die(dice.choice(names))
-        case "join" if missing:
-            world.come(str(dice.choice(missing)))
-        case "start" if awaited:
-            world.come(str(dice.choice(awaited)))
-        case "freeze" if len(names) > 2:
-            frozen = world.actors[dice.choice(names)]
-            frozen.silent = frozen.mute = True
-            world.tick(dice.choice([1.0, 11.0]))
-        case "mute" if names:
-            world.actors[dice.choice(names)].mute = dice.random() < 0.5
-        case _:
-            world.pump()
-
-
 @pytest.mark.parametrize("restarts", [0, 3])
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_a_run_ends_well_or_with_a_reason(seed, restarts) -> None:
     dice = random.Random(seed)
     limits = {"start_limit_s": 8.0, "restarts": restarts}
     world = World(dice.randint(2, 4), dice.randint(1, 3), steps=30, workers=limits).start()
-    for _ in range(60):
-        if world.run.over:
-            break
-        something_happens(world, dice)
-    for actor in world.live():
-        actor.mute = actor.silent
-    world.pump()
-    world.tick(11.0)
-    for _ in range(200):
-        for worker in world.run.run.membership.all_in(Phase.STARTING):
-            world.come(str(worker))
-        if not world.run.over:
-            world.step()
-    assert world.run.over
+    much_happens(world, dice)
     if world.run.phase is RunPhase.FAILED:
         assert "cannot hold" in str(world.run.failure), str(world.run.failure)
     recovered = [e.epoch for e in emitted(world.effects, events.Recovered)]

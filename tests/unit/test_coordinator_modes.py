@@ -1,9 +1,12 @@
 """Too few are left: workers are started again. And what a loss means in the published modes."""
 
+import random
+
 import pytest
 from coordinator_world import (
     World,
     emitted,
+    much_happens,
     part,
     pid_of,
     sent,
@@ -143,12 +146,13 @@ def test_a_death_while_too_few_build_is_made_up_for_as_well() -> None:
 
 
 def test_a_worker_that_comes_by_itself_is_used_before_another_is_started() -> None:
-    world = World(1).start()
-    world.die("0.1")
-    world.come("0.1")
+    world = World().start()
+    for name in ("0.1", "1.0", "1.1"):
+        world.die(name)
+    world.come("1.1")
     effects = [*world.pump(), *world.tick(1.0), *world.pump()]
     assert started(effects) == []
-    assert world.stages == {"0.0": 0, "0.1": 1}
+    assert sorted(world.stages.values()) == [0, 1]
 
 
 def test_a_worker_is_not_started_again_while_others_can_hold_its_stage() -> None:
@@ -199,8 +203,9 @@ def test_what_the_ended_had_still_said_counts() -> None:
     world = World(**GLOBAL).start()
     world.step(5)
     world.handle(part("0.0", 0, 4))
-    world.die("1.0")
-    world.pump()
+    del world.actors["1.0"]  # the first notice says how it has ended: nothing more is awaited
+    exited = messages.WorkerExited(worker="1.0", pid=pid_of("1.0"), how="signal SIGKILL")
+    assert not started(world.handle(exited))
     world.handle(part("0.1", 1, 4))
     (back,) = emitted(world.tick(0.4), events.WentBack)
     assert back.to_step == 4
@@ -308,28 +313,36 @@ def test_after_a_loss_all_go_back_to_the_newest_copy_that_every_member_has() -> 
 def test_steps_since_the_copy_are_finished_again_with_fewer() -> None:
     world = World(**COMMIT).start()
     world.step(5)
+    for actor in world.live():
+        actor.mute = True
     world.die("1.0")
+    for actor in world.live():
+        actor.inbox.clear()
+        actor.mute = False
+    for name in ("0.0", "0.1", "1.1"):
+        world.tell(name, commits=[3])
     world.pump()
     done = [e.step for e in emitted(world.finish(), events.StepFinished)]
-    assert done == list(range(5, 20))
+    assert done == list(range(3, 20))
     assert world.run.phase is RunPhase.FINISHED
     (recovered,) = emitted(world.effects, events.Recovered)
     assert recovered.members == 3
 
 
-def test_work_that_is_thrown_away_counts_as_redone() -> None:
+@pytest.mark.parametrize("version", [4, 5])
+def test_work_that_is_thrown_away_counts_as_redone(version) -> None:
     world = World(**COMMIT).start()
     world.step(5)
     world.die("1.0")
     for name in ("0.0", "0.1", "1.1"):
-        world.tell(name, commits=[4], done=3)
+        world.tell(name, commits=[version], done=3)
     for actor in world.live():
         actor.inbox.clear()
         world.handle(messages.Resumed(worker=actor.name, epoch=2, at_s=1.0))
     (recovered,) = emitted(world.effects, events.Recovered)
     lanes = world.run.run.first.schedule.lanes
     whole_step = sum(len(lane) for lane in lanes.values())
-    assert recovered.redone == whole_step + 3 * 3
+    assert recovered.redone == (5 - version) * whole_step + 3 * 3
 
 
 def test_without_a_copy_in_common_all_go_back_to_the_checkpoint() -> None:
@@ -464,6 +477,13 @@ def test_after_the_profile_all_are_told_the_interval_that_the_slowest_stage_allo
     assert chosen.first >= 10 + 4
 
 
+def test_a_new_interval_begins_when_everyone_must_have_heard_of_it() -> None:
+    world = World(**CHECKFREQ, steps=200).start()
+    world.step(30)  # the checkpoint took long
+    (chosen,) = emitted(save_timed(world, 10), events.IntervalChosen)
+    assert chosen.first >= 32
+
+
 def test_the_first_steps_do_not_count_and_too_few_say_nothing() -> None:
     world = World(**CHECKFREQ, steps=200).start()
     for _ in range(5):
@@ -515,6 +535,17 @@ def test_in_other_modes_nobody_chooses_an_interval() -> None:
     world.step(11)
     assert not sent(save_timed(world, 10), messages.SaveAt)
     assert world.last_proceed.saves == []
+
+
+@pytest.mark.parametrize("mode", ["global", "checkfreq", "commit"])
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_in_any_mode_a_run_ends_well_or_with_a_reason(seed, mode) -> None:
+    dice = random.Random(seed)
+    settings = {"recovery": {"mode": mode}, "workers": {"start_limit_s": 8.0}}
+    world = World(dice.randint(2, 4), dice.randint(1, 3), steps=30, **settings).start()
+    much_happens(world, dice)
+    if world.run.phase is RunPhase.FAILED:
+        assert "cannot hold" in str(world.run.failure), str(world.run.failure)
 
 
 def test_any_worker_can_be_asked_for_by_name() -> None:

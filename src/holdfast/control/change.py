@@ -202,6 +202,9 @@ class Changes:
     def on_replay_failed(self, failed: messages.ReplayFailed, at_s: float) -> list[Effect]:
         return self._halt(at_s) if self._rebuilding.on_failed(failed) else []
 
+    def replays(self, worker: WorkerId) -> bool:
+        return self._rebuilding.replays(worker)
+
     def is_replaying(self) -> bool:
         """Whether a wait that ran out was in a replay: then it is begun again, or given up."""
         return self._rebuilding.stuck()
@@ -212,6 +215,8 @@ class Changes:
         If those who come or go make it impossible, all stay as they are.
         """
         for stages in (self._wished(change), dict(self._run.stages)):
+            if len(set(stages.values())) < self._run.shape.stages:
+                continue
             try:
                 return stages, self._rests(change, stages)
             except ScheduleError:

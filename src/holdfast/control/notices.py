@@ -191,6 +191,8 @@ class Notices:
             cause = f"did not stop within {clock.answer_s:g} s"
             effects += self._lose(m.SilentTooLong(worker, at_s), cause)
         for worker in self._joining.late(at_s):
+            if worker in self._beats and self._changes.replays(worker):
+                continue  # that may take long, and its silence would be noticed
             cause = f"not ready after workers.start_limit_s={clock.start_limit_s:g}"
             effects += self._lose(m.SilentTooLong(worker, at_s), cause)
         return effects

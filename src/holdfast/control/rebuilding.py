@@ -179,7 +179,8 @@ class Rebuilding:
         hosts, effects = self._hosts(), []
         coming = len(run.membership.all_in(m.Phase.STARTING))
         for worker in hosts.values():
-            self._joining.waits(worker, at_s)
+            if self._joining.joiners[worker].awaits_state and not self.replays(worker):
+                self._joining.waits(worker, at_s)
         for stage in [stage for stage in run.lost_stages if stage not in hosts]:
             if coming:
                 coming -= 1
@@ -214,6 +215,7 @@ class Rebuilding:
                 continue
             if self._given.get(worker) != version:
                 self._given[worker] = version
+                self._joining.waits(worker, at_s)
                 effects += self._joining.stands_by(worker)
                 self._run.membership.handle(m.Assigned(worker, at_s))
                 state = (self._states[stage, version], version)
@@ -291,6 +293,9 @@ class Rebuilding:
             here = host is not None and run.membership.phase(host) is not m.Phase.STARTING
             return (host,) if host is not None and here else ()
         return tuple(members if most < 0 else members[:most])
+
+    def replays(self, worker: WorkerId) -> bool:
+        return self._replay is not None and worker in self._replay.crew
 
     def on_replayed(self, replayed: messages.Replayed, at_s: float) -> list[Effect]:
         replay = self._replay

@@ -157,6 +157,7 @@ class Reports:
             parameters_sha256=self.parameters_sha256(),
             peak_memory_bytes={f.worker: f.peak_memory_bytes for f in ended},
             kept_bytes=dict(sorted(self._kept_bytes.items())),
+            old_bytes={f.worker: f.old_bytes for f in ended},
             log_bytes={worker: n for worker, n in sorted(self._log_bytes.items()) if n},
         )
 

@@ -158,11 +158,11 @@ class Returning:
         """
         mode = self._run.config.recovery.mode
         stop = messages.Stop(reason=f"a worker was lost: all start again (recovery.mode={mode})")
-        effects: list[Effect] = []
+        effects: list[Effect] = [Send(worker, stop) for worker in self._run.membership.live]
         for worker in self._run.membership.all_in(m.Phase.MEMBER, *m.JOINING):
             self._run.membership.handle(m.GaveUp(worker, at_s))
             self._joining.forget(worker)
-            effects += [Send(worker, stop), Fence(worker)]
+            effects.append(Fence(worker))
         self._run.stages.clear()
         self._run.rebuilding.clear()
         self._builds.clear()

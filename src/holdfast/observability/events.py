@@ -226,6 +226,8 @@ class RunFinished:
     peak_memory_bytes: Mapping[str, int]  # of each worker
     kept_bytes: Mapping[str, int] = field(default_factory=dict)
     """Of each worker: most that its kept boundary tensors ever took."""
+    old_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of each worker: most that it held so that a step could be taken back, or run again."""
     log_bytes: Mapping[str, int] = field(default_factory=dict)
     """Of each worker: what it has written to its log."""
 

@@ -65,6 +65,7 @@ class Summary:
     moves: tuple[Mapping[str, Any], ...]  # worker, from_stage, to_stage, step, reason
     went_back: tuple[Mapping[str, Any], ...]  # lost_stage, to_step, checkpoint, reason
     rebuilt: tuple[Mapping[str, Any], ...]  # stages, replayed, version, workers, operations, ...
+    old_bytes: Mapping[str, int]  # of each worker: most that was held to take a step back
     log_bytes: Mapping[str, int]  # of each worker: written to its log
     log_changes: tuple[Mapping[str, Any], ...]  # worker, step, logging, reason
     versions: Mapping[str, str]
@@ -97,6 +98,7 @@ def summarize(events: Iterable[Event], *, config: Mapping[str, Any]) -> Summary:
         moves=_untimed(events, WorkerMoved),
         went_back=_untimed(events, WentBack),
         rebuilt=_untimed(events, StageRebuilt),
+        old_bytes=finished[-1].old_bytes if finished else {},
         log_bytes=finished[-1].log_bytes if finished else {},
         log_changes=_untimed(events, LogChanged),
         versions=_versions(ready.values()),

@@ -378,6 +378,7 @@ class Finished:
     peak_memory_bytes: int
     kept_bytes: int  # most that kept boundary tensors ever took
     log_bytes: int  # written to its log, in all
+    old_bytes: int  # most that was held so that a step could be taken back, or run again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

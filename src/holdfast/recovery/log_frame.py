@@ -81,7 +81,7 @@ class FrameName(NamedTuple):
     def __str__(self) -> str:
         match self.kind:
             case FrameKind.VERDICT:
-                return f"verdict of step {self.step}"
+                return "verdict"
             case FrameKind.TIED:
                 return f"gradient of tied parameter {self.microbatch}, attempt {self.attempt}"
             case FrameKind.ACTIVATION:

@@ -83,6 +83,7 @@ class Builder:
             _counted(stage.slots, twins),
             reduced=first_step,
             keeps_old=keeps_old,
+            consistency=self.config.recovery.consistency,
             reach=reach,
             due=due,
         )

@@ -164,6 +164,7 @@ class StageCommit:
             if trusted:
                 self._taking_back.take_back(result.step)
                 set_buffer_values(self._layers, self._buffers[result.step])
+                self._pending = replace(pending, is_applied=False)
             self._apply(result, verdict.scale, skip=verdict.skip)
         self._pending = None
         self._settled(result.step, verdict)

@@ -53,6 +53,8 @@ class StageOptimizer:
         self._schedule_step = 0
         if self._optimizer is not None:
             self._check(self._optimizer)
+            groups = self._optimizer.param_groups
+            self._group_of = {id(p): group for group in groups for p in group["params"]}
         self._make_schedule = make_schedule
         self._first_groups = tuple(_cloned(group) for group in self._groups())
         self._begin_schedule()
@@ -240,10 +242,7 @@ class StageOptimizer:
         self._set_state(self._parameters[index], state)
 
     def group_of(self, index: int) -> dict[str, Any]:
-        assert self._optimizer is not None
-        wanted = self._parameters[index]
-        groups = self._optimizer.param_groups
-        return next(g for g in groups if any(p is wanted for p in g["params"]))
+        return self._group_of[id(self._parameters[index])]
 
     def _state(self, parameter: nn.Parameter) -> dict[str, Any]:
         if self._optimizer is None or parameter not in self._optimizer.state:

@@ -197,6 +197,7 @@ class StageTraining:
             peak_memory_bytes=peak_memory_bytes,
             kept_bytes=self.ledger.peak_bytes,
             log_bytes=self.log.num_bytes,
+            old_bytes=self._commit.peak_kept_bytes,
         )
 
     def close(self) -> None:

@@ -57,7 +57,9 @@ class _Record:
     stepped: dict[int, _Stepped]  # by parameter
 
     def gradient(self, index: int) -> Floats:
-        return _flat(scaled(self.update.gradients()[index], self.update.scale))
+        reduced = self.update.reduced
+        assert reduced is not None
+        return _flat(scaled(reduced.layout.view(reduced.flat, index), self.update.scale))
 
     @property
     def num_bytes(self) -> int:

@@ -21,23 +21,23 @@ class LocalHub:
     """Where the workers of one process find each other's mailboxes."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # held until all others know who has come or gone
         self._mailboxes: dict[WorkerId, Mailbox] = {}
 
     def join(self, mailbox: Mailbox) -> None:
         """Take the place of an earlier worker of the same name, if there was one."""
         with self._lock:
             self._mailboxes[mailbox.me] = mailbox
-        for other in self.mailboxes():
-            other.expect(mailbox.me)
+            for other in self.mailboxes():
+                other.expect(mailbox.me)
 
     def leave(self, mailbox: Mailbox) -> None:
         with self._lock:
             if self._mailboxes.get(mailbox.me) is not mailbox:
                 return  # it has left already, and another may have taken its place since
             del self._mailboxes[mailbox.me]
-        for other in self.mailboxes():
-            other.lose(mailbox.me, mailbox, "closed its transport")
+            for other in self.mailboxes():
+                other.lose(mailbox.me, mailbox, "closed its transport")
 
     def find(self, worker: WorkerId) -> Mailbox | None:
         return self._mailboxes.get(worker)
