@@ -51,7 +51,7 @@ class Racer(Run):
         super().__init__(task, folder)
         # What is stopped does not see that this bench is gone, even if its launcher does.
         self._guard = subprocess.Popen(
-            ["sh", "-c", 'read _; kill -KILL -- "-$0"', str(self._process.pid)],
+            ["sh", "-c", 'read _; kill -s KILL -- "-$0"', str(self._process.pid)],
             stdin=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

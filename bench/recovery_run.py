@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from failstop_run import START_LIMIT_S, Ran, Run, RunError, records
 from holdfast.observability.events import (
-    CheckpointSaved,
     Event,
     FaultFired,
     Recovered,
@@ -51,7 +50,6 @@ class Outcome(NamedTuple):
     operations_again: int  # F, B and W, those of the replay included
     num_replayers: int
     replay_s: float | None
-    num_saves: int
     why: str  # why all went back, if they did
 
 
@@ -147,7 +145,6 @@ def outcome(events: Sequence[Event], fault: FaultFired) -> Outcome:
         operations_again=_num_again(events, fault) + replayed,
         num_replayers=max((len(event.workers) for event in rebuilt), default=0),
         replay_s=sum(event.took_s for event in rebuilt) if rebuilt else None,
-        num_saves=sum(isinstance(event, CheckpointSaved) for event in events),
         why="; ".join(event.reason for event in back),
     )
 

@@ -316,8 +316,8 @@ def costs(args: argparse.Namespace) -> dict[str, Any]:
     print(f"{'':14}{'':20}{'step ms':>9}{'/ plain':>9}{'settled':>12}{'applied':>12}{'peak':>12}")
     found = {name: cost(name, factory, gradients, args) for name, factory in OPTIMIZERS.items()}
     print(
-        "(CPU time of one thread; settled: held between steps; applied: after a step, before it is\n"
-        "settled, the step before still asked for; peak: with what is held for a moment)\n"
+        "(CPU time of one thread; settled: held between steps; applied: after a step, before it\n"
+        "is settled, the step before still asked for; peak: with what is held for a moment)\n"
     )
     return found
 

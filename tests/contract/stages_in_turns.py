@@ -163,6 +163,7 @@ class Cluster:
             end_step=STEPS,
             verdicts={str(step): list(verdict) for step, verdict in plan.verdicts.items()},
             saved={},
+            saves=[],
         )
         for worker in self.stages:
             self.turns.start(worker, partial(self._proceed, worker, proceed))

@@ -248,6 +248,7 @@ class Cluster:
             end_step=STEPS,
             verdicts={},
             saved={},
+            saves=[],
         )
 
     def start(self, worker: WorkerId) -> Background:

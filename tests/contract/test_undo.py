@@ -444,3 +444,21 @@ def test_every_group_is_looked_at():
 @each_optimizer
 def test_what_can_be_undone_is_accepted(factory):
     check_undoable(factory([nn.Parameter(torch.zeros(2))]))
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        partial(optim.SGD, lr=2.0, weight_decay=0.5, momentum=0.9),
+        partial(optim.Adam, lr=2.0, weight_decay=0.5),
+    ],
+    ids=["SGD momentum", "Adam"],
+)
+def test_a_product_of_one_is_no_hindrance_where_nothing_is_divided_by_it(factory):
+    world = World(factory)
+    world.train(2)
+    before = world.bits()
+    world.undo.apply(world.update(2), on_trust=True)
+    assert world.undo.num_copied == 0
+    world.undo.take_back(2)
+    assert world.bits() == before

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast.cli import agent, main, plan, trace, train, worker
+from holdfast.cli import agent, main, plan, recovery_plan, trace, train, worker
 from holdfast.config import RunConfig, config_from, known_keys
 from holdfast.observability.events import Event
 from holdfast.observability.summary import Summary
@@ -44,7 +44,7 @@ def commands(text):
 def understood(command, monkeypatch):
     """The parsed arguments of a command that is not run."""
     parsed = []
-    for module in (train, plan, trace, agent, worker):
+    for module in (train, plan, recovery_plan, trace, agent, worker):
         monkeypatch.setattr(module, "run", lambda args: parsed.append(args) or 0)
     assert main.main(shlex.split(command)[1:]) == 0, f"does not parse: {command}"
     return parsed[0]
@@ -55,12 +55,12 @@ def understood(command, monkeypatch):
 
 def test_the_readme_shows_commands_of_every_kind():
     kinds = {command.split()[1] for command in commands(README)}
-    assert kinds == {"train", "plan", "trace", "worker"}
+    assert kinds == {"train", "plan", "recovery-plan", "trace", "worker"}
 
 
 @pytest.mark.parametrize("command", commands(README))
 def test_a_command_of_the_readme_parses(command, monkeypatch):
-    if command.split()[1:] in (["train"], ["plan"], ["trace"], ["worker"]):
+    if command.split()[1:] in (["train"], ["plan"], ["recovery-plan"], ["trace"], ["worker"]):
         return  # only its name
     args = understood(command, monkeypatch)
     if command.split()[1] == "train":
@@ -76,8 +76,9 @@ def test_a_wrong_command_would_be_noticed(wrong, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("holdfast: ")
 
 
-def test_the_plan_in_the_readme_is_what_the_command_prints(capsys):
-    shown = [body for body in blocks(README, "console") if body.startswith("$ holdfast plan")]
+@pytest.mark.parametrize("kind", ["plan", "recovery-plan"])
+def test_the_plan_in_the_readme_is_what_the_command_prints(kind, capsys):
+    shown = [body for body in blocks(README, "console") if body.startswith(f"$ holdfast {kind} ")]
     assert len(shown) == 1
     command, _, output = shown[0].partition("\n")
     assert main.main(shlex.split(command)[2:]) == 0
@@ -139,11 +140,16 @@ def test_every_function_that_is_named_exists(page):
         assert name in defined(SRC / path), f"{page.name} names {path}::{name}"
 
 
-def test_the_journey_names_functions_of_all_that_it_passes():
-    named = REFERENCE.findall((ROOT / "docs" / "journey-of-a-step.md").read_text())
-    parts = {path.partition("/")[0] for path, _ in named}
-    wanted = {"cli", "control", "runtime", "transport", "recovery", "observability", "schedule"}
-    assert wanted <= parts
+JOURNEYS = {
+    "step": {"cli", "control", "runtime", "transport", "recovery", "observability", "schedule"},
+    "lost-stage": {"control", "runtime", "recovery", "planner"},
+}
+
+
+@pytest.mark.parametrize("journey", JOURNEYS)
+def test_the_journey_names_functions_of_all_that_it_passes(journey):
+    named = REFERENCE.findall((ROOT / "docs" / f"journey-of-a-{journey}.md").read_text())
+    assert JOURNEYS[journey] <= {path.partition("/")[0] for path, _ in named}
 
 
 # --- tables ---

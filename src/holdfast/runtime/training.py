@@ -67,7 +67,7 @@ class StageTraining:
         self._built = built = builder.build(
             [assign.stage],
             first_step=assign.first_step,
-            keeps_old=config.parallel.stages > 1,
+            keeps_old=bool(assign.cut),
             reach=guarded(self._reach, self._saver),
             due=injector.due,
         )

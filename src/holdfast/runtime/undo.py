@@ -45,11 +45,18 @@ def _hindrances(group: Mapping[str, Any]) -> dict[str, bool]:
         ),
         f"has betas={betas}, and one of 0 forgets what was there": 0.0 in betas,
         f"has lr={lr:g} and weight_decay={decay:g}, whose product of 1 forgets the parameters": (
-            lr * decay == 1.0
+            _shrinks(group) and lr * decay == 1.0
         ),
         "is differentiable=True, which has another arithmetic": bool(group["differentiable"]),
         f"has parameters of {', '.join(sorted(kinds))}: expected torch.float32": bool(kinds),
     }
+
+
+def _shrinks(group: Mapping[str, Any]) -> bool:
+    """Whether weight decay multiplies the parameter, so that the inverse must divide."""
+    if "momentum" in group:
+        return group["momentum"] == 0 or bool(group["nesterov"])
+    return bool(group["decoupled_weight_decay"])
 
 
 def _refuse(kind: type, what: str) -> None:
