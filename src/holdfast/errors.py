@@ -8,6 +8,7 @@ HoldfastError                                                             exit c
 |  `- EpochPast         ... or asked for something of an epoch that is over
 |- TransportClosed      our own transport was closed while we waited
 |- WaitTimeout          a wait reached its limit
+|- LogGap               something that a replay needs is in no log
 `- PeerLost             a worker ended or stopped answering
 """
 
@@ -48,3 +49,9 @@ class PeerLost(HoldfastError):
     def __init__(self, message: str, worker: str = "") -> None:
         super().__init__(message)
         self.worker = worker  # who is lost; empty: the launcher
+
+
+class LogGap(HoldfastError):
+    def __init__(self, step: int, what: str, reason: str) -> None:
+        super().__init__(f"the log of step {step + 1} has a gap: {what}: {reason}")
+        self.step, self.what, self.reason = step, what, reason

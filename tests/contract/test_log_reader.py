@@ -19,9 +19,8 @@ from log_harness import (
     write,
 )
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, LogGap
 from holdfast.recovery.log_frame import HEADER_BYTES, FrameKind
-from holdfast.recovery.log_reader import LogGap
 from holdfast.recovery.log_segment import trim_folder
 
 

@@ -27,9 +27,9 @@ from log_harness import (
 )
 from transport_harness import wait_until
 
+from holdfast.errors import LogGap
 from holdfast.recovery.log_folder import LogFolder, write_all
 from holdfast.recovery.log_frame import SAID_AGAIN, Flag, FrameKind, FrameName
-from holdfast.recovery.log_reader import LogGap
 from holdfast.recovery.log_tensors import encode_frame
 
 

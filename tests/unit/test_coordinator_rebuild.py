@@ -454,7 +454,7 @@ def test_a_replacement_that_stands_still_is_given_up(recovery) -> None:
     world.come("0.2")
     world.actors["0.2"].mute = world.actors["0.2"].silent = True
     world.settle()
-    effects = world.tick(30.0)
+    effects = world.tick(6.0)
     assert started(effects) == ["0.2"]
     world.come("0.2")
     world.settle()
@@ -619,7 +619,7 @@ def test_that_a_log_has_stopped_is_an_event() -> None:
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("shape", [(1, 3), (2, 2)])
 def test_whatever_happens_the_run_comes_to_an_end(shape, seed) -> None:
-    world = LoggingWorld(*shape, steps=30, workers={"restarts": 1000})
+    world = LoggingWorld(*shape, steps=30, workers={"restarts": 1000, "start_limit_s": 5.0})
     world.start()
     much_happens(world, random.Random(f"{shape} {seed}"))
     assert world.run.over

@@ -28,10 +28,10 @@ def run(args: argparse.Namespace) -> int:
         )
     # Ctrl-C reaches the whole process group: the launcher decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from holdfast.runtime import warm, worker  # torch: a second that only this process pays
+    from holdfast.runtime import process, warm  # torch: a second that only this process pays
 
     try:
         connection = connect(host, int(port), _CONNECT_LIMIT_S)
     except HoldfastError:
         return 1  # the launcher has ended meanwhile and needs no word from here
-    return Agent(connection, (host, int(port)), token, warm.prepare, worker.run_process).run()
+    return Agent(connection, (host, int(port)), token, warm.prepare, process.run_process).run()

@@ -175,11 +175,11 @@ def _work(text: str) -> int:
         values["job_sha256"],
         config,
     )
-    from holdfast.runtime import warm, worker  # torch: a second that only this process pays
+    from holdfast.runtime import process, warm  # torch: a second that only this process pays
 
     warm.prepare(config)
     by_hand = bool(os.environ.get(BY_HAND_VARIABLE))
-    code = worker.run_process(spec, by_hand=by_hand)
+    code = process.run_process(spec, by_hand=by_hand)
     if by_hand:
         sys.stdout.write(f"worker {spec.worker}: the run is over, or has no place for it\n")
     return code

@@ -5,37 +5,21 @@ log reaches so far is found out by those who replay; if it does not, all go back
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from holdfast.cluster import WorkerId, parse_worker
+from holdfast.cluster import WorkerId
 from holdfast.control import membership as m
-from holdfast.control.effects import Discard, Effect, Emit, Send
+from holdfast.control.effects import Discard, Effect, Emit
 from holdfast.control.joining import Joiner, Joining
 from holdfast.control.plans import Plans
+from holdfast.control.replaying import Replaying, rebuilt
 from holdfast.control.reports import Reports
 from holdfast.control.restarting import Restarting
 from holdfast.control.run import Run
 from holdfast.control.wish import Change
 from holdfast.errors import ScheduleError
-from holdfast.observability import events
 from holdfast.protocol import messages
-from holdfast.recovery.places import rebuilt_directory
 
 _MOST_STUCK = 2  # replays in which a wait ran out
-
-
-@dataclass
-class _Replay:
-    """Some neighbouring stages, being computed again by a crew."""
-
-    epoch: int
-    stages: tuple[int, ...]
-    lost: tuple[int, ...]
-    version: int
-    crew: tuple[WorkerId, ...]
-    into: str
-    begun_s: float
-    done: dict[WorkerId, messages.Replayed] = field(default_factory=dict)
 
 
 class Rebuilding:
@@ -49,7 +33,7 @@ class Rebuilding:
     ) -> None:
         self._run, self._plans, self._reports = run, plans, reports
         self._joining, self._restarting = joining, restarting
-        self._replay: _Replay | None = None
+        self._replaying = Replaying(run)
         self._version: tuple[int, int] | None = None  # epoch, version to rebuild
         self._states: dict[tuple[int, int], str] = {}  # stage, version -> directory
         self._given: dict[WorkerId, int] = {}  # version of the state that a host was given
@@ -66,7 +50,8 @@ class Rebuilding:
         self.why_not = ""
         if run.config.recovery.log == "none":
             return False
-        if len(self._together(run.lost_stages[0])) == run.shape.stages > 1:
+        groups = [self._replaying.together(stage) for stage in run.lost_stages]
+        if max(map(len, groups)) == run.shape.stages > 1:
             self.why_not = "no border of the lost stage is logged"
         elif self._num_stuck >= _MOST_STUCK:
             self.why_not = "the replay did not come to an end"
@@ -76,7 +61,8 @@ class Rebuilding:
 
     def forget(self) -> list[Effect]:
         """Training goes on, or all go back: what was rebuilt is of no use any more."""
-        self._replay, self._version, self._reached, self._gap = None, None, None, ""
+        self._replaying.current = self._version = self._reached = None
+        self._gap = ""
         folders = sorted(set(self._states.values()))
         self._states.clear()
         self._given.clear()
@@ -104,7 +90,8 @@ class Rebuilding:
             return effects
         missing = [s for s in self._run.lost_stages if (s, version) not in self._states]
         if missing:
-            return effects + self._begin_replay(missing, version, at_s)
+            crew = self._crew(missing[0])
+            return effects + self._replaying.begin(missing, version, crew, at_s)
         return effects + self._give_states(version, at_s)
 
     def entering(self, change: Change) -> list[WorkerId]:
@@ -205,7 +192,7 @@ class Rebuilding:
         change.add("move", worker)
         run.membership.handle(m.Left(worker, at_s))
         self._joining.hosts(worker, Joiner(stage, from_stage, f"nobody holds stage {stage}"))
-        self._replay = self._version = None  # the crew is another one
+        self._version = None  # what it had told counts no more
         return True
 
     def _give_states(self, version: int, at_s: float) -> list[Effect]:
@@ -225,65 +212,9 @@ class Rebuilding:
     def lost(self, worker: WorkerId) -> None:
         """A host is gone, or somebody of the crew; whoever lives will be halted."""
         self._given.pop(worker, None)
-        if self._replay is not None and worker in self._replay.crew:
-            self._replay = None
+        self._replaying.lost(worker)
 
     # --- the replay ---
-
-    def _together(self, stage: int) -> tuple[int, ...]:
-        """The stage and all between the nearest logged borders around it."""
-        run = self._run
-        first = last = stage
-        while first > 0 and first - 1 not in run.borders:
-            first -= 1
-        while last < run.shape.stages - 1 and last not in run.borders:
-            last += 1
-        return tuple(range(first, last + 1))
-
-    def _begin_replay(self, missing: list[int], version: int, at_s: float) -> list[Effect]:
-        run = self._run
-        if self._replay is not None and self._replay.epoch == run.epoch:
-            return []  # under way
-        stages = self._neighbours(missing)
-        crew = self._crew(missing[0])
-        if not crew:
-            return []
-        lost = tuple(stage for stage in stages if stage in missing)
-        into = str(rebuilt_directory(run.setting.run_dir, version, stages[0]))
-        self._replay = _Replay(run.epoch, stages, lost, version, crew, into, at_s)
-        checkpoint, first_step = run.start
-        order = messages.Replay(
-            epoch=run.epoch,
-            stages=list(stages),
-            lost=list(lost),
-            cut=list(run.cut),
-            checkpoint=checkpoint,
-            first_step=first_step,
-            version=version,
-            crew=[str(worker) for worker in crew],
-            addresses={str(w): [run.hellos[w].host, run.hellos[w].port] for w in crew},
-            into=into,
-            log=run.log(),
-            beat_s=run.clock.beat_s,
-            wait_s=run.clock.wait_s,
-        )
-        began = events.ReplayBegan(
-            at_s=at_s,
-            stages=lost,
-            replayed=stages,
-            from_step=first_step,
-            to_step=version,
-            workers=tuple(map(str, crew)),
-        )
-        return [Emit(began), *(Send(worker, order) for worker in crew)]
-
-    def _neighbours(self, missing: list[int]) -> tuple[int, ...]:
-        """Lost stages next to each other have no log between them: they go together."""
-        stages = self._together(missing[0])
-        for stage in missing[1:]:
-            if stage <= stages[-1] + 1:
-                stages = tuple(range(stages[0], max(stages[-1], self._together(stage)[-1]) + 1))
-        return stages
 
     def _crew(self, stage: int) -> tuple[WorkerId, ...]:
         run, most = self._run, self._run.config.recovery.helpers
@@ -295,46 +226,30 @@ class Rebuilding:
         return tuple(members if most < 0 else members[:most])
 
     def replays(self, worker: WorkerId) -> bool:
-        return self._replay is not None and worker in self._replay.crew
+        return self._replaying.takes_part(worker)
 
     def on_replayed(self, replayed: messages.Replayed, at_s: float) -> list[Effect]:
-        replay = self._replay
-        if replay is None or replayed.epoch != replay.epoch:
-            return []
-        replay.done[parse_worker(replayed.worker)] = replayed
         self._reports.note_losses(replayed.losses)
-        if replay.done.keys() < set(replay.crew):
+        replay = self._replaying.note(replayed)
+        if replay is None:
             return []
-        self._replay = None
         for stage in replay.lost:
             self._states[stage, replay.version] = replay.into
-        told = replay.done.values()
-        rebuilt = events.StageRebuilt(
-            at_s=at_s,
-            stages=replay.lost,
-            replayed=replay.stages,
-            version=replay.version,
-            workers=tuple(map(str, replay.crew)),
-            operations=sum(one.num_operations for one in told),
-            read_bytes=sum(one.num_bytes for one in told),
-            took_s=at_s - replay.begun_s,
-        )
-        return [Emit(rebuilt)]
+        return [Emit(rebuilt(replay, at_s))]
 
     def on_failed(self, failed: messages.ReplayFailed) -> bool:
         """Whether it is news: then all must be asked anew what they have."""
-        replay = self._replay
-        if replay is None or failed.epoch != replay.epoch:
+        if not self._replaying.failed(failed):
             return False
-        self._replay = self._version = None
+        self._version = None
         known = failed.reached if self._reached is None else self._reached
         self._reached, self._gap = min(known, failed.reached), failed.reason
         return True
 
     def stuck(self) -> bool:
         """A wait ran out. Whether it was in a replay."""
-        self._num_stuck += self._replay is not None
-        return self._replay is not None
+        self._num_stuck += self._replaying.current is not None
+        return self._replaying.current is not None
 
 
 def _empty_tell(worker: WorkerId, epoch: int, version: int) -> messages.Tell:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import LogGap
 from holdfast.recovery.log_frame import (
     HEADER_BYTES,
     SEAL_BYTES,
@@ -35,14 +35,6 @@ from holdfast.recovery.log_segment import (
 from holdfast.recovery.log_tensors import decode_shapes, empty
 
 _HINTS = 3  # reasons told at most
-
-
-class LogGap(HoldfastError):
-    """Something that a replay needs is in no log."""
-
-    def __init__(self, step: int, what: str, reason: str) -> None:
-        super().__init__(f"the log of step {step + 1} has a gap: {what}: {reason}")
-        self.step, self.what, self.reason = step, what, reason
 
 
 class LoggedVerdict(NamedTuple):

@@ -11,7 +11,7 @@ from holdfast.config import config_from
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages import StartWorkers
 from holdfast.protocol.spec import WorkerSpec
-from holdfast.runtime.worker import prepare_torch, run_worker, transport_limits
+from holdfast.runtime.process import prepare_torch, run_worker, transport_limits
 from holdfast.transport.local import LocalHub, LocalTransport
 
 _END_LIMIT_S = 30.0

@@ -1,19 +1,13 @@
 """One worker, from hello to goodbye: loads the job, builds its stage, trains, halts, trains on.
 
-The only place of the runtime that catches broadly: whatever goes wrong here is told to the
-coordinator, so that a run ends with a reason.
+Obeys the coordinator, one message after the other. What it runs in, a process or a thread, and
+how it ends, is in ``process.py``.
 """
 
-import ctypes
 import os
 import resource
-import signal
-import sys
-import threading
-import traceback
-import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,32 +20,26 @@ from holdfast.errors import (
     ConfigError,
     EpochPast,
     HoldfastError,
+    LogGap,
     PeerLost,
-    TransportClosed,
     WaitTimeout,
 )
 from holdfast.faults.fault import parse_fault
 from holdfast.job import Batches, Job, load_job
 from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
-from holdfast.protocol.connection import connect
-from holdfast.protocol.spec import REJOIN_VARIABLE, WorkerSpec
-from holdfast.recovery.log_reader import LogGap
+from holdfast.protocol.spec import WorkerSpec
 from holdfast.recovery.manifest import file_digest
 from holdfast.runtime.boundary_log import BoundaryLog, open_log
 from holdfast.runtime.fingerprint import fingerprint
-from holdfast.runtime.injection import Act, Injector, Killed, ProcessActions, ThreadActions
-from holdfast.runtime.link import ControlLink, Heart, Stopped
+from holdfast.runtime.injection import Act, Injector
+from holdfast.runtime.link import ControlLink, Heart
 from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.replay import Replayer
 from holdfast.runtime.training import StageTraining
-from holdfast.transport.base import Limits, Transport
+from holdfast.transport.base import Transport
 from holdfast.transport.tcp import TcpTransport
 
-_KILLED = 137  # as a shell tells of SIGKILL
-CUT_OFF = 75  # exit code of a worker that the launcher does not talk to any more
-_PR_SET_NAME = 15
-_CONNECT_LIMIT_S = 10.0
 _IDLE_LIMIT_S = 1_000_000.0  # the control connection ends a wait for the launcher, not the clock
 
 
@@ -309,115 +297,6 @@ class Worker:
             self._transport.connect(
                 {parse_worker(name): (host, port) for name, (host, port) in addresses.items()}
             )
-
-
-def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
-    """Everything of a worker process; returns its exit code.
-
-    Ctrl-C is the launcher's to handle, unless this worker was started ``by_hand``.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL if by_hand else signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"holdfast {spec.worker}".encode())  # for ps -e
-    prepare_torch(spec.config)
-    limits = transport_limits(spec.config)
-    transport = TcpTransport(spec.worker, bytes.fromhex(spec.token), limits=limits)
-    code = run_worker(spec, transport, nullcontext())
-    if code == CUT_OFF:
-        _join_again(spec)
-    return code
-
-
-def _join_again(spec: WorkerSpec) -> None:
-    """The run has given this worker up, as one that hung. All it holds is past: begin anew."""
-    words = [sys.executable, "-m", "holdfast", "worker", "--join", f"{spec.host}:{spec.port}"]
-    words += ["--as", str(spec.worker)]
-    os.execve(sys.executable, words, os.environ | {REJOIN_VARIABLE: "1"})
-
-
-def run_worker(
-    spec: WorkerSpec,
-    transport: Transport,
-    compute: AbstractContextManager[Any],
-    woken: threading.Event | None = None,
-) -> int:
-    """``woken``: this worker is a thread; set it to wake one that was made to hang."""
-    try:
-        connection = connect(spec.host, spec.port, _CONNECT_LIMIT_S)
-    except HoldfastError:
-        return 1  # the run is over already; there is nobody to tell
-    link = ControlLink(connection, transport, lambda message: worker.aside(message))
-
-    def die() -> None:
-        link.drop()
-        transport.close()
-        worker.abandon_log()
-
-    act, is_silent = _actions(lambda fired: worker.tell_fault(fired), die, woken)
-    worker = Worker(spec, link, transport, compute, act, is_silent)
-    link.start()
-    try:
-        worker.run()
-    except (Stopped, TransportClosed):
-        return CUT_OFF if link.is_cut_off else 0
-    except Killed:
-        return _KILLED
-    except Exception as why:
-        if isinstance(why, PeerLost) and not why.worker:
-            return CUT_OFF  # a send found out before the reading thread did
-        return _tell_failure(spec, link, why)
-    finally:
-        transport.close()
-        link.close()
-        if worker.training is not None:
-            worker.training.close()
-    return 0
-
-
-def _actions(
-    tell: Callable[[messages.Message], None],
-    die: Callable[[], None],
-    woken: threading.Event | None,
-) -> tuple[Act, Callable[[], bool]]:
-    if woken is None:
-        return ProcessActions(tell).act, lambda: False
-    actions = ThreadActions(tell, die, woken)
-    return actions.act, lambda: actions.hanging
-
-
-def transport_limits(config: RunConfig) -> Limits:
-    """A full receiver is waited for as long as a missing tensor."""
-    wait_s = config.workers.start_limit_s
-    return Limits(send_limit_s=wait_s, silence_limit_s=max(wait_s, Limits().silence_limit_s))
-
-
-def prepare_torch(config: RunConfig) -> None:
-    torch.set_num_threads(config.workers.compute_threads)
-    if config.workers.compute_threads > 1 and config.gradients.mode == "exact":
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    # Each worker writes its own part of a checkpoint, without a process group.
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    # After a resume, or a first step that was skipped, the schedule moves before the optimizer.
-    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-
-
-def _tell_failure(spec: WorkerSpec, link: ControlLink, why: Exception) -> int:
-    mine = isinstance(why, HoldfastError)
-    notes = getattr(why, "__notes__", [])
-    failed = messages.Failed(
-        token=spec.token,
-        worker=str(spec.worker),
-        lost=why.worker if isinstance(why, PeerLost) else "",
-        exit_code=why.exit_code if isinstance(why, HoldfastError) else 1,
-        reason="; ".join([str(why) if mine else f"{type(why).__name__}: {why}", *notes]),
-        details="" if isinstance(why, ConfigError) else traceback.format_exc(),
-    )
-    try:
-        link.send(failed)
-    except (PeerLost, Stopped):
-        return failed.exit_code  # the launcher is gone, or knows already
-    return failed.exit_code
 
 
 def _peak_memory_bytes() -> int:

@@ -1,0 +1,137 @@
+"""One replay at a time: which stages are computed again together, by whom, and how it ended.
+
+Knows neither who will hold them then nor whether it should be done at all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.control.effects import Effect, Emit, Send
+from holdfast.control.run import Run
+from holdfast.observability import events
+from holdfast.protocol import messages
+from holdfast.recovery.places import rebuilt_directory
+
+
+@dataclass
+class Replay:
+    """Some neighbouring stages, being computed again by a crew."""
+
+    epoch: int
+    stages: tuple[int, ...]
+    lost: tuple[int, ...]  # of them
+    version: int
+    crew: tuple[WorkerId, ...]
+    into: str
+    begun_s: float
+    done: dict[WorkerId, messages.Replayed] = field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        return self.done.keys() >= set(self.crew)
+
+
+class Replaying:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.current: Replay | None = None
+
+    def takes_part(self, worker: WorkerId) -> bool:
+        return self.current is not None and worker in self.current.crew
+
+    def together(self, stage: int) -> tuple[int, ...]:
+        """The stage and all between the nearest logged borders around it."""
+        run = self._run
+        first = last = stage
+        while first > 0 and first - 1 not in run.borders:
+            first -= 1
+        while last < run.shape.stages - 1 and last not in run.borders:
+            last += 1
+        return tuple(range(first, last + 1))
+
+    def _neighbours(self, missing: Sequence[int]) -> tuple[int, ...]:
+        """Lost stages next to each other have no log between them: they go together."""
+        stages = self.together(missing[0])
+        for stage in missing[1:]:
+            if stage <= stages[-1] + 1:
+                stages = tuple(range(stages[0], max(stages[-1], self.together(stage)[-1]) + 1))
+        return stages
+
+    def begin(
+        self, missing: Sequence[int], version: int, crew: tuple[WorkerId, ...], at_s: float
+    ) -> list[Effect]:
+        """Of the first missing stages; nothing while another is under way or nobody is there."""
+        run = self._run
+        if not crew or (self.current is not None and self.current.epoch == run.epoch):
+            return []
+        stages = self._neighbours(missing)
+        lost = tuple(stage for stage in stages if stage in missing)
+        into = str(rebuilt_directory(run.setting.run_dir, version, stages[0]))
+        self.current = replay = Replay(run.epoch, stages, lost, version, crew, into, at_s)
+        began = events.ReplayBegan(
+            at_s=at_s,
+            stages=lost,
+            replayed=stages,
+            from_step=run.start[1],
+            to_step=version,
+            workers=tuple(map(str, crew)),
+        )
+        order = self._order(replay)
+        return [Emit(began), *(Send(worker, order) for worker in crew)]
+
+    def _order(self, replay: Replay) -> messages.Replay:
+        run = self._run
+        checkpoint, first_step = run.start
+        hellos = {worker: run.hellos[worker] for worker in replay.crew}
+        return messages.Replay(
+            epoch=replay.epoch,
+            stages=list(replay.stages),
+            lost=list(replay.lost),
+            cut=list(run.cut),
+            checkpoint=checkpoint,
+            first_step=first_step,
+            version=replay.version,
+            crew=[str(worker) for worker in replay.crew],
+            addresses={str(worker): [hello.host, hello.port] for worker, hello in hellos.items()},
+            into=replay.into,
+            log=run.log(),
+            beat_s=run.clock.beat_s,
+            wait_s=run.clock.wait_s,
+        )
+
+    def note(self, replayed: messages.Replayed) -> Replay | None:
+        """The replay, if this was its last part."""
+        replay = self.current
+        if replay is None or replayed.epoch != replay.epoch:
+            return None
+        replay.done[parse_worker(replayed.worker)] = replayed
+        if not replay.is_done:
+            return None
+        self.current = None
+        return replay
+
+    def failed(self, failed: messages.ReplayFailed) -> bool:
+        """Whether it is news."""
+        if self.current is None or failed.epoch != self.current.epoch:
+            return False
+        self.current = None
+        return True
+
+    def lost(self, worker: WorkerId) -> None:
+        if self.takes_part(worker):
+            self.current = None
+
+
+def rebuilt(replay: Replay, at_s: float) -> events.StageRebuilt:
+    told = replay.done.values()
+    return events.StageRebuilt(
+        at_s=at_s,
+        stages=replay.lost,
+        replayed=replay.stages,
+        version=replay.version,
+        workers=tuple(map(str, replay.crew)),
+        operations=sum(one.num_operations for one in told),
+        read_bytes=sum(one.num_bytes for one in told),
+        took_s=at_s - replay.begun_s,
+    )
