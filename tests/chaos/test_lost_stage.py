@@ -91,7 +91,7 @@ SETTINGS = {
     "all stages step together": ("optimizer.mode=global",),
     "steps are undone": ("recovery.consistency=undo",),
     "there is no checkpoint yet": ("checkpoint.every_steps=0",),
-    "checkpoints are mirrored": ("checkpoint.every_steps=2", "checkpoint.keep=1"),
+    "only one checkpoint is kept": ("checkpoint.every_steps=2", "checkpoint.keep=1"),
 }
 POINTS = ("B1", "half", "F0", "W3.done", "partials", "told", "settled")
 

@@ -374,6 +374,15 @@ def test_what_is_kept_is_given_up_again():
     assert stage.commit.kept_bytes == 0
 
 
+def test_what_is_kept_does_not_grow_with_the_number_of_steps():
+    stage = OneStage()
+    run_step(stage, 0, GOOD, trust=False)
+    first = stage.commit.kept_bytes
+    for step in range(1, 10):
+        run_step(stage, step, CLIPPED if step % 3 == 0 else GOOD, trust=step % 2 == 0)
+    assert stage.commit.kept_bytes < 2 * first
+
+
 def test_a_stage_alone_keeps_nothing_and_can_still_go_back():
     """Nobody asks it for old weights; only a step on trust needs something to go back to."""
     stage, waiting = OneStage(keeps_old=False), OneStage(keeps_old=False)

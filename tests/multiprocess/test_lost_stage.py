@@ -1,6 +1,7 @@
 """Real processes that really die, and nobody else holds their stage: it is rebuilt from the log.
 
 HOLDFAST_SEED repeats a random sample; it is in the names of the tests and printed when one fails.
+HOLDFAST_SWEEP=100 tries more.
 """
 
 import random
@@ -9,7 +10,7 @@ from collections import Counter
 import pytest
 
 from helpers import jobs, runs
-from helpers.chaos import PHASES, SEED
+from helpers.chaos import PHASES, QUICK, SEED
 from helpers.live import LiveRun, assert_nothing_left, paced
 from holdfast.observability.events import StageRebuilt, WorkerLost, WorkerReady
 
@@ -59,15 +60,15 @@ def assert_no_log_left(run):
 FIXED = {
     "in the middle of its operations": ["kill 0.2 @ 7.B1"],
     "half-way through the optimizer step": ["kill 0.1 @ 7.half"],
-    "at the first stage": ["kill 0.0 @ 7.F2"],
-    "at the last stage, when all is told": ["kill 0.3 @ 7.settled"],
-    "with its neighbour": ["kill 0.2 @ 7.B1", "kill 0.1 @ 5.halt"],
     "and another one that replays": ["kill 0.2 @ 7.B1", "kill 0.0 @ 5.replay"],
     "and its replacement": ["kill 0.2 @ 6.B1", "kill 0.2 @ 7.reduced"],
+    "with its neighbour": ["kill 0.2 @ 7.B1", "kill 0.1 @ 5.halt"],
+    "at the first stage": ["kill 0.0 @ 7.F2"],
+    "at the last stage, when all is told": ["kill 0.3 @ 7.settled"],
 }
 
 
-@pytest.mark.parametrize("when", FIXED)
+@pytest.mark.parametrize("when", list(FIXED)[:4] if QUICK else FIXED)
 def test_the_only_holder_of_a_stage_killed_leaves_no_trace_in_the_result(
     tmp_path, undisturbed, when
 ):
@@ -76,7 +77,7 @@ def test_the_only_holder_of_a_stage_killed_leaves_no_trace_in_the_result(
     assert_rebuilt(run, undisturbed, faults, {int(fault.split()[1][2]) for fault in faults})
 
 
-@pytest.mark.parametrize("number", range(2), ids=lambda number: f"{SEED}-{number}")
+@pytest.mark.parametrize("number", range(1 if QUICK else 8), ids=lambda number: f"{SEED}-{number}")
 def test_nor_does_one_killed_at_a_random_point(tmp_path, undisturbed, number):
     dice = random.Random(f"{SEED}-lost-{number}")
     operations = [f"{kind}{m}{done}" for kind in "FBW" for m in range(6) for done in ("", ".done")]
@@ -93,7 +94,10 @@ def test_both_holders_of_a_stage_may_die(tmp_path, undisturbed):
     assert_rebuilt(run, undisturbed, faults, {1}, num_started=1)
 
 
-@pytest.mark.parametrize("setting", ["recovery.helpers=0", "recovery.mode=swift"])
+ALONE = ["recovery.helpers=0", "recovery.mode=swift"]
+
+
+@pytest.mark.parametrize("setting", ALONE[:1] if QUICK else ALONE)
 def test_the_replacement_may_do_it_alone(tmp_path, undisturbed, setting):
     faults = ["kill 0.1 @ 7.B1"]
     run = train(tmp_path, "1x4", faults, setting)
@@ -162,7 +166,7 @@ def test_the_log_of_a_run_that_failed_is_left_and_the_resumed_run_drops_it(tmp_p
 
 def test_a_resumed_run_rebuilds_from_the_checkpoint_that_it_was_resumed_from(tmp_path, undisturbed):
     first = train(tmp_path, "1x4", ["kill 0.2 @ 7.B1"], "workers.restarts=0")
-    assert first.exit_code == 1
+    assert "3 live workers cannot hold 4 stages" in first.stderr
     words = [*runs.layout("1x4"), "--resume", str(first.run_dir), "--fault", "kill 0.1 @ 8.B1"]
     words += runs.settings(*LOG)
     job = tmp_path / "mixed.py"

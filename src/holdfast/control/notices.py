@@ -199,7 +199,8 @@ class Notices:
 
     def _should_beat(self, worker: WorkerId) -> bool:
         """From the first stage that it has built on."""
-        built = self._run.membership.phase(worker) in (m.Phase.COPYING, m.Phase.MEMBER)
+        has_built = (m.Phase.READY, m.Phase.COPYING, m.Phase.MEMBER)
+        built = self._run.membership.phase(worker) in has_built
         return built or worker in self._beats
 
     def _forgive(self, at_s: float, silence_s: float) -> None:

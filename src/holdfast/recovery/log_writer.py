@@ -78,7 +78,7 @@ class LogWriter:
         self._queued_bytes, self._writing_bytes = 0, 0
         self._is_writing = self._is_idle = self._is_closing = False
         self._num_flushing = 0
-        self._stopped = False
+        self._stopped = self._is_silent = False
         self._begin_again_at: int | None = None  # step; None: after a trim only
         self._newest_step = -1  # that has begun
         self._trim_before, self._trimmed_before = -1, -1  # wanted, done
@@ -142,6 +142,14 @@ class LogWriter:
         """A checkpoint of this step is whole. From any thread; the files go in a moment."""
         with self._changed:
             self._trim_before = max(self._trim_before, before_step)
+            self._changed.notify_all()
+
+    def silence(self) -> None:
+        """Nothing is to be logged any more: what waits is dropped, and nobody is told."""
+        with self._changed:
+            self._stopped = self._is_silent = True
+            self._begin_again_at = None
+            self._drop_queue()
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
@@ -254,7 +262,7 @@ class LogWriter:
         with self._changed:
             self._drop_queue(before_step)
             self._trimmed_before = before_step
-            if self._stopped:
+            if self._stopped and not self._is_silent:
                 self._begin_again_at = self._newest_step + 1
         return True
 

@@ -6,9 +6,10 @@ has left there is never touched.
 
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from holdfast.errors import ConfigError
 from holdfast.recovery.log_segment import trim_folder
 
 _OWNER = "holdfast-log.json"
+_WORKER = re.compile(r"[0-9]+\.[0-9]+")
 
 
 def log_directory(run_dir: str | Path, config: RunConfig) -> Path:
@@ -32,7 +34,9 @@ def rebuilt_directory(run_dir: str | Path, version: int, first_stage: int) -> Pa
 
 def check_logs(run_dir: Path, config: RunConfig) -> None:
     """Find out now whether the logs can be written. Leaves nothing behind."""
-    for key, directory in _directories(run_dir, config).items():
+    directories = _directories(run_dir, config)
+    for key, directory in directories.items():
+        _check_apart(key, directory, run_dir, directories)
         owner = _owner(directory)
         if directory.exists() and not directory.is_dir():
             raise ConfigError(f"{key}={directory}: is a file; choose a directory")
@@ -44,18 +48,18 @@ def check_logs(run_dir: Path, config: RunConfig) -> None:
 
 def claim_logs(run_dir: Path, config: RunConfig) -> None:
     """Make the directories; what an earlier attempt at this run has logged is of no use now."""
-    shutil.rmtree(_rebuilt(run_dir), ignore_errors=True)
+    drop_logs(run_dir, config)
     for directory in _directories(run_dir, config).values():
-        shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / _OWNER).write_text(json.dumps({"run_dir": str(run_dir.resolve())}))
 
 
 def clear_logs(run_dir: Path, config: RunConfig) -> None:
-    """Of all workers; none of them writes now."""
+    """Of all workers; none of them writes now. Nothing else that is there is touched."""
     for directory in _directories(run_dir, config).values():
-        for folder in [path for path in directory.iterdir() if path.is_dir()]:
-            shutil.rmtree(folder, ignore_errors=True)
+        for folder in directory.glob("*"):
+            if _WORKER.fullmatch(folder.name) and folder.is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def trim_logs(
@@ -69,10 +73,13 @@ def trim_logs(
 
 
 def drop_logs(run_dir: Path, config: RunConfig) -> None:
-    """The run is finished."""
+    """The run is finished, or begins. Only what a run has put there goes."""
     shutil.rmtree(_rebuilt(run_dir), ignore_errors=True)
+    clear_logs(run_dir, config)
     for directory in _directories(run_dir, config).values():
-        shutil.rmtree(directory, ignore_errors=True)
+        (directory / _OWNER).unlink(missing_ok=True)
+        with suppress(OSError):  # not empty, or not there
+            directory.rmdir()
 
 
 def _rebuilt(run_dir: str | Path) -> Path:
@@ -85,12 +92,21 @@ def _directories(run_dir: Path, config: RunConfig) -> dict[str, Path]:
     found = {"recovery.log_dir": log_directory(run_dir, config)}
     if config.recovery.log_mirror:
         found["recovery.log_mirror"] = Path(config.recovery.log_mirror)
-    if len({path.resolve() for path in found.values()}) < len(found):
-        raise ConfigError(
-            f"recovery.log_mirror={config.recovery.log_mirror}: is the log itself; "
-            "choose another directory"
-        )
     return found
+
+
+def _check_apart(key: str, directory: Path, run_dir: Path, directories: Mapping[str, Path]) -> None:
+    """No log where something else is kept, or the other log."""
+    place, run = directory.resolve(), run_dir.resolve()
+    log = directories["recovery.log_dir"]
+    others = {} if directory is log else {"the log": log.resolve()}
+    kept = {"the run directory": run, "the checkpoints": run / "checkpoints"}
+    kept |= {"the rebuilt states": _rebuilt(run)}
+    for what, other in {**others, **kept}.items():
+        inside = other in place.parents and what != "the run directory"
+        if place == other or place in other.parents or inside:
+            where = "is" if place == other else ("is inside" if inside else "is above")
+            raise ConfigError(f"{key}={directory}: {where} {what}; choose a directory of its own")
 
 
 def _owner(directory: Path) -> str:

@@ -252,6 +252,8 @@ class FileLog(BoundaryLog):
     def borders(self, borders: Collection[int], limit_bytes: int) -> None:
         self._borders = frozenset(borders)
         self._writer.limit_bytes = limit_bytes
+        if not borders:
+            self._writer.silence()
 
     def sealed(self, step: int) -> None:
         # The verdict of the step before tells how often the first one to replay was tried; said
