@@ -240,6 +240,7 @@ def test_only_logged_borders_are_logged_and_a_change_takes_effect_at_once(make, 
     run_step(log, 0)
     log.borders([0], 0)
     run_step(log, 1)
+    assert log.flush(LIMIT_S)
     log.borders([], 0)
     run_step(log, 2)
     assert log.flush(LIMIT_S)

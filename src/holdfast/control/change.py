@@ -95,8 +95,10 @@ class Changes:
         change.tells.clear()
         change.resumed_s.clear()
         halt = messages.Halt(epoch=run.epoch)
-        sends: list[Effect] = [Send(worker, halt) for worker in self._halted()]
-        return sends or self._go(at_s)
+        # Whoever replays without being a member has nothing to tell, but must stop as well.
+        guests = [worker for worker in self._rebuilding.guests() if worker not in self._halted()]
+        sends: list[Effect] = [Send(worker, halt) for worker in (*self._halted(), *guests)]
+        return sends if self._halted() else sends + self._go(at_s)
 
     def _halted(self) -> list[WorkerId]:
         assert self.current is not None
@@ -109,7 +111,8 @@ class Changes:
         if self.current is None:
             return []
         self.current.entering.discard(worker)
-        self._rebuilding.lost(worker)
+        if self._rebuilding.lost(worker):
+            return self._halt(at_s)  # the others of the crew wait for it
         return self.tick(at_s)
 
     # --- tell ---
@@ -162,7 +165,8 @@ class Changes:
             verdicts=rest.verdicts,
             saved=self._reports.saved(saving),
         )
-        effects += [*self._rebuilding.forget(), *self._losses.show(at_s)]
+        effects += [*self._rebuilding.forget(), *self._rebuilding.free_hosts(at_s)]
+        effects += [*self._joining.log_borders(), *self._losses.show(at_s)]
         effects += self._reports.fold(at_s)  # what nobody counted while a stage had no holder
         return [*proceed, *effects, *self._joining.find_sources(at_s)]
 
@@ -193,7 +197,12 @@ class Changes:
 
     def _go_back(self, change: Change, why: str, at_s: float) -> list[Effect]:
         freed = self._rebuilding.free_hosts(at_s)
+        live = self._run.membership.live
+        crew = [worker for worker in self._rebuilding.crew if worker in live]
         back = self._returning.begin(change.dead, at_s, why)
+        if back and crew:  # they are to stop before they build
+            halt = messages.Halt(epoch=self._run.epoch)
+            freed = [*(Send(worker, halt) for worker in crew), *freed]
         return [*freed, *back, *(self._rebuilding.forget() if back else [])]
 
     def on_replayed(self, replayed: messages.Replayed, at_s: float) -> list[Effect]:
@@ -205,9 +214,9 @@ class Changes:
     def replays(self, worker: WorkerId) -> bool:
         return self._rebuilding.replays(worker)
 
-    def is_replaying(self) -> bool:
-        """Whether a wait that ran out was in a replay: then it is begun again, or given up."""
-        return self._rebuilding.stuck()
+    def note_stuck(self) -> bool:
+        """A wait ran out. Whether it was in a replay: then it is begun again, or given up."""
+        return self._rebuilding.note_stuck()
 
     def _planned(self, change: Change) -> "tuple[dict[WorkerId, int], Rests] | None":
         """Members after the change, and the rest of the running steps; None: only going back helps.

@@ -202,6 +202,9 @@ class Coordinator:
 
     def _on_ready(self, ready: messages.Ready, at_s: float) -> list[Effect]:
         worker = parse_worker(ready.worker)
+        self.run.builds[worker] -= 1
+        if self.run.builds[worker]:
+            return []  # it was given another stage, or another state, meanwhile
         if self.run.phase is RunPhase.RETURNING:
             return self._changes.on_ready(worker, at_s)
         if not self.starting:

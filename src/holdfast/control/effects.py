@@ -40,6 +40,7 @@ class SealCheckpoint:
     step: int
     parts: tuple[Part, ...]
     took_s: float
+    keeps_more: bool = False  # somebody may still read the oldest of those that are kept
 
 
 @dataclass(frozen=True, slots=True)

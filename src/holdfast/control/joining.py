@@ -47,6 +47,7 @@ class Joining:
         self._plans = plans
         self.joiners: dict[WorkerId, Joiner] = {}
         self._invited_s: dict[WorkerId, float] = {}
+        self._entered: list[WorkerId] = []  # with the present change
         self._used: set[int] = set()  # join faults, by their place in the list
 
     @property
@@ -144,6 +145,7 @@ class Joining:
         self._check_like(hello.worker, hello.fingerprint)
         run.membership.handle(m.SaidHello(worker, at_s))
         run.hellos[worker] = hello
+        run.builds[worker] = 0
         self._work.forget(worker)
         return Emit(worker_ready(hello, at_s))
 
@@ -283,6 +285,7 @@ class Joining:
         self._invited_s.pop(worker, None)
         self._run.membership.handle(m.Entered(worker, at_s))
         self._run.stages[worker] = joiner.stage
+        self._entered.append(worker)
         if joiner.from_stage is not None:
             moved = events.WorkerMoved(
                 at_s=at_s,
@@ -302,6 +305,19 @@ class Joining:
             took_s=joiner.took_s,
         )
         return Emit(joined)
+
+    def log_borders(self) -> list[Effect]:
+        """For those who have just entered: it may have been decided while they built."""
+        run, entered = self._run, self._entered
+        self._entered = []
+        if not run.log_limits:
+            return []
+        orders = {w: run.log_limits[run.stages[w]] for w in entered if w in run.stages}
+        borders = list(run.borders)
+        return [
+            Send(worker, messages.LogBorders(borders=borders, limit_bytes=limit))
+            for worker, limit in sorted(orders.items())
+        ]
 
     def forget(self, worker: WorkerId) -> None:
         self._invited_s.pop(worker, None)

@@ -177,7 +177,7 @@ class _Recorder:
                 seed=self.config.train.seed,
                 microbatches=self.config.parallel.microbatches,
             )
-            trim(self.run_dir, self.config.checkpoint.keep)
+            trim(self.run_dir, self.config.checkpoint.keep + effect.keeps_more)
             clear_abandoned(self.run_dir, effect.step)
         except OSError as why:
             raise HoldfastError(

@@ -115,7 +115,7 @@ class Notices:
         change = self._changes.current
         if change is not None and change.stopping:
             # Whoever does not stop will be found, unless all wait for a replay.
-            return self._changes.again(at_s) if self._changes.is_replaying() else []
+            return self._changes.again(at_s) if self._changes.note_stuck() else []
         if self._stuck_in == self._reports.next_step:
             raise HoldfastError(
                 f"worker {by} waited in vain for {self._run.clock.wait_s:g} s, and again after all "
@@ -217,6 +217,7 @@ class Notices:
         commands = run.membership.handle(notice)
         if m.Command.FENCE not in commands:
             return []
+        run.builds[worker] = 0
         loss = Loss(worker, self._work.step_of(worker), cause, at_s, explained)
         fence = Fence(worker)
         if m.Command.REPLAN in commands:

@@ -5,19 +5,21 @@ log reaches so far is found out by those who replay; if it does not, all go back
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from holdfast.cluster import WorkerId
 from holdfast.control import membership as m
 from holdfast.control.effects import Discard, Effect, Emit
 from holdfast.control.joining import Joiner, Joining
 from holdfast.control.plans import Plans
-from holdfast.control.replaying import Replaying, rebuilt
+from holdfast.control.replaying import Replaying, from_checkpoint, rebuilt
 from holdfast.control.reports import Reports
 from holdfast.control.restarting import Restarting
 from holdfast.control.run import Run
 from holdfast.control.wish import Change
 from holdfast.errors import ScheduleError
 from holdfast.protocol import messages
+from holdfast.recovery.places import rebuilt_states
 
 _MOST_STUCK = 2  # replays in which a wait ran out
 
@@ -63,7 +65,8 @@ class Rebuilding:
         """Training goes on, or all go back: what was rebuilt is of no use any more."""
         self._replaying.current = self._version = self._reached = None
         self._gap = ""
-        folders = sorted(set(self._states.values()))
+        ours = rebuilt_states(self._run.setting.run_dir)  # and no checkpoint
+        folders = sorted({f for f in self._states.values() if Path(f).parent == ours})
         self._states.clear()
         self._given.clear()
         self._num_stuck, self._run.rebuilds = 0, False
@@ -89,10 +92,18 @@ class Rebuilding:
         if version is None or self.why_not:
             return effects
         missing = [s for s in self._run.lost_stages if (s, version) not in self._states]
-        if missing:
+        if missing and version == self._run.start[1]:
+            effects += self._take_checkpoint(missing, at_s)
+        elif missing:
             crew = self._crew(missing[0])
             return effects + self._replaying.begin(missing, version, crew, at_s)
         return effects + self._give_states(version, at_s)
+
+    def _take_checkpoint(self, stages: list[int], at_s: float) -> list[Effect]:
+        """No step was settled since the last one: there is nothing to replay."""
+        directory, version = self._run.start
+        self._states |= {(stage, version): directory for stage in stages}
+        return [Emit(from_checkpoint(stages, version, at_s))]
 
     def entering(self, change: Change) -> list[WorkerId]:
         """Hosts that have the state of every lost stage; empty: not all are there."""
@@ -209,10 +220,21 @@ class Rebuilding:
                 effects.append(self._run.assign(worker, stage, state=state))
         return effects
 
-    def lost(self, worker: WorkerId) -> None:
-        """A host is gone, or somebody of the crew; whoever lives will be halted."""
+    def lost(self, worker: WorkerId) -> bool:
+        """A host is gone. Whether it was one of a crew: then a replay must begin anew."""
         self._given.pop(worker, None)
-        self._replaying.lost(worker)
+        return self._replaying.lost(worker)
+
+    @property
+    def crew(self) -> tuple[WorkerId, ...]:
+        """Those who replay."""
+        replay = self._replaying.current
+        return () if replay is None else replay.crew
+
+    def guests(self) -> list[WorkerId]:
+        """Those who replay and are no members."""
+        live = set(self._run.membership.live) - self._run.stages.keys()
+        return [worker for worker in self.crew if worker in live]
 
     # --- the replay ---
 
@@ -246,7 +268,7 @@ class Rebuilding:
         self._reached, self._gap = min(known, failed.reached), failed.reason
         return True
 
-    def stuck(self) -> bool:
+    def note_stuck(self) -> bool:
         """A wait ran out. Whether it was in a replay."""
         self._num_stuck += self._replaying.current is not None
         return self._replaying.current is not None

@@ -67,7 +67,7 @@ class Replaying:
             return []
         stages = self._neighbours(missing)
         lost = tuple(stage for stage in stages if stage in missing)
-        into = str(rebuilt_directory(run.setting.run_dir, version, stages[0]))
+        into = str(rebuilt_directory(run.setting.run_dir, version, stages[0], run.epoch))
         self.current = replay = Replay(run.epoch, stages, lost, version, crew, into, at_s)
         began = events.ReplayBegan(
             at_s=at_s,
@@ -118,9 +118,12 @@ class Replaying:
         self.current = None
         return True
 
-    def lost(self, worker: WorkerId) -> None:
-        if self.takes_part(worker):
+    def lost(self, worker: WorkerId) -> bool:
+        """Whether it took part."""
+        took_part = self.takes_part(worker)
+        if took_part:
             self.current = None
+        return took_part
 
 
 def rebuilt(replay: Replay, at_s: float) -> events.StageRebuilt:
@@ -134,4 +137,18 @@ def rebuilt(replay: Replay, at_s: float) -> events.StageRebuilt:
         operations=sum(one.num_operations for one in told),
         read_bytes=sum(one.num_bytes for one in told),
         took_s=at_s - replay.begun_s,
+    )
+
+
+def from_checkpoint(stages: Sequence[int], version: int, at_s: float) -> events.StageRebuilt:
+    """Nothing had to be replayed."""
+    return events.StageRebuilt(
+        at_s=at_s,
+        stages=tuple(stages),
+        replayed=tuple(stages),
+        version=version,
+        workers=(),
+        operations=0,
+        read_bytes=0,
+        took_s=0.0,
     )

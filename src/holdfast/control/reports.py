@@ -123,7 +123,8 @@ class Reports:
         sealed = tuple(
             Part(p.directory, tuple(p.layers), p.digests, p.state) for _, p in sorted(parts.items())
         )
-        seal = SealCheckpoint(part.step, sealed, max(p.took_s for p in parts.values()))
+        took_s = max(p.took_s for p in parts.values())
+        seal = SealCheckpoint(part.step, sealed, took_s, keeps_more=self._run.rebuilds)
         return [seal, *self._run.tell_sealed(part.step)]
 
     def _stage_of(self, layers: Iterable[int]) -> int:

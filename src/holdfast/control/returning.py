@@ -4,7 +4,6 @@ Everyone is given a stage anew and builds it; then training begins as if for the
 few are left, lost workers are started again. In some modes every loss ends here, and all are.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from holdfast.cluster import WorkerId, parse_worker
@@ -36,7 +35,6 @@ class Returning:
     ) -> None:
         self._run, self._work, self._losses, self._plans = run, work, losses, plans
         self._reports, self._joining, self._restarting = reports, joining, restarting
-        self._builds: Counter[WorkerId] = Counter()  # how many stages each was told to build
         self._dead: list[tuple[WorkerId, int]] = []  # and the stage each held
         self._ended_s = -1.0  # when the survivors of a loss were ended
 
@@ -63,7 +61,6 @@ class Returning:
         back = self._went_back(stage, len(crew), len(started), why, at_s)
         run.phase = RunPhase.RETURNING
         run.epoch += 1  # a joiner may copy in this one already: it must be halted all the same
-        self._builds.clear()
         run.stages.clear()
         lost_logs = run.begin_anew()
         assigned = self._assign(self._places(crew), at_s)
@@ -165,7 +162,6 @@ class Returning:
             effects.append(Fence(worker))
         self._run.stages.clear()
         self._run.rebuilding.clear()
-        self._builds.clear()
         self._ended_s = at_s
         return effects
 
@@ -177,7 +173,6 @@ class Returning:
             if self._run.rebuilding.get(worker) != stage:
                 effects += self._joining.rebuilds(worker, at_s)
                 self._run.membership.handle(m.Assigned(worker, at_s))
-                self._builds[worker] += 1
                 effects.append(self._run.assign(worker, stage))
         self._run.rebuilding = dict(stages)
         return effects
@@ -201,15 +196,12 @@ class Returning:
     def on_ready(self, worker: WorkerId, at_s: float) -> list[Effect]:
         if worker not in self._run.rebuilding:  # a joiner, which must wait until there are members
             return [*self._joining.on_ready(worker, at_s), *self._gather(at_s)]
-        self._builds[worker] -= 1
-        if not self._builds[worker]:
-            self._run.membership.handle(m.IsReady(worker, at_s))
+        self._run.membership.handle(m.IsReady(worker, at_s))
         return self._go(at_s)
 
     def lost(self, worker: WorkerId, at_s: float) -> list[Effect]:
         """One of those who build is gone, or a joiner, which harms nobody unless it is needed."""
         stage = self._run.rebuilding.pop(worker, None)
-        del self._builds[worker]
         if stage is not None:
             self._dead.append((worker, stage))
         if self.all_again:
@@ -229,7 +221,7 @@ class Returning:
 
     def _go(self, at_s: float) -> list[Effect]:
         run = self._run
-        if any(self._builds.values()) or self.is_short:
+        if any(run.builds[worker] for worker in run.rebuilding) or self.is_short:
             return []
         for worker in self._run.rebuilding:
             run.membership.handle(m.Entered(worker, at_s))

@@ -3,6 +3,7 @@
 Holds facts and answers simple questions about them; decides nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -65,6 +66,7 @@ class Run:
     phase: RunPhase = RunPhase.STARTING
     hellos: dict[WorkerId, messages.Hello] = field(default_factory=dict)
     stages: dict[WorkerId, int] = field(default_factory=dict)  # of the members
+    builds: Counter[WorkerId] = field(default_factory=Counter)  # stages it has not built yet
     rebuilding: dict[WorkerId, int] = field(default_factory=dict)  # of those who go back
     epoch: int = 0
     cut: tuple[int, ...] = ()
@@ -176,6 +178,7 @@ class Run:
     ) -> Effect:
         """``state``: where it is, and of which version; empty: it copies it, so it has none."""
         checkpoint, step = self.start if state is None else state
+        self.builds[worker] += 1
         clock = self.clock
         mine = (f for f in self.setting.faults if f.worker == worker)
         message = messages.Assign(

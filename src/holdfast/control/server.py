@@ -167,7 +167,8 @@ class Server:
         name = self._drop(connection)
         if name == "agent":
             self._agent = None
-            self._fail(HoldfastError(f"the agent that starts the workers is gone: {why}"))
+            advice = self._coordinator.run.advice
+            self._fail(HoldfastError(f"the agent that starts the workers is gone: {why}. {advice}"))
         elif is_worker:
             self._apply(self._coordinator.lost_connection(name, time.monotonic()))
 

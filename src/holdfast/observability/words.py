@@ -88,6 +88,7 @@ def seconds_after_fault(event: Recovered) -> tuple[float, float, float]:
 
 def _joined(event: WorkerJoined) -> str:
     copied = f"{size(event.copied_bytes)} in {event.took_s:.1f} s"
+    copied = "its state was rebuilt" if not event.took_s else copied
     place = f"stage {event.stage} in step {event.step + 1}"
     return f"worker {event.worker} joined at {place} ({copied})"
 
@@ -103,17 +104,22 @@ def _replay_began(event: ReplayBegan) -> str:
     others = tuple(stage for stage in event.replayed if stage not in event.stages)
     more = f", together with {_stages(others)}" if others else ""
     who = count(len(event.workers), "worker")
-    if event.to_step == event.from_step:
-        what = "its checkpoint is the newest state"
-    else:
-        what = f"{who} replay steps {event.from_step + 1} to {event.to_step} from the log{more}"
-    return f"{_stages(event.stages)} has no holder left: {what}"
+    verb = "replays" if len(event.workers) == 1 else "replay"
+    what = f"{who} {verb} steps {event.from_step + 1} to {event.to_step} from the log{more}"
+    return f"{_no_holder(event.stages)}: {what}"
 
 
 def _rebuilt(event: StageRebuilt) -> str:
+    if not event.operations:
+        newest = f"the checkpoint of step {event.version}" if event.version else "the beginning"
+        return f"{_no_holder(event.stages)}: {newest} is the newest state"
     read = f"{size(event.read_bytes)} of log read"
     done = f"{count(event.operations, 'operation')} in {event.took_s:.3f} s"
     return f"{_stages(event.stages)} rebuilt as after step {event.version}: {done}, {read}"
+
+
+def _no_holder(numbers: tuple[int, ...]) -> str:
+    return f"{_stages(numbers)} {'has' if len(numbers) == 1 else 'have'} no holder left"
 
 
 def _stages(numbers: tuple[int, ...]) -> str:

@@ -88,8 +88,13 @@ class LogReader(AbstractContextManager["LogReader"]):
     def refresh(self) -> None:
         """Take in what was written since."""
         for root in self._roots:
-            for folder in sorted(path for path in _entries(root) if path.is_dir()):
-                for number in segment_numbers(folder):
+            for folder in _entries(root):
+                try:
+                    numbers = segment_numbers(folder)
+                except OSError as why:
+                    self._note(self.ignored, f"{folder}: {why.strerror or why}")
+                    continue
+                for number in numbers:
                     self._take_in(segment_path(folder, number))
 
     # --- what is there ---
@@ -195,7 +200,7 @@ class LogReader(AbstractContextManager["LogReader"]):
 
 def _entries(folder: Path) -> list[Path]:
     try:
-        return list(folder.iterdir())
+        return sorted(folder.iterdir())
     except OSError:
         return []
 

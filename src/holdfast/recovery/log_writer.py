@@ -72,6 +72,7 @@ class LogWriter:
         self._on_state, self._max_age_s = on_state, max_age_s
         places = [folder] if mirror is None else [folder, mirror]
         self._folders = [LogFolder(place, identity) for place in places]
+        self._told: set[str] = set()  # troubles with one folder of two
         self._sound = list(self._folders)  # those that can be written to, as far as is known
         self._changed = threading.Condition()
         self._queue: deque[_Queued] = deque()
@@ -159,7 +160,7 @@ class LogWriter:
             self._changed.notify_all()
             try:
                 self._changed.wait_for(self._is_done, timeout_s)
-                return self._is_done() and not self._stopped
+                return self._is_done() and (self._is_silent or not self._stopped)
             finally:
                 self._num_flushing -= 1
 
@@ -201,7 +202,11 @@ class LogWriter:
 
     def _prepare(self) -> bool:
         for folder in self._folders:
-            folder.prepare()
+            try:
+                folder.prepare()
+            except OSError as why:
+                reason = f"{folder.path}: {why.strerror or why}"
+                self._lose(folder, max(0, self._newest_step), reason)
         return True
 
     def _next(self) -> Callable[[], bool] | None:
@@ -249,21 +254,25 @@ class LogWriter:
         """It goes on in the other folder, if there is one."""
         self._sound.remove(folder)
         if self._sound:
-            self._on_state(True, step, f"{reason}; the log goes on in {self._sound[0].path}")
+            if reason not in self._told:  # it is tried again after each checkpoint
+                self._on_state(True, step, f"{reason}; the log goes on in {self._sound[0].path}")
+            self._told.add(reason)
         else:
             self._stop(step, reason)
 
     def _trim(self) -> bool:
         before_step = self._trim_before
-        for folder in self._folders:
-            with suppress(OSError):  # then it keeps its files, and the budget shows them
-                folder.trim(before_step)
-        self._sound = list(self._folders)
-        with self._changed:
-            self._drop_queue(before_step)
-            self._trimmed_before = before_step
-            if self._stopped and not self._is_silent:
-                self._begin_again_at = self._newest_step + 1
+        try:
+            for folder in self._folders:
+                with suppress(OSError):  # then it keeps its files, and the budget shows them
+                    folder.trim(before_step)
+        finally:  # it is not tried again
+            self._sound = list(self._folders)
+            with self._changed:
+                self._drop_queue(before_step)
+                self._trimmed_before = before_step
+                if self._stopped and not self._is_silent:
+                    self._begin_again_at = self._newest_step + 1
         return True
 
     def _end(self) -> bool:

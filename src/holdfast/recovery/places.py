@@ -27,9 +27,12 @@ def log_directory(run_dir: str | Path, config: RunConfig) -> Path:
     return Path(config.recovery.log_dir or Path(run_dir) / "log")
 
 
-def rebuilt_directory(run_dir: str | Path, version: int, first_stage: int) -> Path:
-    """Of the state of stages that nobody held, until somebody has loaded it."""
-    return _rebuilt(run_dir) / f"step-{version:08d}-from-stage-{first_stage}"
+def rebuilt_directory(run_dir: str | Path, version: int, first_stage: int, epoch: int) -> Path:
+    """Of the state of stages that nobody held, until somebody has loaded it.
+
+    Of its own in each epoch: a writer that was given up may still be busy.
+    """
+    return rebuilt_states(run_dir) / f"step-{version:08d}-from-stage-{first_stage}-{epoch}"
 
 
 def check_logs(run_dir: Path, config: RunConfig) -> None:
@@ -48,18 +51,22 @@ def check_logs(run_dir: Path, config: RunConfig) -> None:
 
 def claim_logs(run_dir: Path, config: RunConfig) -> None:
     """Make the directories; what an earlier attempt at this run has logged is of no use now."""
+    check_logs(run_dir, config)  # somebody else may have come since
     drop_logs(run_dir, config)
     for directory in _directories(run_dir, config).values():
+        made = not directory.exists()
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / _OWNER).write_text(json.dumps({"run_dir": str(run_dir.resolve())}))
+        owner = {"run_dir": str(run_dir.resolve()), "made": made}
+        (directory / _OWNER).write_text(json.dumps(owner))
 
 
 def clear_logs(run_dir: Path, config: RunConfig) -> None:
     """Of all workers; none of them writes now. Nothing else that is there is touched."""
     for directory in _directories(run_dir, config).values():
-        for folder in directory.glob("*"):
-            if _WORKER.fullmatch(folder.name) and folder.is_dir():
-                shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # it is gone, or cannot be read: then nobody reads it later either
+            for folder in directory.glob("*"):
+                if _WORKER.fullmatch(folder.name) and folder.is_dir():
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def trim_logs(
@@ -74,15 +81,24 @@ def trim_logs(
 
 def drop_logs(run_dir: Path, config: RunConfig) -> None:
     """The run is finished, or begins. Only what a run has put there goes."""
-    shutil.rmtree(_rebuilt(run_dir), ignore_errors=True)
+    _drop_rebuilt(rebuilt_states(run_dir))
     clear_logs(run_dir, config)
     for directory in _directories(run_dir, config).values():
-        (directory / _OWNER).unlink(missing_ok=True)
-        with suppress(OSError):  # not empty, or not there
-            directory.rmdir()
+        made = _owned(directory).get("made", False)
+        with suppress(OSError):  # it is not empty, or not there
+            (directory / _OWNER).unlink()
+            if made:
+                directory.rmdir()
 
 
-def _rebuilt(run_dir: str | Path) -> Path:
+def _drop_rebuilt(folder: Path) -> None:
+    with suppress(OSError):  # it is not empty, or not there
+        for state in folder.glob("step-*-from-stage-*"):
+            shutil.rmtree(state, ignore_errors=True)
+        folder.rmdir()
+
+
+def rebuilt_states(run_dir: str | Path) -> Path:
     return Path(run_dir) / "rebuilt"
 
 
@@ -99,9 +115,9 @@ def _check_apart(key: str, directory: Path, run_dir: Path, directories: Mapping[
     """No log where something else is kept, or the other log."""
     place, run = directory.resolve(), run_dir.resolve()
     log = directories["recovery.log_dir"]
-    others = {} if directory is log else {"the log": log.resolve()}
+    others = {} if directory is log else {"the log itself": log.resolve()}
     kept = {"the run directory": run, "the checkpoints": run / "checkpoints"}
-    kept |= {"the rebuilt states": _rebuilt(run)}
+    kept |= {"the rebuilt states": rebuilt_states(run)}
     for what, other in {**others, **kept}.items():
         inside = other in place.parents and what != "the run directory"
         if place == other or place in other.parents or inside:
@@ -111,10 +127,14 @@ def _check_apart(key: str, directory: Path, run_dir: Path, directories: Mapping[
 
 def _owner(directory: Path) -> str:
     """The run directory whose logs are here; empty: nobody's."""
+    return str(_owned(directory).get("run_dir", ""))
+
+
+def _owned(directory: Path) -> dict[str, object]:
     try:
-        return str(json.loads((directory / _OWNER).read_text())["run_dir"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        return dict(json.loads((directory / _OWNER).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _is_used(directory: Path, owner: str) -> bool:

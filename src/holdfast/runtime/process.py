@@ -92,8 +92,7 @@ def run_worker(
     finally:
         transport.close()
         link.close()
-        if worker.training is not None:
-            worker.training.close()
+        worker.close()
     return 0
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
-from holdfast.errors import HoldfastError
+from holdfast.errors import CheckpointError
 from holdfast.job import Batches, Job, num_tokens
 from holdfast.protocol import messages
 from holdfast.recovery.checkpoint import write_part
@@ -106,6 +107,7 @@ class Replayer:
         result = self._reduce(step, attempt)
         built.state.choose_exponents(result.reduced.maxima)
         built.commit.follow(result, verdict)
+        self._log_ties(result)
         if built.is_last and step >= self._order.version - _STEPS_TOLD:
             pairs = [[m, loss] for m, loss in sorted(result.totals.losses.items())]
             self._losses[step] = (pairs, result.totals.num_tokens)
@@ -195,6 +197,18 @@ class Replayer:
         totals = parts.sums.totals(self._crew, self._me, self._transport, tag, order.wait_s)
         return Result(step, attempt, reduced, totals)
 
+    def _log_ties(self, result: Result) -> None:
+        """Of stages that are replayed together now, but may be lost alone next."""
+        reduced = result.reduced
+        for bucket in self._buckets:
+            number, known = bucket.number, (result.step, result.attempt)
+            if number and not self._reader.has(FrameKind.TIED, 0, *known, number):
+                slot = bucket.groups[0][0]
+                values = reduced.layout.padded(reduced.flat, slot)
+                self._log.keep_tied(
+                    self._built.number, *known, number, values, reduced.touched[slot]
+                )
+
     def _given(self, bucket: Bucket, step: int, attempt: int) -> Given:
         values, touched = self._reader.tied(bucket.number, step, attempt)
         return bucket, values, touched
@@ -214,8 +228,11 @@ class Replayer:
                     str(into), order.version, train.seed, parallel.microbatches, tuple(parts)
                 )
             )
-        except OSError as why:
-            raise HoldfastError(f"the rebuilt state cannot be written to {into}: {why}") from why
+        except (OSError, CheckpointException) as why:
+            [*_, reason] = str(why).strip().splitlines() or [type(why).__name__]
+            raise CheckpointError(
+                f"the rebuilt state cannot be written to {into}: {reason}"
+            ) from why
 
     def _write_part(self, into: Path, stage: int, tensors: dict[str, Tensor]) -> Part:
         layers = self._ranges[stage]

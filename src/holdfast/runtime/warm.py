@@ -19,5 +19,7 @@ def prepare(config: RunConfig) -> None:
         importlib.import_module(
             "holdfast.runtime.fixed_point"
         )  # Numba compiles, or loads its cache
+    if config.recovery.consistency == "undo":
+        importlib.import_module("holdfast.runtime.undoing")
     gc.collect()
     gc.freeze()  # the collector then leaves shared pages alone

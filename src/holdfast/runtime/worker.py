@@ -17,6 +17,7 @@ import torch
 from holdfast.cluster import parse_worker
 from holdfast.config import RunConfig
 from holdfast.errors import (
+    CheckpointError,
     ConfigError,
     EpochPast,
     HoldfastError,
@@ -114,7 +115,8 @@ class Worker:
 
     def _stand_still(self, order: messages.Halt | messages.Restore) -> None:
         if isinstance(order, messages.Halt):
-            self._link.send(self._built.tell(order.epoch))
+            if self.training is not None:  # else it only replayed, and has nothing to tell
+                self._link.send(self.training.tell(order.epoch))
         else:
             self._built.restore(order.version)
 
@@ -222,12 +224,14 @@ class Worker:
                 job = self._load_job()
         try:
             self._link.send(self._replayer(order, job).run())
-        except LogGap as gap:
+        except (LogGap, CheckpointError) as why:
+            # Without its checkpoint, or a place for the state, no version can be had.
+            reached = why.step if isinstance(why, LogGap) else order.first_step - 1
             failed = messages.ReplayFailed(
                 worker=str(self._spec.worker),
                 epoch=order.epoch,
-                reached=gap.step,
-                reason=str(gap),
+                reached=reached,
+                reason=str(why),
             )
             self._link.send(failed)
 
@@ -259,6 +263,12 @@ class Worker:
             every_steps=self._config.checkpoint.every_steps,
             tell=self._link.send,
         )
+
+    def close(self) -> None:
+        """Leave no thread behind."""
+        if self.training is not None:
+            self.training.close()
+        self._log.close()
 
     def abandon_log(self) -> None:
         """As a process that is killed: what is not on disk is gone."""
