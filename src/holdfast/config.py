@@ -17,7 +17,8 @@ MAX_THREADS = 1024
 PROFILED_STEPS = 100  # before the first checkpoint of recovery.mode=checkfreq, if not set
 MAX_LIMIT_S = 1_000_000
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B")
+_MAX_BYTES = 10**18
 _UNIT_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -229,7 +230,7 @@ def parse_size(key: str, text: str) -> int:
     _require(match is not None, key, text, "write a size as 500MB, 2GB or 1.5TB")
     assert match is not None
     num_bytes = int(float(match[1]) * _UNIT_BYTES[match[2]])
-    _require(num_bytes > 0, key, text, "must be above 0")
+    _require(0 < num_bytes <= _MAX_BYTES, key, text, "must be above 0 and at most 1,000,000TB")
     return num_bytes
 
 
@@ -284,6 +285,12 @@ class RunConfig:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
+
+    def __post_init__(self) -> None:
+        mode, restarts = self.recovery.mode, self.workers.restarts
+        expected = f"must be at least 1: after a loss recovery.mode={mode} starts all workers again"
+        needed = mode in ("global", "checkfreq")
+        _require(restarts > 0 or not needed, "workers.restarts", restarts, expected)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -69,14 +69,14 @@ def check_loss(arena, table, loss: Loss, *settings: str) -> None:
     arena.clean(story)
 
 
-@pytest.mark.parametrize("loss", sample(losses(ONE), PER_CENT), ids=str)
+@pytest.mark.parametrize("loss", sample(losses(ONE), PER_CENT / (2 if QUICK else 1)), ids=str)
 def test_a_stage_without_a_holder_is_rebuilt_and_nobody_else_runs_anything_again(
     arena, table, loss
 ):
     check_loss(arena, table, loss)
 
 
-@pytest.mark.parametrize("loss", sample(losses(TWO), PER_CENT), ids=str)
+@pytest.mark.parametrize("loss", sample(losses(TWO), PER_CENT / (2 if QUICK else 1)), ids=str)
 def test_both_holders_of_a_stage_may_die(arena, table, loss):
     check_loss(arena, table, loss)
 

@@ -5,12 +5,14 @@ Only for workers that are threads: the moment of a kill is known there.
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.faults.fault import Fault, FaultKind
+from holdfast.recovery.log_reader import LogReader
 from holdfast.runtime.injection import ThreadActions
 
 Harm = Callable[[Path], object]
@@ -18,20 +20,23 @@ Harm = Callable[[Path], object]
 
 
 def after_kills(patch: pytest.MonkeyPatch, log_dir: Callable[[], Path], harm: Harm) -> None:
-    """Do it when a worker is dead and before anybody may have noticed."""
-    act = ThreadActions.act
+    """Do it when somebody is dead and all others have written what they had: before the replay."""
+    act, open_reader, lock = ThreadActions.act, LogReader.open, threading.Lock()
+    due: list[Harm] = []
 
-    def act_then_harm(actions, fault: Fault, step: int, point: str, done: int) -> None:
-        die = actions._die
-
-        def die_then_harm() -> None:
-            harm(log_dir())
-            die()
-
-        actions._die = die_then_harm if fault.kind is FaultKind.KILL else die
+    def act_and_arm(actions, fault: Fault, step: int, point: str, done: int) -> None:
+        if fault.kind is FaultKind.KILL:
+            due.append(harm)
         act(actions, fault, step, point, done)
 
-    patch.setattr(ThreadActions, "act", act_then_harm)
+    def harm_and_open(*where) -> LogReader:
+        with lock:
+            while due:
+                due.pop()(log_dir())
+        return open_reader(*where)
+
+    patch.setattr(ThreadActions, "act", act_and_arm)
+    patch.setattr(LogReader, "open", staticmethod(harm_and_open))
 
 
 def gone(*workers: str) -> Harm:

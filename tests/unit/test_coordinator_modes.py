@@ -17,6 +17,7 @@ from holdfast.control.effects import Fence, StartWorker
 from holdfast.control.membership import Phase
 from holdfast.control.run import RunPhase
 from holdfast.control.save_interval import interval
+from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages
 
@@ -264,12 +265,10 @@ def test_a_crew_that_never_gets_further_is_given_up() -> None:
     assert "started again 2 times in a row" in str(world.run.failure)
 
 
-def test_in_mode_global_with_restarts_0_the_first_loss_ends_the_run() -> None:
-    world = World(**GLOBAL, workers={"restarts": 0}).start()
-    world.die("1.0")
-    world.tick(1.0)
-    assert world.run.phase is RunPhase.FAILED
-    assert "worker 1.0 (pid 1100) was lost in step 1, signal SIGKILL" in str(world.run.failure)
+@pytest.mark.parametrize("mode", ["global", "checkfreq"])
+def test_modes_that_start_everyone_again_need_restarts(mode) -> None:
+    with pytest.raises(ConfigError, match=r"workers\.restarts=0: must be at least 1"):
+        World(recovery={"mode": mode}, workers={"restarts": 0})
 
 
 def test_who_is_frozen_when_all_end_is_replaced_and_its_end_later_is_no_news() -> None:
