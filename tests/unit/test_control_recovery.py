@@ -71,6 +71,7 @@ class Node:
             verdicts={str(s): list(v) for s, v in self.heard.items() if s >= self.oldest - 1},
             kept_bytes=0,
             done=self.done,
+            commits=[],
             saving=0,
         )
 
@@ -380,7 +381,15 @@ GRID = {WorkerId(d, s): s for d in range(2) for s in range(2)}
 
 def tell(reduced=0, **told):
     told = {"oldest": max(0, reduced - 1), "attempt": 0, "progress": {}, "kept": [], **told}
-    told = {"verdicts": {}, "kept_bytes": 0, "done": 0, "saving": 0, "epoch": 2, **told}
+    told = {
+        "verdicts": {},
+        "kept_bytes": 0,
+        "done": 0,
+        "saving": 0,
+        "commits": [],
+        "epoch": 2,
+        **told,
+    }
     return Tell(worker="", reduced=reduced, **told)
 
 
