@@ -218,6 +218,9 @@ class RecoveryConfig:
         if self.mode == "swift":
             _require(logs, "recovery.mode", self.mode, "needs recovery.log=boundary")
         _require(wants or not logs, "recovery.log", self.log, f"mode {self.mode} replays nothing")
+        for name in ("log_budget", "log_dir", "log_mirror"):
+            value = getattr(self, name)
+            _require(logs or not value, f"recovery.{name}", value, "needs recovery.log=boundary")
 
     def log_budget_bytes(self) -> int | None:
         """None: no limit."""

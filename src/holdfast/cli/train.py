@@ -36,7 +36,7 @@ _FAULTS = """\
 a fault is one of: kill W @ WHERE, hang W @ WHERE, slow W=SPEED @ WHERE, join @ STEP, join W @ STEP.
 W is a worker (1.0), STEP counts from 1, WHERE is STEP or STEP.POINT. A point is the worker's own
 n-th operation of a kind in that step, from 0: F0, B3, W1 (just before it), B3.done (just after it),
-or one of these (halt, proceed and copy: the first time from STEP on):"""
+or one of these (halt, proceed, copy and replay: the first time from STEP on):"""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

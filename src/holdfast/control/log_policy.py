@@ -97,10 +97,11 @@ class LogPolicy:
             )
         least = min(a + g for a, g in zip(activations[:-1], gradients[1:], strict=True))
         every = self._run.config.checkpoint.every_steps or self._run.config.train.steps
+        needed = size(least * (every + _STEPS_TO_SEAL))
         return (
             f"recovery.log_budget={budget} holds no border: the smallest takes {size(least)} a "
-            f"step, {size(least * every)} from one checkpoint to the next; who loses a stage "
-            "sends everyone back"
+            f"step, {needed} for the {every} steps to the next checkpoint and {_STEPS_TO_SEAL} "
+            "until it is whole; who loses a stage sends everyone back"
         )
 
     def _sums(self, num_bytes: Callable[[messages.LogVolume], int]) -> list[int]:

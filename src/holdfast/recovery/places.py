@@ -40,13 +40,13 @@ def check_logs(run_dir: Path, config: RunConfig) -> None:
     directories = _directories(run_dir, config)
     for key, directory in directories.items():
         _check_apart(key, directory, run_dir, directories)
-        owner = _owner(directory)
-        if directory.exists() and not directory.is_dir():
-            raise ConfigError(f"{key}={directory}: is a file; choose a directory")
-        if owner != str(run_dir.resolve()) and _is_used(directory, owner):
-            whose = f"the log of another run, {owner}" if owner else "files that are no log"
-            raise ConfigError(f"{key}={directory}: holds {whose}; choose another directory")
-        _check_writable(key, directory)
+        try:
+            _check_free(key, directory, run_dir)
+            _check_writable(directory)
+        except OSError as why:
+            raise ConfigError(
+                f"{key}={directory}: cannot be written ({why.strerror}); choose a directory you own"
+            ) from why
 
 
 def claim_logs(run_dir: Path, config: RunConfig) -> None:
@@ -125,6 +125,15 @@ def _check_apart(key: str, directory: Path, run_dir: Path, directories: Mapping[
             raise ConfigError(f"{key}={directory}: {where} {what}; choose a directory of its own")
 
 
+def _check_free(key: str, directory: Path, run_dir: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{key}={directory}: is a file; choose a directory")
+    owner = _owner(directory)
+    if owner != str(run_dir.resolve()) and _is_used(directory, owner):
+        whose = f"the log of another run, {owner}" if owner else "files that are no log"
+        raise ConfigError(f"{key}={directory}: holds {whose}; choose another directory")
+
+
 def _owner(directory: Path) -> str:
     """The run directory whose logs are here; empty: nobody's."""
     return str(_owned(directory).get("run_dir", ""))
@@ -141,13 +150,8 @@ def _is_used(directory: Path, owner: str) -> bool:
     return bool(owner) or (directory.is_dir() and any(directory.iterdir()))
 
 
-def _check_writable(key: str, directory: Path) -> None:
+def _check_writable(directory: Path) -> None:
     existing = directory
     while not existing.exists():
         existing = existing.parent
-    try:
-        os.rmdir(tempfile.mkdtemp(prefix=".holdfast-", dir=existing))
-    except OSError as why:
-        raise ConfigError(
-            f"{key}={directory}: cannot be written ({why.strerror}); choose a directory you own"
-        ) from why
+    os.rmdir(tempfile.mkdtemp(prefix=".holdfast-", dir=existing))
