@@ -128,7 +128,7 @@ class LogWriter:
                 self._queue.append(_Queued(None, Flag.NONE, (), (), 0, time.monotonic()))
         if again:
             self._on_state(
-                True, step, "the log begins again; it counts from the next checkpoint on"
+                True, step, "it begins again, and counts from the next checkpoint on"
             )
 
     def waits(self) -> _Waits:
