@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 DEMO_DIR := runs/demo
 
-.PHONY: install demo test check bench chaos clean
+.PHONY: install demo test test-processes test-others check bench chaos clean
 
 install: $(READY)
 
@@ -23,8 +23,15 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Side by side: tests of real processes mostly wait for them to start.
 test: check
-	$(BIN)/pytest
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=line test-processes test-others
+
+test-processes: $(READY)
+	$(BIN)/pytest tests/multiprocess tests/bench -p no:cacheprovider
+
+test-others: $(READY)
+	$(BIN)/pytest --ignore tests/multiprocess --ignore tests/bench
 
 bench: $(READY)
 	$(BIN)/python bench/period.py

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from helpers import jobs, runs
+from helpers.chaos import QUICK
 from helpers.live import assert_nothing_left
 from holdfast.observability.events import (
     CheckpointSaved,
@@ -61,8 +62,11 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["global", "checkfreq", "commit"])
-@pytest.mark.parametrize("death", DEATHS)
+MODES = ("global", "checkfreq", "commit")
+EVERY_PAIR = [(mode, death) for death in DEATHS for mode in MODES]
+
+
+@pytest.mark.parametrize(("mode", "death"), EVERY_PAIR[::4] if QUICK else EVERY_PAIR)
 def test_in_every_mode_a_death_leaves_no_trace_in_the_result(tmp_path, undisturbed, mode, death):
     layout, faults = DEATHS[death]
     run = train(runs.threads, tmp_path, layout, faults, EVERY_2, f"recovery.mode={mode}")
@@ -71,7 +75,7 @@ def test_in_every_mode_a_death_leaves_no_trace_in_the_result(tmp_path, undisturb
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("mode", ["global", "checkfreq"])
+@pytest.mark.parametrize("mode", MODES[:1] if QUICK else MODES[:2])
 def test_a_killed_process_ends_all_and_all_are_new_processes_then(tmp_path, undisturbed, mode):
     faults = ["kill 1.0 @ 5.B1"]
     run = train(runs.processes, tmp_path, "2x2", faults, EVERY_2, f"recovery.mode={mode}")
