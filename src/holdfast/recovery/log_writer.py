@@ -127,9 +127,7 @@ class LogWriter:
             if new_segment and not self._stopped:
                 self._queue.append(_Queued(None, Flag.NONE, (), (), 0, time.monotonic()))
         if again:
-            self._on_state(
-                True, step, "it begins again, and counts from the next checkpoint on"
-            )
+            self._on_state(True, step, "it begins again, and counts from the next checkpoint on")
 
     def waits(self) -> _Waits:
         """As long as the worker waits for others, the thread may write."""
