@@ -25,7 +25,7 @@ check: $(READY)
 
 # Side by side: tests of real processes mostly wait for them to start.
 test: check
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=line test-processes test-others
+	$(MAKE) --no-print-directory --jobs 2 test-processes test-others
 
 test-processes: $(READY)
 	$(BIN)/pytest tests/multiprocess tests/bench -p no:cacheprovider
