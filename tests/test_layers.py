@@ -11,8 +11,8 @@ SRC = Path(__file__).parents[1] / "src" / "holdfast"
 LAYERS = [
     "cli",
     "runtime | control",
-    "recovery | faults",
-    "models | planner",
+    "recovery | faults | watch",
+    "models | planner | detection | mitigation",
     "observability | protocol | transport | job",
     "schedule",
     "config | cluster",
@@ -20,6 +20,9 @@ LAYERS = [
 ]
 PURE = [
     "planner",
+    "detection",
+    "mitigation",
+    "watch",
     "schedule",
     "protocol",
     "control",

@@ -269,6 +269,23 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MitigationConfig:
+    mode: Literal["holdfast", "observe", "off", "falcon"] = "holdfast"
+    """What is done about a slow worker or link. observe: it is only named; off: nobody looks;
+    falcon: the published way, whole pipelines get fewer or more micro-batches."""
+
+    drop: bool = True
+    """Whether a worker may be left out when that is the only thing that helps."""
+
+    pays_within_steps: int = 20
+    """A change that repays its cost within so many steps is made at once."""
+
+    def __post_init__(self) -> None:
+        steps = self.pays_within_steps
+        _require(steps >= 1, "mitigation.pays_within_steps", steps, "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ObserveConfig:
     operations: bool = True
     """Record the time of every operation in events.jsonl (needed by ``holdfast trace``)."""
@@ -287,6 +304,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    mitigation: MitigationConfig = field(default_factory=MitigationConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
 
     def __post_init__(self) -> None:

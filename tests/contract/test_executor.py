@@ -346,9 +346,9 @@ def test_every_operation_of_the_lane_is_reported_once_and_in_order():
     run.run()
     for worker, lane in loads(SPLIT).lanes.items():
         for report in run.reports[worker]:
-            assert [text for text, _, _ in report.operations] == [str(op) for op in lane]
+            assert [text for text, *_ in report.operations] == [str(op) for op in lane]
             times = [
-                time_s for _, start_s, end_s in report.operations for time_s in (start_s, end_s)
+                time_s for _, start_s, end_s, *_ in report.operations for time_s in (start_s, end_s)
             ]
             assert times == sorted(times)
 
@@ -402,7 +402,7 @@ def test_a_clipped_step_taken_as_it_was_is_taken_back_and_the_next_one_begun_ane
 def test_operations_of_an_abandoned_attempt_are_reported_and_its_losses_are_not():
     run = in_mode("staggered", ALWAYS_CLIPPED, [ALICE])
     run.run()
-    counts = Counter(text for text, _, _ in run.reports[ALICE][1].operations)
+    counts = Counter(text for text, *_ in run.reports[ALICE][1].operations)
     assert counts["0F0"] == 2
     assert counts["0R"] == 1
     for step in range(STEPS):

@@ -101,6 +101,7 @@ def report(worker: str, step: int, losses: Iterable[Any] = (), **changes: Any):
         "skipped": False,
         "taken_back": False,
         "operations": [],
+        "transfers": [],
     }
     return messages.StepReport(**(values | changes))
 

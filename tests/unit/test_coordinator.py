@@ -261,7 +261,7 @@ def test_losses_that_are_no_number_agree_with_each_other() -> None:
 def test_operations_and_steps_taken_back_are_passed_on() -> None:
     world = World().start()
     effects = world.handle(
-        report("0.0", 0, operations=[["0F0", 1.0, 2.0]], taken_back=True, clipped=True)
+        report("0.0", 0, operations=[["0F0", 1.0, 2.0, 0.5, 8]], taken_back=True, clipped=True)
     )
     (ops,) = emitted(effects, events.WorkerStep)
     assert ops.ops == (("0F0", 1.0, 2.0),)

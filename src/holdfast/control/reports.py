@@ -199,8 +199,16 @@ def _losses(reports: Mapping[WorkerId, messages.StepReport], step: int) -> tuple
 def _worker_events(report: messages.StepReport, at_s: float) -> list[events.Event]:
     found: list[events.Event] = []
     if report.operations:
-        ops = tuple((text, start_s, end_s) for text, start_s, end_s in report.operations)
-        found.append(events.WorkerStep(at_s=at_s, worker=report.worker, step=report.step, ops=ops))
+        step = events.WorkerStep(
+            at_s=at_s,
+            worker=report.worker,
+            step=report.step,
+            ops=tuple((text, start_s, end_s) for text, start_s, end_s, *_ in report.operations),
+            cpu_s=tuple(op[3] for op in report.operations),
+            sizes=tuple(op[4] for op in report.operations),
+            transfers=tuple((s, k, n, size, t) for s, k, n, size, t in report.transfers),
+        )
+        found.append(step)
     if report.taken_back:
         reason = "clipped" if report.clipped else "skipped"
         found.append(

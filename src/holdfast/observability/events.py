@@ -19,6 +19,9 @@ _BEGINNING = '{"event": '
 OpTime: TypeAlias = tuple[str, float, float]
 """Operation in text form (``2F5``: stage 2, forward, micro-batch 5), start, end in seconds."""
 
+TransferTime: TypeAlias = tuple[str, str, int, int, float]
+"""Source, "pipeline", "reduction" or "probe", count, bytes, median seconds under way."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted:
@@ -65,6 +68,9 @@ class WorkerStep:
     worker: str
     step: int
     ops: tuple[OpTime, ...]
+    cpu_s: tuple[float, ...] = ()  # of each operation: time on the processor
+    sizes: tuple[int, ...] = ()  # of each operation: elements of its input
+    transfers: tuple[TransferTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +220,44 @@ class LogChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosed:
+    """Who or what is slow. Told again when the factor has changed."""
+
+    at_s: float
+    step: int  # in which it is told
+    cause: str  # detection.diagnosis.Cause
+    subject: str  # "1.0", "0.0-0.1"; a machine's name; "stage 3", "data"
+    factor: float  # operations take so many times as long; of a link: its transfers
+    excess_s: float  # of a link: seconds more a transfer; else 0
+    since: int  # step
+    confidence: float  # 0 to 1
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlownessOver:
+    at_s: float
+    step: int
+    cause: str
+    subject: str
+    since: int  # the step from which on it was as before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MitigationChosen:
+    """What is done about slowness, and why; also that nothing is done."""
+
+    at_s: float
+    step: int
+    action: str  # mitigation.options.Action
+    subjects: tuple[str, ...]
+    reason: str
+    period_s: float  # of a step as it is now, predicted
+    new_period_s: float  # after it, predicted
+    cost_s: float  # of training time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailed:
     at_s: float
     reason: str
@@ -250,6 +294,9 @@ Event: TypeAlias = (
     | ReplayBegan
     | StageRebuilt
     | LogChanged
+    | Diagnosed
+    | SlownessOver
+    | MitigationChosen
     | RunFailed
     | RunFinished
 )
@@ -336,6 +383,12 @@ def _op_times(ops: Iterable[tuple[str, float, float]]) -> tuple[OpTime, ...]:
     return tuple((text, float(start_s), float(end_s)) for text, start_s, end_s in ops)
 
 
+def _transfer_times(rows: Iterable[TransferTime]) -> tuple[TransferTime, ...]:
+    return tuple(
+        (who, kind, count, size, float(moved_s)) for who, kind, count, size, moved_s in rows
+    )
+
+
 _CLASS = "class"  # a Python keyword, so never the name of a field
 _HINTS: dict[str, dict[str, Any]] = {
     name: {**get_type_hints(cls), _CLASS: cls} for name, cls in _CLASSES.items()
@@ -346,5 +399,7 @@ _READ: dict[Any, Callable[[Any], Any]] = {
     float | None: _maybe_float,
     tuple[int, ...]: tuple,
     tuple[str, ...]: tuple,
+    tuple[float, ...]: tuple,
     tuple[OpTime, ...]: _op_times,
+    tuple[TransferTime, ...]: _transfer_times,
 }

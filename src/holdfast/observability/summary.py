@@ -7,13 +7,16 @@ from statistics import median
 from typing import Any
 
 from holdfast.observability.events import (
+    Diagnosed,
     Event,
     FaultFired,
     LogChanged,
+    MitigationChosen,
     Recovered,
     RunFailed,
     RunFinished,
     RunStarted,
+    SlownessOver,
     StageRebuilt,
     StepFinished,
     StepTakenBack,
@@ -68,6 +71,9 @@ class Summary:
     old_bytes: Mapping[str, int]  # of each worker: most that was held to take a step back
     log_bytes: Mapping[str, int]  # of each worker: written to its log
     log_changes: tuple[Mapping[str, Any], ...]  # worker, step, logging, reason
+    diagnoses: tuple[Mapping[str, Any], ...]  # cause, subject, factor, since, evidence, ...
+    slowness_over: tuple[Mapping[str, Any], ...]  # cause, subject, step, since
+    mitigations: tuple[Mapping[str, Any], ...]  # action, subjects, step, reason, period_s, ...
     versions: Mapping[str, str]
     config: Mapping[str, Any]
 
@@ -101,6 +107,9 @@ def summarize(events: Iterable[Event], *, config: Mapping[str, Any]) -> Summary:
         old_bytes=finished[-1].old_bytes if finished else {},
         log_bytes=finished[-1].log_bytes if finished else {},
         log_changes=_untimed(events, LogChanged),
+        diagnoses=_untimed(events, Diagnosed),
+        slowness_over=_untimed(events, SlownessOver),
+        mitigations=_untimed(events, MitigationChosen),
         versions=_versions(ready.values()),
         config=config,
     )

@@ -2,14 +2,17 @@
 
 from holdfast.observability.events import (
     CheckpointSaved,
+    Diagnosed,
     Event,
     FaultFired,
     IntervalChosen,
     JoinFailed,
     LogChanged,
+    MitigationChosen,
     Recovered,
     ReplayBegan,
     RunStarted,
+    SlownessOver,
     StageRebuilt,
     StepTakenBack,
     WentBack,
@@ -41,8 +44,25 @@ def told(event: Event) -> str | None:
             who = f"log of worker {event.worker}" if event.worker else "log"
             what = "" if event.logging else " stopped"
             return f"{who}{what} in step {event.step + 1}: {event.reason}"
+        case Diagnosed() | SlownessOver() | MitigationChosen():
+            return _told_of_slowness(event)
         case _:
             return _told_of_worker(event)
+
+
+def _told_of_slowness(event: Diagnosed | SlownessOver | MitigationChosen) -> str:
+    match event:
+        case Diagnosed():
+            more = f"+{event.excess_s * 1e3:.1f} ms" if event.excess_s else f"x{event.factor:.2f}"
+            return (
+                f"{event.cause}: {event.subject} {more} since step {event.since + 1} "
+                f"({event.confidence:.0%} sure): {event.evidence}"
+            )
+        case SlownessOver():
+            return f"over since step {event.since + 1}: {event.cause} of {event.subject}"
+        case MitigationChosen():
+            whom = f" ({', '.join(event.subjects)})" if event.subjects else ""
+            return f"mitigation: {event.action}{whom}: {event.reason}"
 
 
 def _told_of_worker(event: Event) -> str | None:

@@ -352,7 +352,30 @@ class StepReport:
     clipped: bool
     skipped: bool
     taken_back: bool
-    operations: list[list[Any]]  # [text, start_s, end_s]
+    operations: list[list[Any]]
+    """[text, start_s, end_s, CPU seconds of its thread, size of its input in elements]"""
+    transfers: list[list[Any]]
+    """[source, "pipeline" | "reduction" | "probe", count, bytes, median seconds under way], of
+    what came in since the last report; waiting for the sender is no part of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """coordinator -> member: measure, at the beginning of a step. Takes effect aside."""
+
+    step: int  # the first step to do it in, or the next one that begins
+    compute: bool  # a short benchmark of its own arithmetic
+    links: list[list[Any]]  # [to, round]: tensors to send in step ``step`` + round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """worker -> coordinator: its benchmark. What came over links is in the StepReports."""
+
+    worker: str
+    step: int
+    wall_s: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,6 +455,8 @@ Message = (
     | Copied
     | FaultFired
     | StepReport
+    | Probe
+    | Probed
     | CheckpointPart
     | Finished
     | Failed

@@ -26,6 +26,7 @@ class Border:
         self._me, self._stage, self._transport = me, stage, transport
         self._first_part = 1  # of the last input
         self._carries: dict[tuple[int, int], list[bool]] = {}  # which outputs get a gradient back
+        self._sizes: dict[tuple[int, int], int] = {}  # elements of a micro-batch's input
 
     def check(self, op: Op, tensors: Tensors) -> None:
         if op.kind is Kind.F and not tensors:
@@ -34,6 +35,13 @@ class Border:
             raise ConfigError(
                 f"stage {op.stage} hands on {len(tensors)} tensors; at most {MAX_BORDER_TENSORS}"
             )
+
+    def note_inputs(self, step: int, microbatch: int, inputs: Tensors) -> None:
+        self._sizes[step, microbatch] = sum(tensor.numel() for tensor in inputs)
+
+    def size_of(self, op: Op, step: int) -> int:
+        """How much work a micro-batch is, next to others; 0: unknown."""
+        return 0 if op.microbatch is None else self._sizes.get((step, op.microbatch), 0)
 
     def note_outputs(self, step: int, microbatch: int, outputs: Tensors) -> None:
         self._carries[step, microbatch] = [tensor.requires_grad for tensor in outputs]
@@ -46,6 +54,7 @@ class Border:
 
     def release_before(self, step: int) -> None:
         self._carries = {key: value for key, value in self._carries.items() if key[0] >= step}
+        self._sizes = {key: value for key, value in self._sizes.items() if key[0] >= step}
 
     # --- in ---
 

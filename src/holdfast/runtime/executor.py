@@ -32,7 +32,8 @@ from holdfast.transport.base import Transport
 class StepRecord:
     """What one step did on this worker, abandoned attempts included."""
 
-    operations: list[tuple[str, float, float]] = field(default_factory=list)
+    operations: list[tuple[str, float, float, float, int]] = field(default_factory=list)
+    """Text form, start, end, CPU seconds, elements of its input."""
 
 
 class _Redo(Exception):
@@ -208,11 +209,12 @@ class Executor:
         lane, step = self._lane, self._step
         incoming = self._receive(op)
         lane.injector.before(step, op, lane.ledger.num_done)
-        start_s = self._begin()
+        start_s, cpu_s = self._begin(), time.thread_time()
         outgoing = self._compute(op, incoming)
         lane.device.finish(op.kind, start_s)
         self._slow_down(time.monotonic() - start_s)
-        self._records[step].operations.append((str(op), start_s, time.monotonic()))
+        took = (start_s, time.monotonic(), time.thread_time() - cpu_s)
+        self._records[step].operations.append((str(op), *took, self._border.size_of(op, step)))
         if op.microbatch is not None:
             self._keep(op, outgoing)
             lane.ledger.ran(op)
@@ -258,6 +260,7 @@ class Executor:
             with lane.compute:
                 loaded, target = lane.batches.load(self._step, microbatch)
             inputs = loaded if lane.number == 0 else inputs
+        self._border.note_inputs(self._step, microbatch, inputs)
         outputs = stage.forward(
             self._step,
             microbatch,

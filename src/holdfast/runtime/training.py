@@ -297,6 +297,7 @@ class StageTraining:
             operations=[list(o) for o in record.operations]
             if self._config.observe.operations
             else [],
+            transfers=[],
         )
         self._tell(report)
         self.giver.send_update(committed)
