@@ -40,10 +40,11 @@ DTYPES = [
 
 untimed = settings(deadline=None)  # a busy machine is no error
 u32 = st.integers(0, 2**32 - 1)
-tags = st.builds(Tag, st.sampled_from(Channel), st.integers(0, 2**64 - 1), u32, u32, u32)
+u64 = st.integers(0, 2**64 - 1)
+tags = st.builds(Tag, st.sampled_from(Channel), u64, u32, u32, u32)
 shapes = st.lists(st.integers(0, 3), max_size=8).map(tuple)
 tensors = st.builds(torch.zeros, shapes, dtype=st.sampled_from(DTYPES))
-FRAME = encode_frame(3, Tag(Channel.GRADIENT, 7, 1, 2, 3), torch.zeros(2, 5), LIMIT_BYTES)
+FRAME = encode_frame(3, Tag(Channel.GRADIENT, 7, 1, 2, 3), torch.zeros(2, 5), LIMIT_BYTES, 99)
 HELLO = encode_hello(TOKEN, WorkerId(1, 2), 3)
 
 
@@ -55,9 +56,9 @@ def forged(header: bytes, offset: int, layout: str, value: int) -> bytes:
 
 
 @untimed
-@given(epoch=u32, tag=tags, tensor=tensors)
-def test_a_frame_reads_as_it_was_written(epoch, tag, tensor):
-    header = encode_frame(epoch, tag, tensor, LIMIT_BYTES)
+@given(epoch=u32, tag=tags, tensor=tensors, sent_ns=u64)
+def test_a_frame_reads_as_it_was_written(epoch, tag, tensor, sent_ns):
+    header = encode_frame(epoch, tag, tensor, LIMIT_BYTES, sent_ns)
     assert len(header) == FRAME_HEADER_BYTES
     assert decode_frame(header, LIMIT_BYTES) == (
         epoch,
@@ -65,6 +66,7 @@ def test_a_frame_reads_as_it_was_written(epoch, tag, tensor):
         tensor.dtype,
         tensor.shape,
         tensor.nbytes,
+        sent_ns,
     )
 
 
@@ -108,7 +110,7 @@ def test_other_bytes_are_neither_frame_nor_hello(data):
     ("offset", "layout", "value", "message"),
     [
         (0, "<I", 0, "expected a frame"),
-        (4, "<B", 9, "expected a frame of version 1"),
+        (4, "<B", 9, "expected a frame of version 2"),
         (5, "<B", 99, "unknown channel 99"),
         (6, "<B", 99, "dtype 99"),
         (7, "<B", 9, "9 dimensions"),

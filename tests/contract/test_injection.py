@@ -1,5 +1,6 @@
 """Injected faults on a worker: where they fire, once each, and what they really do."""
 
+import math
 import os
 import signal
 import threading
@@ -9,10 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.cluster import WorkerId
 from holdfast.faults.fault import parse_fault
 from holdfast.protocol.codec import Splitter, encode
 from holdfast.protocol.messages import FaultFired, Ready
-from holdfast.runtime.injection import Injector, Killed, ProcessActions, ThreadActions
+from holdfast.runtime.injection import Injector, Killed, ProcessActions, Slowness, ThreadActions
 from holdfast.schedule.operation import parse_op
 
 LIMIT_S = 30.0  # against hangs only
@@ -214,6 +216,144 @@ def test_without_faults_nothing_is_counted_and_nothing_happens():
     assert not injector.due(STEP, "half")
     assert injector.slowdown(1.0) == 0.0
     assert not injector._counts  # no work an operation: the usual run has no faults
+
+
+# --- slowness that lasts ---
+
+
+class Machine:
+    """What a worker's slowness does to it, and the injectors of the stages that it holds."""
+
+    def __init__(self, me="1.0"):
+        self.acts, self.hindered, self.contended = [], [], []
+        self._slowness = Slowness(
+            WorkerId(*map(int, me.split("."))),
+            lambda peer, delay_s, bytes_s: self.hindered.append((str(peer), delay_s, bytes_s)),
+            self.contended.append,
+        )
+
+    def injector(self, *texts):
+        return Injector(
+            [parse_fault(text) for text in texts],
+            lambda fault, step, point, done: self.acts.append((str(fault), step, point, done)),
+            self._slowness,
+        )
+
+    def taken(self, what):
+        """What has come to this list since the last time."""
+        new = what[:]
+        what.clear()
+        return new
+
+
+@pytest.fixture
+def machine():
+    return Machine()
+
+
+def test_a_slow_range_begins_and_ends_with_a_step_and_is_told_once(machine):
+    injector = machine.injector("slow 1.0 @ 3-5 x3.0")
+    more_s = []
+    for step in range(7):
+        injector.begin(step)
+        more_s.append(injector.slowdown(0.5))
+    assert more_s == [0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+    assert machine.acts == [("slow 1.0 @ 3-5 x3.0", 2, "begin", 0)]
+
+
+def test_slow_faults_that_last_at_once_multiply_and_so_does_a_speed(machine):
+    injector = machine.injector("slow 1.0 @ 2 x2.0", "slow 1.0 @ 3-4 x1.5", "slow 1.0=0.5 @ 4.F1")
+    factors = []
+    for step in range(5):
+        run_step(injector, [], step)
+        factors.append(1 + injector.slowdown(1.0))
+    assert factors == [1.0, 2.0, 3.0, 6.0, 4.0]
+
+
+def test_a_fault_that_is_told_is_told_before_it_acts():
+    told = []
+    slowness = Slowness(WorkerId(0, 0), lambda *_: told.append("acts"))
+    faults = [parse_fault("link 0.0-0.1 @ 1 +1ms")]
+    Injector(faults, lambda *_: told.append("told"), slowness).begin(0)
+    assert told == ["told", "acts"]
+
+
+def test_a_new_stage_in_mid_fault_is_as_slow_and_tells_nothing_again(machine):
+    machine.injector("slow 1.0 @ 3-5 x3.0").begin(2)
+    moved = machine.injector()  # it has fired: it may not be given again
+    moved.begin(3)
+    assert moved.slowdown(0.5) == 1.0
+    again = machine.injector("slow 1.0 @ 3-5 x3.0")
+    again.begin(4)
+    assert again.slowdown(0.5) == 1.0
+    again.begin(5)
+    assert again.slowdown(0.5) == 0.0
+    assert len(machine.acts) == 1
+
+
+def test_a_worker_that_comes_in_mid_fault_is_slow_at_once_and_tells_it(machine):
+    late = machine.injector("slow 1.0 @ 3-5 x3.0", "slow 1.0 @ 1-2 x2.0")
+    late.begin(3)
+    assert late.slowdown(0.5) == 1.0
+    assert machine.acts == [("slow 1.0 @ 3-5 x3.0", 3, "begin", 0)]
+
+
+def test_the_rest_of_a_step_is_slow_from_the_new_plan_on(machine):
+    late = machine.injector("slow 1.0 @ 3-5 x3.0")
+    late.reach(2, "proceed", 4)
+    assert late.slowdown(0.5) == 1.0
+    assert machine.acts == [("slow 1.0 @ 3-5 x3.0", 2, "begin", 4)]
+
+
+def test_a_run_that_goes_back_is_slow_again_in_the_same_steps_and_tells_nothing_again(machine):
+    injector = machine.injector("slow 1.0 @ 3-5 x3.0")
+    for step, more_s in [(2, 1.0), (5, 0.0), (1, 0.0), (2, 1.0), (2, 1.0)]:
+        injector.begin(step)
+        assert injector.slowdown(0.5) == more_s
+    assert len(machine.acts) == 1
+
+
+@pytest.mark.parametrize(("me", "peer", "tells"), [("0.1", "1.0", True), ("1.0", "0.1", False)])
+def test_both_ends_of_a_link_hinder_what_they_send_and_the_smaller_one_tells(me, peer, tells):
+    machine = Machine(me)
+    injector = machine.injector("link 0.1-1.0 @ 3-4 +15ms", "link 0.1-1.0 @ 5-5 10MB/s")
+    well = (peer, 0.0, math.inf)
+    for step, hindered in [
+        (1, []),
+        (2, [(peer, 0.015, math.inf)]),
+        (3, []),
+        (4, [well, (peer, 0.0, 1e7)]),
+        (5, [well]),
+        (6, []),
+    ]:
+        injector.begin(step)
+        assert machine.taken(machine.hindered) == hindered
+    told = ["link 0.1-1.0 @ 3-4 +15ms", "link 0.1-1.0 @ 5-5 10MB/s"]
+    assert [act[0] for act in machine.acts] == (told if tells else [])
+    assert injector.slowdown(1.0) == 0.0
+
+
+def test_the_cpu_is_shared_in_the_steps_of_its_fault_only(machine):
+    injector = machine.injector("cpu 1.0 @ 3-4 x4.0", "slow 1.0 @ 4-4 x2.0")
+    shares = []
+    for step in range(6):
+        injector.begin(step)
+        shares.append(machine.taken(machine.contended)[-1:])
+    assert shares == [[], [], [4.0], [4.0], [1.0], []]
+    assert machine.acts[0] == ("cpu 1.0 @ 3-4 x4.0", 2, "begin", 0)
+
+
+def test_a_worker_that_is_about_to_hang_is_woken_by_nobody(machine):
+    injector = machine.injector("cpu 1.0 @ 3-4 x4.0", "hang 1.0 @ 3.F0")
+    run_step(injector, machine.acts, 2)
+    assert machine.contended == [4.0, 1.0]
+    assert [act[0] for act in machine.acts] == ["cpu 1.0 @ 3-4 x4.0", "hang 1.0 @ 3.F0"]
+
+
+def test_lasting_slowness_alone_costs_no_count_of_operations(machine):
+    injector = machine.injector("slow 1.0 @ 5 x2.0")
+    assert run_step(injector, machine.acts) == ["begin"]
+    assert not injector._counts
 
 
 # --- a worker that is a process ---

@@ -3,9 +3,11 @@
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import torch
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import TransportClosed
@@ -66,13 +68,22 @@ class Background(threading.Thread):
         return frame is not None and frame.f_code is threading.Condition.wait.__code__
 
 
+def hinder_all(transports: Iterable[Transport], delay_s: float) -> None:
+    for transport in transports if delay_s else ():
+        for peer in (ALICE, BOB, CAROL):
+            transport.hinder(peer, delay_s)
+
+
 class LocalCluster:
+    delay_s = 0.0  # of every link
+
     def __init__(self) -> None:
         self._hub = LocalHub()
         self._transports: list[Transport] = []
 
     def start(self, *workers: WorkerId, limits: Limits | None = None) -> list[Transport]:
         made = [LocalTransport(worker, self._hub, limits=limits) for worker in workers]
+        hinder_all(made, self.delay_s)
         self._transports += made
         return list(made)
 
@@ -85,6 +96,8 @@ class LocalCluster:
 
 
 class TcpCluster:
+    delay_s = 0.0
+
     def __init__(self) -> None:
         self._transports: dict[WorkerId, TcpTransport] = {}
         self._replaced: list[TcpTransport] = []
@@ -92,6 +105,7 @@ class TcpCluster:
 
     def start(self, *workers: WorkerId, limits: Limits | None = None) -> list[Transport]:
         made = {worker: TcpTransport(worker, TOKEN, limits=limits) for worker in workers}
+        hinder_all(made.values(), self.delay_s)
         self.addresses |= {worker: transport.listen() for worker, transport in made.items()}
         self._replaced += [old for worker, old in self._transports.items() if worker in made]
         self._transports |= made
@@ -108,3 +122,26 @@ class TcpCluster:
     def close(self) -> None:
         for transport in [*self._transports.values(), *self._replaced]:
             transport.close()
+
+
+class SlowLocalCluster(LocalCluster):
+    delay_s = 0.002
+
+
+class SlowTcpCluster(TcpCluster):
+    delay_s = 0.002
+
+
+Cluster = LocalCluster | TcpCluster
+
+
+@contextmanager
+def running(kind: type[Cluster]) -> Iterator[Cluster]:
+    """A cluster whose threads must not outlive it."""
+    torch.set_num_threads(1)
+    threads_before = set(threading.enumerate())
+    cluster = kind()
+    yield cluster
+    cluster.close()
+    left = [t for t in threading.enumerate() if t not in threads_before and "holdfast" in t.name]
+    assert not left, "threads outlived their transport"

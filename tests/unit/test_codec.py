@@ -23,6 +23,7 @@ reports = st.builds(
     skipped=st.booleans(),
     taken_back=st.booleans(),
     operations=st.lists(st.tuples(text, st.floats(0, 1), st.floats(0, 1)).map(list), max_size=4),
+    transfers=st.lists(st.tuples(text, text, st.integers(0, 9)).map(list), max_size=4),
 )
 anything = st.one_of(
     reports,

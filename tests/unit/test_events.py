@@ -19,6 +19,7 @@ from holdfast.observability.events import (
     JsonLines,
     LogChanged,
     MitigationChosen,
+    PlanSwitched,
     Recovered,
     ReplayBegan,
     RunFailed,
@@ -134,6 +135,7 @@ EVENTS = [
         new_period_s=0.4,
         cost_s=0.1,
     ),
+    PlanSwitched(at_s=3.0, step=9, cause="re-plan", took_s=0.01, period_s=0.4, reason="it pays"),
     RunFailed(at_s=3.0, reason="a \u2028 line\nbreak"),
     RunFinished(
         at_s=3.1,

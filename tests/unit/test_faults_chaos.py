@@ -12,6 +12,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError
 from holdfast.faults.chaos import Chaos, chaos_faults, parse_chaos
 from holdfast.faults.fault import PHASES, FaultKind, check_faults
+from holdfast.faults.slowdowns import slowdowns
 
 STEP_PHASES = list(PHASES)[:10]
 GOLDEN = [
@@ -42,6 +43,17 @@ def kills_and_joins(faults):
 # --- the flag ---
 
 
+@pytest.mark.parametrize(
+    ("text", "chaos"),
+    [
+        ("seed=7,slow=0.01", Chaos(7, slow=0.01)),
+        ("slow=1,seed=7,rate=0.05", Chaos(7, 0.05, 1.0)),
+    ],
+)
+def test_slowness_goes_alone_or_with_deaths(text, chaos):
+    assert parse_chaos(text) == chaos
+
+
 @pytest.mark.parametrize("text", ["seed=7,rate=0.05", " rate = 0.05 , seed = 7 "])
 def test_seed_and_rate_are_read_in_any_order(text):
     assert parse_chaos(text) == Chaos(7, 0.05)
@@ -51,7 +63,10 @@ def test_seed_and_rate_are_read_in_any_order(text):
     ("text", "why"),
     [
         ("", "cannot read ''"),
-        ("seed=1", "lacks rate"),
+        ("seed=1", "lacks rate (of deaths) or slow (of slowness)"),
+        ("seed=1,slow=2", "slow 2 is no probability above 0 and at most 1"),
+        ("seed=1,slow=x", "slow 'x' is no number"),
+        ("slow=0.1", "lacks seed"),
         ("rate=1", "lacks seed"),
         ("seed=1,rate=0.1,", "cannot read ''"),
         ("seed=1,ratio=0.1", "cannot read 'ratio=0.1'"),
@@ -108,6 +123,14 @@ def test_another_process_with_another_order_of_sets_finds_the_same_faults():
 
 def test_another_seed_gives_other_faults():
     assert len({chaos_faults(Chaos(seed, 0.2), 2, 2, 40) for seed in range(50)}) == 50
+
+
+def test_slowness_comes_after_the_deaths_and_does_not_change_them():
+    deaths = chaos_faults(Chaos(3, 0.2), 2, 2, 60)
+    slow = chaos_faults(Chaos(3, slow=0.2), 2, 2, 60)
+    assert chaos_faults(Chaos(3, 0.2, 0.2), 2, 2, 60) == (*deaths, *slow)
+    assert deaths
+    assert slow == slowdowns(3, 2, 2, 60, 60.0, rate=0.2)
 
 
 # --- its bookkeeping ---

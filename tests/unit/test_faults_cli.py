@@ -5,7 +5,7 @@ import pytest
 from holdfast.cli import main, train
 from holdfast.errors import HoldfastError
 from holdfast.faults.chaos import Chaos, chaos_faults
-from holdfast.faults.fault import PHASES, parse_fault
+from holdfast.faults.fault import PHASES, FaultKind, parse_fault
 
 
 @pytest.fixture
@@ -63,6 +63,28 @@ def test_chaos_comes_after_the_faults_that_were_given(launched, start):
     assert random
 
 
+def test_chaos_makes_slow_also_where_nobody_may_be_killed(launched, start):
+    start("--chaos", "seed=3,slow=0.2", "--pipelines", "1")
+    random = chaos_faults(Chaos(3, slow=0.2), 1, 2, 20, operations=6)
+    assert launched == [random]
+    assert random
+
+
+def test_slow_links_of_chaos_are_felt_next_to_emulated_operations(launched, start):
+    start("--chaos", "seed=3,slow=0.5", "--set", "device.emulate=F=1s,B=2s,W=1s")
+    random = chaos_faults(Chaos(3, slow=0.5), 2, 2, 20, operations=3, transfer_s=1.0)
+    assert launched == [random]
+    assert random != chaos_faults(Chaos(3, slow=0.5), 2, 2, 20, operations=3)
+
+
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+def test_slow_workers_and_links_are_accepted_in_any_kind_of_worker(launched, start, kind):
+    texts = ["slow 1.0 @ 5-8 x2.0", "link 0.0-0.1 @ 5-8 +15ms"]
+    words = [word for text in texts for word in ("--fault", text)]
+    start(*words, "--set", f"workers.kind={kind}")
+    assert [[str(fault) for fault in faults] for faults in launched] == [texts]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -70,6 +92,12 @@ def test_chaos_comes_after_the_faults_that_were_given(launched, start):
         (["--fault", "kill 2.0 @ 5"], "--fault 'kill 2.0 @ 5': there is no worker 2.0; expected"),
         (["--fault", "join @ 21"], "--fault 'join @ 21': there is no step 21; expected 1 to 20"),
         (["--fault", "join @ 8", "--fault", "join @ 8"], "--fault 'join @ 8': it is given twice"),
+        (["--fault", "slow 1.0 @ 5-21 x2"], "--fault 'slow 1.0 @ 5-21 x2.0': there is no step 21"),
+        (["--fault", "link 0.0 @ 5 +1ms"], "--fault 'link 0.0 @ 5 +1ms': link needs two workers"),
+        (
+            ["--fault", "cpu 1.0 @ 5-8 x2", "--set", "workers.kind=threads"],
+            "--fault 'cpu 1.0 @ 5-8 x2.0': workers.kind=threads has all workers in one process",
+        ),
         (["--chaos", "rate=0.1"], "--chaos 'rate=0.1': lacks seed; write e.g. seed=1,rate=0.05"),
         (["--chaos", ""], "--chaos '': cannot read ''"),
         (
@@ -103,3 +131,11 @@ def test_the_help_names_every_phase_with_its_meaning(capsys):
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for phase, meaning in PHASES.items():
         assert f"{phase} {meaning}" in lines
+
+
+def test_the_help_names_every_fault(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["train", "--help"])
+    text = capsys.readouterr().out
+    for kind in FaultKind:
+        assert f"{kind.value} " in text.partition("a fault is one of:")[2].partition("begin")[0]

@@ -9,6 +9,7 @@ from holdfast.planner.problem import Link, Links, Member, Memory, Problem
 from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import gpipe, one_f_one_b
+from holdfast.schedule.meeting import lateness_s
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import loads
 from holdfast.schedule.timeline import (
@@ -97,6 +98,98 @@ def test_tensors_take_the_time_of_their_border_and_way_reductions_that_of_a_mess
     assert starts[("0.0", "0BW0")] == 6 + 3
     assert starts[("1.0", "0R")] == 11 + 0.5
     assert set(asked) == {(0, "0.0", "0.1"), (0, "0.1", "0.0")}
+
+
+THREE_HOLDERS = loads(
+    "schedule pipelines=3 stages=1 microbatches=3\n"
+    "0.0: 0F0 0BW0 0R\n1.0: 0F1 0BW1 0R\n2.0: 0F2 0BW2 0R\n"
+)
+FIRST, SECOND, THIRD = THREE_HOLDERS.lanes
+
+
+def reductions(schedule, costs, pace):
+    found = timeline(schedule, costs, pace=pace).spans
+    return {str(s.worker): s.start_s for s in found if s.step == 0 and s.op.kind == "R"}
+
+
+def slow(links):
+    return lambda one, other: links.get((one, other), links.get((other, one), 0.0))
+
+
+def test_over_a_slow_link_both_ends_of_a_reduction_are_late_twice_and_the_others_once():
+    pace = Pace(meet_s=slow({(FIRST, THIRD): 5.0}))
+    costs = Costs.uniform(1, link_s=0.5)
+    assert reductions(THREE_HOLDERS, costs, Pace()) == {"0.0": 3.5, "1.0": 3.5, "2.0": 3.5}
+    # 3 s of work; the result of a slow end comes to 1.0 as any other does, but 5 s later.
+    assert reductions(THREE_HOLDERS, costs, pace) == {"0.0": 13, "1.0": 8.5, "2.0": 13}
+    # The ends hold each other up in every step, two messages a step.
+    assert steady_period_s(THREE_HOLDERS, costs, pace=pace) == 13
+
+
+def test_a_slow_link_of_a_reduction_counts_from_when_its_senders_are_ready():
+    pace = Pace({SECOND: 0.25}, meet_s=slow({(FIRST, THIRD): 2.0}))
+    # 1.0 is ready after 12 s: then all else has long been exchanged; its own part comes
+    # to 0.0 at once, but over 2.0 (as the owner of a shard) 2 s later.
+    found = reductions(THREE_HOLDERS, Costs.uniform(1), pace)
+    assert found == {"0.0": 14, "1.0": 12, "2.0": 14}
+
+
+def test_a_holder_without_work_takes_part_in_a_reduction_over_its_slow_link():
+    schedule = loads(
+        "schedule pipelines=2 stages=1 microbatches=2\n0.0: 0F0 0BW0 0F1 0BW1 0R\n1.0: 0R\n"
+    )
+    pace = Pace(meet_s=slow({(FIRST, SECOND): 5.0}))
+    assert reductions(schedule, Costs.uniform(1), pace) == {"0.0": 16, "1.0": 11}
+
+
+def test_slow_links_between_holders_of_different_stages_are_no_matter_of_reductions():
+    pace = Pace(meet_s=slow({(WorkerId(0, 0), WorkerId(0, 1)): 5.0}))
+    costs = Costs.uniform(2)
+    assert timeline(TWO_STAGES, costs, pace=pace) == timeline(TWO_STAGES, costs)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(2, 5).flatmap(
+        lambda n: st.tuples(
+            st.lists(st.integers(0, 20), min_size=n, max_size=n),
+            st.lists(st.sampled_from([0, 0, 1, 7]), min_size=n * n, max_size=n * n),
+        )
+    )
+)
+def test_a_reduction_takes_what_its_two_rounds_of_messages_take(drawn):
+    ready_s, excess = drawn
+    members = [WorkerId(d, 0) for d in range(len(ready_s))]
+
+    def meet_s(one, other):
+        assert one != other
+        return excess[one.pipeline * len(members) + other.pipeline]
+
+    def heard(times_s):
+        return [
+            max(t + (meet_s(a, b) if a != b else 0) for a, t in zip(members, times_s, strict=True))
+            for b in members
+        ]
+
+    late_s = lateness_s(members, meet_s)
+    found = [
+        max(t + late_s.get((a, b), 0) for a, t in zip(members, ready_s, strict=True))
+        for b in members
+    ]
+    assert found == heard(heard(ready_s))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from([0, 0, 2, 9, 31]), min_size=16, max_size=16))
+def test_the_period_is_exact_with_slow_links_of_reductions(excess):
+    schedule = make("1f1b", Shape(4, 2, 12), Costs.uniform(2), 4)
+    pace = Pace(
+        {WorkerId(1, 1): 0.5},
+        meet_s=lambda one, other: excess[one.pipeline * 4 + other.pipeline],
+    )
+    many = timeline(schedule, Costs.uniform(2), steps=90, pace=pace)
+    ends = [max(s.end_s for s in many.spans if s.step == step) for step in (29, 89)]
+    assert (ends[1] - ends[0]) / 60 == pytest.approx(many.period_s, rel=1e-9)
 
 
 def test_a_period_that_is_known_is_not_worked_out_again():

@@ -1,6 +1,6 @@
 """A change of who does what: stop, tell, plan, go. A death on the way starts it over.
 
-Deaths, joins, moves, better plans and interrupts are all the same here. Who was lost, and
+Deaths, joins, moves and interrupts are all the same here. Who was lost, and
 whether a change is wanted, is decided elsewhere.
 """
 
@@ -56,7 +56,6 @@ class Changes:
         change.entering |= set(wish.entering)
         for worker in wish.entering:
             self._joining.enters(worker)
-        change.better = wish.better
         if wish.leaving is not None:
             change.leaving = dict([wish.leaving])
             change.add(wish.cause, wish.leaving[0])
@@ -291,9 +290,7 @@ class Changes:
         run = self._run
         if run.interrupted_s is not None:
             run.end_step, run.end_decided = min(run.end_step, rest.first_step), True
-        if run.stages == run.planned_for:
-            run.steady = change.better or run.steady
-        else:
+        if run.stages != run.planned_for:
             run.steady = self._plans.steady(self._plans.problem(run.stages))
             run.planned_for = dict(run.stages)
         assert run.steady is not None
@@ -326,7 +323,7 @@ class Changes:
 
     def _clear(self, change: Change, at_s: float) -> None:
         """The plan is made; now it is seen through."""
-        change.stopping, change.better = False, None
+        change.stopping = False
         change.entering, change.leaving = set(), {}
         change.dead.clear()
         change.left.clear()

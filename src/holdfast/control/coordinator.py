@@ -16,12 +16,15 @@ from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.joining import Joiner, Joining
 from holdfast.control.log_policy import LogPolicy
 from holdfast.control.losses import Losses, Work
+from holdfast.control.mitigating import Mitigating
 from holdfast.control.notices import Notices
 from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.reports import Reports
 from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase, Setting, Steady
 from holdfast.control.save_interval import SaveInterval
+from holdfast.control.slowness import Slowness
 from holdfast.control.starting import Starting
+from holdfast.control.switching import Switching
 from holdfast.control.wish import Wish
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.faults.fault import Fault
@@ -63,9 +66,13 @@ class Coordinator:
         self._log_policy = LogPolicy(run, self.reports)
         self._save_interval = SaveInterval(run, self.reports)
         self._losses, self._work = losses, work
+        self._switching = Switching(run, work)
+        self._slowness, self._mitigating = Slowness(run), Mitigating(run, self._plans)
+        self._orders: list[tuple[WorkerId, int | None, str]] = []  # stage to hold; None: drop it
         self._moves_due = False
         self._moved_from: dict[WorkerId, int] = {}  # asked once: who could not leave stays
-        self._mover: tuple[WorkerId, Joiner, Steady] | None = None  # and the plan that spares it
+        # Who, what it will be instead (None: it is dropped), and the plan that spares it.
+        self._mover: tuple[WorkerId, Joiner | None, Steady] | None = None
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             messages.Hello: self._on_hello,
             messages.LayerCosts: lambda costs, at_s: self._starting.on_costs(costs),
@@ -81,6 +88,8 @@ class Coordinator:
             messages.Copied: self._on_copied,
             messages.FaultFired: self._notices.on_fault,
             messages.StepReport: self._on_report,
+            messages.Probed: self._on_probed,
+            messages.Offered: self._on_offered,
             messages.CheckpointPart: self._on_part,
             messages.Finished: self._on_finished,
             messages.WorkerStarted: self._notices.on_started,
@@ -239,7 +248,25 @@ class Coordinator:
 
     def _on_report(self, report: messages.StepReport, at_s: float) -> list[Effect]:
         self._work.note(parse_worker(report.worker), self.run.epoch, report.step + 1, 0)
-        return self.reports.on_step(report, at_s)
+        self._slowness.on_report(report)
+        first = self.reports.next_step
+        effects = self.reports.on_step(report, at_s)
+        for step in range(first, self.reports.next_step):
+            effects += self._slowness.concluded(step, at_s)
+            if not self._switching.under_way:
+                took_s, left = self.run.steps_s[-1], self.reports.steps_left
+                effects += self._mitigating.note_step(step, left, took_s, at_s)
+        return effects
+
+    def _on_offered(self, offered: messages.Offered, at_s: float) -> list[Effect]:
+        effects = self._switching.on_offered(offered, at_s)
+        if effects:
+            self._plans.look_ahead()
+        return effects
+
+    def _on_probed(self, probed: messages.Probed, at_s: float) -> list[Effect]:
+        self._slowness.on_probed(probed)
+        return []
 
     def _on_part(self, part: messages.CheckpointPart, at_s: float) -> list[Effect]:
         return [*self.reports.on_part(part), *self._save_interval.on_part(part, at_s)]
@@ -270,7 +297,9 @@ class Coordinator:
 
     @property
     def _quiet(self) -> bool:
-        return self.run.phase is RunPhase.TRAINING and self._changes.current is None
+        """Nothing is under way, nor offered."""
+        busy = self._changes.current is not None or self._switching.under_way
+        return self.run.phase is RunPhase.TRAINING and not busy
 
     def _next(self, at_s: float) -> list[Effect]:
         if self.run.phase is not RunPhase.TRAINING:
@@ -284,7 +313,7 @@ class Coordinator:
             return ordered + self._changes.begin(Wish("interrupt"), at_s)
         if self._ending:
             return ordered
-        return ordered + (self._enter(at_s) or self._move(at_s))
+        return ordered + (self._enter(at_s) or self._move(at_s) or self._mitigate(at_s))
 
     @property
     def _ending(self) -> bool:
@@ -312,7 +341,11 @@ class Coordinator:
         """
         if self._mover is not None:
             return self._leave(*self._mover, at_s)
-        if not self._moves_due or self._joining.under_way:
+        if self._joining.under_way:
+            return []
+        if self._orders:
+            return self._spare(*self._orders.pop(0), at_s)
+        if not self._moves_due:
             return []
         self._moves_due = False
         if self.run.stages in (self.run.first_stages, self._moved_from):
@@ -320,23 +353,56 @@ class Coordinator:
         moves, reason = self._plans.moves(self.reports.steps_left)
         for move in moves:
             if move.from_stage is not None and len(self.run.holders(move.from_stage)) > 1:
-                idle = self._plans.without(move.worker)
-                joiner = Joiner(move.to_stage, move.from_stage, reason)
-                self._mover, self._moved_from = (move.worker, joiner, idle), dict(self.run.stages)
-                return self._changes.begin(Wish("move", better=idle, about=(move.worker,)), at_s)
+                self._moved_from = dict(self.run.stages)
+                return self._spare(move.worker, move.to_stage, reason, at_s)
         return []
 
-    def _leave(self, worker: WorkerId, joiner: Joiner, idle: Steady, at_s: float) -> list[Effect]:
+    def _spare(
+        self, worker: WorkerId, to_stage: int | None, reason: str, at_s: float
+    ) -> list[Effect]:
+        """It is given no more work."""
+        stage = self.run.stages.get(worker)
+        if stage is None or len(self.run.holders(stage)) < 2:
+            self._orders.clear()  # somebody was lost since
+            return []
+        idle = self._plans.without(worker)
+        joiner = None if to_stage is None else Joiner(to_stage, stage, reason)
+        self._mover = (worker, joiner, idle)
+        cause = "drop" if to_stage is None else "move"
+        return self._switching.begin(idle, cause, at_s)
+
+    def _leave(
+        self, worker: WorkerId, joiner: Joiner | None, idle: Steady, at_s: float
+    ) -> list[Effect]:
         if self.run.steady is not idle:  # somebody was lost since, or came: ask anew
             self._mover, self._moves_due = None, True
+            self._orders.clear()
             return []
         if self._work.step_of(worker) < self.run.steady_from:
             return []
         self._mover = None
+        if joiner is None:
+            return self._notices.refuse(worker, "it was too slow and is left out", at_s)
         return self._changes.begin(Wish("move", leaving=(worker, joiner)), at_s)
+
+    def _mitigate(self, at_s: float) -> list[Effect]:
+        """Something is slow, or is so no longer, and it pays to change who does what."""
+        if self._mitigating.wanted is None or self._mover or self._orders:
+            return []
+        if self._joining.under_way:
+            return []
+        remedy, effects = self._mitigating.take(self.reports.next_step, at_s)
+        option = remedy.option
+        if remedy.steady is not None:
+            switch = self._switching.begin(remedy.steady, option.action.value, at_s)
+            return effects + switch
+        self._orders = [(worker, stage, option.what) for worker, stage in remedy.moves]
+        if remedy.drops is not None:
+            self._orders = [(remedy.drops, None, option.what)]
+        return effects + self._move(at_s)
 
     def _try_better(self, at_s: float) -> list[Effect]:
         if not self._quiet or self._ending or self._joining.under_way:
             return []
         better = self._plans.better(self.reports.steps_left)
-        return self._changes.begin(Wish("better plan", better=better), at_s) if better else []
+        return self._switching.begin(better, "better plan", at_s) if better else []

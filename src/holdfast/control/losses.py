@@ -67,7 +67,7 @@ class Work:
 
     def __init__(self) -> None:
         self._epoch = 0
-        self._steady: Schedule | None = None
+        self._steady: list[tuple[int, Schedule]] = []  # the first whole step of each
         self._running: dict[int, RunningStep] = {}
         self._before: dict[WorkerId, tuple[int, tuple[Op, ...]]] = {}
         # step, attempt, operations finished of its lane
@@ -90,7 +90,11 @@ class Work:
             same = step in following and following[step].attempt == attempt
             before[worker] = (step, self._finished(worker, step, done) if same else ())
         self._before, self._at = before, {w: (s, attempt, 0) for w, (s, attempt, _) in told.items()}
-        self._epoch, self._running, self._steady = epoch, following, steady
+        self._epoch, self._running, self._steady = epoch, following, [(0, steady)]
+
+    def switch(self, first_step: int, steady: Schedule) -> None:
+        """The same members go over to other lanes without a stop."""
+        self._steady.append((first_step, steady))
 
     def note(self, worker: WorkerId, epoch: int, step: int, done: int, attempt: int = 0) -> None:
         """Counts in lanes that are no more are of no use."""
@@ -121,5 +125,7 @@ class Work:
 
     def _lane(self, worker: WorkerId, step: int) -> tuple[Op, ...]:
         running = self._running.get(step)
-        schedule = running.schedule if running else self._steady
-        return schedule.lanes.get(worker, ()) if schedule else ()
+        if running:
+            return running.schedule.lanes.get(worker, ())
+        steady = [schedule for first, schedule in self._steady if first <= step]
+        return steady[-1].lanes.get(worker, ()) if steady else ()

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from holdfast.cluster import WorkerId
 from holdfast.control.clock import NUM_MEASURED
-from holdfast.control.run import Run, Steady
+from holdfast.control.run import HEALTHY, Run, Steady
+from holdfast.detection.diagnosis import Health, link_of
 from holdfast.errors import WaitTimeout
-from holdfast.planner.problem import Member, Memory, Problem
+from holdfast.planner.problem import Link, Links, Member, Memory, Problem
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import default_memory
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.schedule import Schedule
-from holdfast.schedule.timeline import steady_period_s
+from holdfast.schedule.timeline import Pace, steady_period_s
 from holdfast.schedule.validity import in_flight_peak
 
 if TYPE_CHECKING:
@@ -77,14 +78,25 @@ class Plans:
                 self._given.stop(_STOP_LIMIT_S)
 
     def problem(
-        self, stages: Mapping[WorkerId, int | None], *, may_move: bool = False, steps_left: int = 0
+        self,
+        stages: Mapping[WorkerId, int | None],
+        *,
+        may_move: bool = False,
+        steps_left: int = 0,
+        health: Health | None = None,
     ) -> Problem:
+        """``health``: another than what was found out."""
         run = self._run
+        speeds, slow_links = run.health if health is None else health
         return Problem(
             shape=run.shape,
             costs=self._costs_s(),
             memory=Memory(limit=self._memory()),
-            members=tuple(Member(worker, stage) for worker, stage in sorted(stages.items())),
+            members=tuple(
+                Member(worker, stage, speeds.get(worker, 1.0))
+                for worker, stage in sorted(stages.items())
+            ),
+            links=self._links(stages, slow_links),
             staggered=run.staggered,
             may_move=may_move,
             two_stages=False,
@@ -92,15 +104,44 @@ class Plans:
             move_s=run.copy_s if may_move else 0.0,
         )
 
+    def _links(
+        self,
+        stages: Mapping[WorkerId, int | None],
+        slow: Mapping[tuple[WorkerId, WorkerId], float],
+    ) -> Links:
+        usual_s = self._costs_s().link_s
+        here = {pair: excess_s for pair, excess_s in slow.items() if stages.keys() >= set(pair)}
+        return Links(unusual={pair: Link(usual_s + more_s) for pair, more_s in here.items()})
+
     def steady(self, problem: Problem) -> Steady:
         """For the members as they are, at once."""
         run = self._run
         assert run.first is not None
         self._refining, self._to_refine = False, None
-        if run.stages == run.first_stages:  # all are there again: as the user has chosen
-            return run.first._replace(period_s=self._period_s(run.first.schedule))
+        all_there = run.stages == run.first_stages
+        first = run.first._replace(period_s=self.period_s(run.first.schedule))
+        if all_there and not self._is_slow:  # as the user has chosen
+            return first
         self._to_refine = problem
+        planned = self.planned(problem)
+        return min([planned, *([first] if all_there else [])], key=lambda one: one.period_s)
+
+    def planned(self, problem: Problem) -> Steady:
+        """What the planner says at once; nothing is looked for later."""
         return self._as_steady(self._planner.plan_now(problem))
+
+    def healthy_s(self) -> float:
+        """Of a step, if nobody were slow."""
+        run = self._run
+        assert run.first is not None
+        if run.stages == run.first_stages:
+            return self.period_s(run.first.schedule, HEALTHY)
+        plan = self._planner.plan_now(self.problem(run.stages, health=HEALTHY))
+        return plan.period_s
+
+    @property
+    def _is_slow(self) -> bool:
+        return any(self._run.health)
 
     def look_ahead(self) -> None:
         """When all are at work again: look for a better plan, and plan for the next death."""
@@ -121,12 +162,12 @@ class Plans:
     def better(self, steps_left: int) -> Steady | None:
         """A plan that is worth a change for the steps that are left."""
         plan = self._planner.better() if self._refining else None
-        if plan is None or self._run.steady is None or self._unknown_unit:
+        if plan is None or self._run.steady is None or self.unknown_unit:
             return None
-        old_s = self._run.steady.period_s
-        gained_s = (old_s - plan.period_s) * steps_left
-        pays = plan.period_s <= _SHORTER * old_s and gained_s > _PAYS_BACK * self._run.stop_s
-        return self._as_steady(plan) if pays else None
+        better, old_s = self._as_steady(plan), self._run.steady.period_s
+        gained_s = (old_s - better.period_s) * steps_left
+        pays = better.period_s <= _SHORTER * old_s and gained_s > _PAYS_BACK * self._run.stop_s
+        return better if pays else None
 
     def moves(self, steps_left: int) -> "tuple[tuple[Move, ...], str]":
         """Who should hold another stage, and why."""
@@ -153,7 +194,27 @@ class Plans:
         return counts.index(min(counts))
 
     def _as_steady(self, plan: SomePlan) -> Steady:
-        return Steady(plan.schedule(), 0.0 if self._unknown_unit else plan.period_s, plan.reason)
+        schedule = plan.schedule()
+        period_s = plan.period_s
+        if self._is_slow:  # the planner takes links for reductions to be as usual
+            period_s = self.period_s(schedule)
+        return Steady(schedule, 0.0 if self.unknown_unit else period_s, plan.reason)
+
+    def whole_pipelines(self) -> Steady:
+        """As FALCON does it: shares of whole pipelines, as many micro-batches as each can take."""
+        from holdfast.planner.whole_pipelines import whole_pipelines
+
+        run = self._run
+        assert run.first is not None
+        self._refining, self._to_refine = False, None
+        if not self._is_slow:
+            return run.first._replace(period_s=self.period_s(run.first.schedule))
+        schedule = whole_pipelines(self.problem(run.stages))
+        return Steady(schedule, self.period_s(schedule), "shares of whole pipelines")
+
+    @property
+    def operation_s(self) -> float:
+        return min(self._costs_s().forward_s)
 
     def _memory(self) -> float:
         run = self._run
@@ -163,13 +224,28 @@ class Plans:
         peaks = map(in_flight_peak, run.first.schedule.lanes.values())
         return max(default_memory(run.shape.stages), *peaks)
 
-    def _period_s(self, schedule: Schedule) -> float:
-        if self._unknown_unit:
+    def period_s(self, schedule: Schedule, health: Health | None = None) -> float:
+        """Of a step in the long run, with those who are slow as slow as they are; 0: unknown."""
+        if self.unknown_unit:
             return 0.0
-        return steady_period_s(schedule, self._costs_s(), staggered=self._run.staggered)
+        costs, staggered = self._costs_s(), self._run.staggered
+        pace = self._pace(self._run.health if health is None else health)
+        return steady_period_s(schedule, costs, staggered=staggered, pace=pace)
+
+    def _pace(self, health: Health) -> Pace:
+        speeds, links = health
+        usual_s = self._costs_s().link_s
+
+        def excess_s(one: WorkerId, other: WorkerId) -> float:
+            return links.get(link_of(one, other), 0.0)
+
+        if not links:
+            return Pace(speeds)
+        return Pace(speeds, hop_s=lambda _, a, b: usual_s + excess_s(a, b), meet_s=excess_s)
 
     @property
-    def _unknown_unit(self) -> bool:
+    def unknown_unit(self) -> bool:
+        """Whether costs are not yet seconds."""
         return self._run.guessed and len(self._run.steps_s) < NUM_MEASURED
 
     def _costs_s(self) -> Costs:
@@ -177,7 +253,7 @@ class Plans:
         run = self._run
         assert run.costs is not None
         assert run.first is not None
-        if not run.guessed or self._unknown_unit:
+        if not run.guessed or self.unknown_unit:
             return run.costs
         if self._costs is None:
             schedule, costs = run.first.schedule, run.costs

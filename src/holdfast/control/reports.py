@@ -65,7 +65,8 @@ class Reports:
 
     def on_step(self, report: messages.StepReport, at_s: float) -> list[Effect]:
         worker = parse_worker(report.worker)
-        effects = [Emit(event) for event in _worker_events(report, at_s)]
+        recorded = self._run.config.observe.operations
+        effects = [Emit(event) for event in _worker_events(report, recorded, at_s)]
         if report.step >= self.next_step:
             self._steps.setdefault(report.step, {})[worker] = report
         self._done[worker] = max(report.step + 1, self._done.get(worker, 0))
@@ -196,9 +197,9 @@ def _losses(reports: Mapping[WorkerId, messages.StepReport], step: int) -> tuple
     return [loss for _, loss in ordered], told[first].num_tokens
 
 
-def _worker_events(report: messages.StepReport, at_s: float) -> list[events.Event]:
+def _worker_events(report: messages.StepReport, recorded: bool, at_s: float) -> list[events.Event]:
     found: list[events.Event] = []
-    if report.operations:
+    if report.operations and recorded:
         step = events.WorkerStep(
             at_s=at_s,
             worker=report.worker,

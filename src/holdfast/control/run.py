@@ -14,6 +14,7 @@ from holdfast.config import RunConfig
 from holdfast.control.clock import Clock
 from holdfast.control.effects import ClearLogs, Effect, Send, TrimLogs
 from holdfast.control.membership import Membership
+from holdfast.detection.diagnosis import Health
 from holdfast.faults.fault import Fault, FaultKind
 from holdfast.protocol import messages
 from holdfast.recovery.manifest import Checkpoint, partial_directory
@@ -34,6 +35,9 @@ class RunPhase(Enum):
 
 
 BEFORE_TRAINING = (RunPhase.STARTING, RunPhase.MEASURING, RunPhase.BUILDING)
+
+
+HEALTHY = Health({}, {})
 
 
 class Steady(NamedTuple):
@@ -91,6 +95,7 @@ class Run:
     num_histories: int = 0  # how often all went back: what was logged before is of no use then
     began: int = 0  # the step that this history starts with
     untold_seal: int | None = None  # a checkpoint of which nobody who logs has heard yet
+    health: Health = HEALTHY  # who and what is slow; all others are as they should be
     rebuilds: bool = False  # a stage that nobody holds is being computed again
 
     @classmethod
@@ -180,7 +185,8 @@ class Run:
         checkpoint, step = self.start if state is None else state
         self.builds[worker] += 1
         clock = self.clock
-        mine = (f for f in self.setting.faults if f.worker == worker)
+        faults = self.setting.faults
+        mine = (f for f in faults if f.concerns(worker) and f.kind is not FaultKind.JOIN)
         message = messages.Assign(
             stage=stage,
             cut=list(self.cut),
@@ -189,9 +195,7 @@ class Run:
             run_dir=self.setting.run_dir,
             beat_s=clock.beat_s,
             wait_s=clock.wait_s,
-            faults=[
-                str(f) for f in mine if f.kind is not FaultKind.JOIN and str(f) not in self.fired
-            ],
+            faults=[str(f) for f in mine if f.lasting or str(f) not in self.fired],
             log=self.log(stage),
         )
         return Send(worker, message)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.cluster import WorkerId
 from holdfast.control.joining import Joiner
-from holdfast.control.run import Steady
 from holdfast.protocol import messages
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ class Wish:
     cause: str
     entering: tuple[WorkerId, ...] = ()
     leaving: tuple[WorkerId, Joiner] | None = None  # who, and what it will be instead
-    better: Steady | None = None  # lanes for the same members
     about: tuple[WorkerId, ...] = ()  # others whom it concerns
 
 
@@ -34,7 +32,6 @@ class Change:
     work: "dict[WorkerId, list[Dead]]" = field(default_factory=dict)  # lost; noted before a rebuild
     entering: set[WorkerId] = field(default_factory=set)
     leaving: dict[WorkerId, Joiner] = field(default_factory=dict)
-    better: Steady | None = None
     stopping: bool = True  # until there is a plan; then everyone takes up work again
     halted_s: float = 0.0
     tells: dict[WorkerId, messages.Tell] = field(default_factory=dict)

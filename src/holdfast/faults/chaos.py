@@ -1,17 +1,19 @@
-"""Random faults that are the same every time: kills and joins of a whole run, from one seed.
+"""Random faults that are the same every time, from one seed: kills and joins, and slowness.
 
 Plans on its own bookkeeping of who is there. It does not know how long a join takes, nor who
 changed sides: in a real run a stage may still lose its last holder.
 """
 
-import random
 from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError
+from holdfast.faults.dice import Dice
 from holdfast.faults.fault import PHASES, Fault, FaultKind
+from holdfast.faults.slowdowns import slowdowns
 
 MAX_JOIN_DELAY_STEPS = 3
+STEP_S = 60.0  # of the time in which slowness was studied: a slow worker is so for 6 to 12 steps
 _EXAMPLE = "seed=1,rate=0.05"
 _LAST_PHASE = "settled"  # the later ones do not come in every step
 _STEP_PHASES = tuple(PHASES)[: tuple(PHASES).index(_LAST_PHASE) + 1]
@@ -20,22 +22,26 @@ _STEP_PHASES = tuple(PHASES)[: tuple(PHASES).index(_LAST_PHASE) + 1]
 @dataclass(frozen=True, slots=True)
 class Chaos:
     seed: int
-    rate: float  # probability that a worker is killed in a step
+    rate: float = 0.0  # probability that a worker is killed in a step
+    slow: float = 0.0  # probability that something becomes slow in a step
 
 
 def parse_chaos(text: str) -> Chaos:
-    """Read ``seed=1,rate=0.05``."""
+    """Read ``seed=1,rate=0.05`` and ``seed=1,slow=0.05``, or both."""
     values: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
-        if key not in ("seed", "rate") or not equals:
+        if key not in ("seed", "rate", "slow") or not equals:
             raise _refusal(text, f"cannot read {part.strip()!r}")
         if key in values:
             raise _refusal(text, f"{key} is given twice")
         values[key] = value
-    if missing := [key for key in ("seed", "rate") if key not in values]:
-        raise _refusal(text, f"lacks {' and '.join(missing)}")
-    return Chaos(_parse_seed(text, values["seed"]), _parse_rate(text, values["rate"]))
+    if "seed" not in values:
+        raise _refusal(text, "lacks seed")
+    if len(values) == 1:
+        raise _refusal(text, "lacks rate (of deaths) or slow (of slowness)")
+    seed = _parse_seed(text, values.pop("seed"))
+    return Chaos(seed, **{key: _parse_rate(text, key, value) for key, value in values.items()})
 
 
 def _parse_seed(text: str, value: str) -> int:
@@ -45,13 +51,13 @@ def _parse_seed(text: str, value: str) -> int:
     return int(value)
 
 
-def _parse_rate(text: str, value: str) -> float:
+def _parse_rate(text: str, key: str, value: str) -> float:
     try:
         rate = float(value)
     except ValueError:
-        raise _refusal(text, f"rate {value!r} is no number") from None
+        raise _refusal(text, f"{key} {value!r} is no number") from None
     if not 0 < rate <= 1:
-        raise _refusal(text, f"rate {value} is no probability above 0 and at most 1")
+        raise _refusal(text, f"{key} {value} is no probability above 0 and at most 1")
     return rate
 
 
@@ -67,13 +73,32 @@ def chaos_faults(
     *,
     operations: int = 1,
     first_step: int = 0,
+    transfer_s: float = 0.01,
 ) -> tuple[Fault, ...]:
-    """Kills, each followed by a join of the same worker 1 to 3 steps later.
+    """Kills, each followed by a join of the same worker 1 to 3 steps later; then slowness.
 
     ``operations``: how many of each kind a worker runs in a step; a kill at a later one would
-    never happen. Nobody is killed in the last step, where no join can follow.
+    never happen. ``transfer_s``: what a transfer takes, so that a slow link is felt.
     """
-    dice = _Dice(chaos.seed)
+    deaths = _deaths(chaos, pipelines, stages, steps, operations, first_step)
+    slow = slowdowns(
+        chaos.seed,
+        pipelines,
+        stages,
+        steps,
+        STEP_S,
+        rate=chaos.slow,
+        transfer_s=transfer_s,
+        first_step=first_step,
+    )
+    return (*deaths, *slow)
+
+
+def _deaths(
+    chaos: Chaos, pipelines: int, stages: int, steps: int, operations: int, first_step: int
+) -> list[Fault]:
+    """Nobody is killed in the last step, where no join can follow."""
+    dice = Dice(chaos.seed)
     workers = [WorkerId(d, s) for d in range(pipelines) for s in range(stages)]
     back_at: dict[WorkerId, int] = {}  # the first step in which it is surely there again
     faults: list[Fault] = []
@@ -81,7 +106,7 @@ def chaos_faults(
         for worker in workers:
             if back_at.get(worker, 0) > step or not dice.hits(chaos.rate):
                 continue
-            point = dice.point(operations)
+            point = _point(dice, operations)
             delay = 1 + dice.below(min(MAX_JOIN_DELAY_STEPS, steps - 1 - step))
             others = [w for w in workers if w.stage == worker.stage and w != worker]
             if all(back_at.get(other, 0) > step for other in others):
@@ -89,24 +114,12 @@ def chaos_faults(
             faults.append(Fault(FaultKind.KILL, worker, step, point))
             faults.append(Fault(FaultKind.JOIN, worker, step + delay))
             back_at[worker] = step + delay + 1
-    return tuple(faults)
+    return faults
 
 
-class _Dice:
-    """Only of ``random()``: its sequence alone is promised to stay the same in every Python."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed).random
-
-    def hits(self, rate: float) -> bool:
-        return self._random() < rate
-
-    def below(self, limit: int) -> int:
-        return int(self._random() * limit)
-
-    def point(self, operations: int) -> str:
-        """As often a phase as an operation, however many operations there are."""
-        if self.hits(0.5):
-            return _STEP_PHASES[self.below(len(_STEP_PHASES))]
-        kind, number = "FBW"[self.below(3)], self.below(operations)
-        return f"{kind}{number}{'.done' if self.hits(0.5) else ''}"
+def _point(dice: Dice, operations: int) -> str:
+    """As often a phase as an operation, however many operations there are."""
+    if dice.hits(0.5):
+        return dice.one_of(_STEP_PHASES)
+    kind, number = dice.one_of("FBW"), dice.below(operations)
+    return f"{kind}{number}{'.done' if dice.hits(0.5) else ''}"

@@ -258,6 +258,18 @@ class MitigationChosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSwitched:
+    """The same members go over to other lanes, without a stop."""
+
+    at_s: float
+    step: int  # the first that runs them
+    cause: str
+    took_s: float  # until all had the new lanes; training went on
+    period_s: float  # of a step, predicted; 0: unknown
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailed:
     at_s: float
     reason: str
@@ -297,6 +309,7 @@ Event: TypeAlias = (
     | Diagnosed
     | SlownessOver
     | MitigationChosen
+    | PlanSwitched
     | RunFailed
     | RunFinished
 )

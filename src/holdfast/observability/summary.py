@@ -12,6 +12,7 @@ from holdfast.observability.events import (
     FaultFired,
     LogChanged,
     MitigationChosen,
+    PlanSwitched,
     Recovered,
     RunFailed,
     RunFinished,
@@ -74,6 +75,7 @@ class Summary:
     diagnoses: tuple[Mapping[str, Any], ...]  # cause, subject, factor, since, evidence, ...
     slowness_over: tuple[Mapping[str, Any], ...]  # cause, subject, step, since
     mitigations: tuple[Mapping[str, Any], ...]  # action, subjects, step, reason, period_s, ...
+    switches: tuple[Mapping[str, Any], ...]  # cause, step, took_s, period_s, reason
     versions: Mapping[str, str]
     config: Mapping[str, Any]
 
@@ -110,6 +112,7 @@ def summarize(events: Iterable[Event], *, config: Mapping[str, Any]) -> Summary:
         diagnoses=_untimed(events, Diagnosed),
         slowness_over=_untimed(events, SlownessOver),
         mitigations=_untimed(events, MitigationChosen),
+        switches=_untimed(events, PlanSwitched),
         versions=_versions(ready.values()),
         config=config,
     )

@@ -9,6 +9,7 @@ from holdfast.observability.events import (
     JoinFailed,
     LogChanged,
     MitigationChosen,
+    PlanSwitched,
     Recovered,
     ReplayBegan,
     RunStarted,
@@ -44,14 +45,19 @@ def told(event: Event) -> str | None:
             who = f"log of worker {event.worker}" if event.worker else "log"
             what = "" if event.logging else " stopped"
             return f"{who}{what} in step {event.step + 1}: {event.reason}"
-        case Diagnosed() | SlownessOver() | MitigationChosen():
+        case Diagnosed() | SlownessOver() | MitigationChosen() | PlanSwitched():
             return _told_of_slowness(event)
         case _:
             return _told_of_worker(event)
 
 
-def _told_of_slowness(event: Diagnosed | SlownessOver | MitigationChosen) -> str:
+def _told_of_slowness(event: Diagnosed | SlownessOver | MitigationChosen | PlanSwitched) -> str:
     match event:
+        case PlanSwitched():
+            planned = f", {event.period_s:.3f} s/step planned" if event.period_s else ""
+            return (
+                f"new plan ({event.cause}) from step {event.step + 1} on{planned}; {event.reason}"
+            )
         case Diagnosed():
             more = f"+{event.excess_s * 1e3:.1f} ms" if event.excess_s else f"x{event.factor:.2f}"
             return (
@@ -62,7 +68,7 @@ def _told_of_slowness(event: Diagnosed | SlownessOver | MitigationChosen) -> str
             return f"over since step {event.since + 1}: {event.cause} of {event.subject}"
         case MitigationChosen():
             whom = f" ({', '.join(event.subjects)})" if event.subjects else ""
-            return f"mitigation: {event.action}{whom}: {event.reason}"
+            return f"mitigation{whom}: {event.reason}"
 
 
 def _told_of_worker(event: Event) -> str | None:

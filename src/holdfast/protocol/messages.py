@@ -274,6 +274,37 @@ class Proceed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """coordinator -> member: other lanes for the same members, without a stop. Takes effect aside.
+
+    Whoever is in step k begins no step k + 2 before it has heard from which step on they hold.
+    """
+
+    epoch: int
+    number: int
+    schedule: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """worker -> coordinator, at once: the lanes are here."""
+
+    worker: str
+    epoch: int
+    number: int
+    step: int  # k: the newest that it has begun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopt:
+    """coordinator -> member, when all have answered: what was offered holds from a step on."""
+
+    epoch: int
+    number: int
+    first_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
     """coordinator -> member: go back to a copy in memory. What was done since is forgotten."""
 
@@ -447,6 +478,9 @@ Message = (
     | Halt
     | Tell
     | Proceed
+    | Offer
+    | Offered
+    | Adopt
     | Restore
     | SaveAt
     | Resumed

@@ -21,6 +21,10 @@ class EmulatedDevice:
         if durations_s:  # sleeps end 0.03 instead of 0.08 ms late
             ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
+    @property
+    def is_emulated(self) -> bool:
+        return bool(self._durations_s)
+
     def finish(self, kind: Kind, start_s: float) -> None:
         """Sleep until the operation that began at ``start_s`` has taken its time."""
         left_s = start_s + self._durations_s.get(kind, 0.0) - time.monotonic()

@@ -42,10 +42,10 @@ class _Redo(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """A plan, as one worker has to follow it. ``steady``: of every step from ``first_step`` on."""
+    """A plan, as one worker has to follow it. ``steady``: of each step from ``first_step`` on."""
 
     running: Sequence[RunningStep]
-    steady: Callable[[], RunningStep]  # read when it is needed; its own step number means nothing
+    steady: Callable[[int], RunningStep]  # asked when a step begins; its own number means nothing
     first_step: int
     end_step: int
     timeout_s: float
@@ -56,7 +56,7 @@ class Work:
     def routes(self, step: int, attempt: int) -> RunningStep:
         """A half-done step that has to be tried again from its start is one like any other."""
         half_done: RunningStep | None = self._of.get(step)  # type: ignore[attr-defined]
-        return half_done if half_done and half_done.attempt >= attempt else self.steady()
+        return half_done if half_done and half_done.attempt >= attempt else self.steady(step)
 
     @property
     def begins_with(self) -> int:

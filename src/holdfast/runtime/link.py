@@ -99,6 +99,9 @@ class ControlLink:
                 | messages.SaveAt()
                 | messages.LogBorders()
                 | messages.Sealed()
+                | messages.Probe()
+                | messages.Offer()
+                | messages.Adopt()
             ):
                 self._on_aside(message)
             case messages.Halt():

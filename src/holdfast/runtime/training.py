@@ -6,7 +6,7 @@ Wires the parts together, reports, tells what it has. What to run comes with eac
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,19 @@ from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.epoch import Epoch
 from holdfast.runtime.executor import Executor, Lane, StepRecord, Work
 from holdfast.runtime.injection import Injector
+from holdfast.runtime.lanes import Lanes
 from holdfast.runtime.ledger import Ledger
 from holdfast.runtime.memory_commit import MemoryCommits
+from holdfast.runtime.probing import Prober
 from holdfast.runtime.results import Arrivals, BegunAnew, receive_result
 from holdfast.runtime.saving import SaveTimes, StageSaver, Written
 from holdfast.runtime.stage import Stage
 from holdfast.runtime.stage_state import OPTIMIZER
 from holdfast.runtime.state import layer_digest
+from holdfast.runtime.transfer_times import transfer_rows
 from holdfast.runtime.two_phase import TwoPhaseSaver, guarded
 from holdfast.runtime.verdict import Verdict, VerdictExchange
 from holdfast.schedule.running import RunningStep, running_from_message
-from holdfast.schedule.schedule import loads
 from holdfast.transport.base import Channel, Tag, Transport
 
 _NOWHERE = -2  # far behind every stage
@@ -61,6 +63,7 @@ class StageTraining:
         self._clip_norm = job.clip_norm
         builder = Builder(job, config, assign.cut, compute)
         self.ledger = Ledger()
+        self.lanes = Lanes(check)
         saver = TwoPhaseSaver if config.recovery.mode == "checkfreq" else StageSaver
         self._saver = saver(Path(assign.run_dir), assign.stage, self._wait_s)
         self.save_times = SaveTimes(config.save_every)
@@ -74,6 +77,9 @@ class StageTraining:
         self._layers, self._state, self._commit = built.layers, built.state, built.commit
         self._parts = built.parts
         self.giver = Giver(transport, built.parts.form)
+        self._device = EmulatedDevice(config.device.durations_s())
+        self.prober = Prober(me, transport, self._device, injector.slowdown, tell)
+        self._tells_operations = config.observe.operations or config.mitigation.mode != "off"
         self.log = open_log(
             assign.log,
             worker=me,
@@ -119,7 +125,7 @@ class StageTraining:
             on_first=self._on_first,
             check=check,
             compute=compute,
-            device=EmulatedDevice(config.device.durations_s()),
+            device=self._device,
             staggered=config.optimizer.mode == "staggered",
         )
 
@@ -132,8 +138,13 @@ class StageTraining:
         for routes in running:
             epoch.serve(routes, self._commit.result)
         self._injector.reach(self._commit.reduced, "proceed", self.ledger.num_done)
-        steady = cache(lambda: RunningStep.whole(0, 0, loads(proceed.schedule)))
-        work = Work(running, steady, proceed.first_step, proceed.end_step, self._wait_s)
+        work = Work(
+            running,
+            partial(self.lanes.of, timeout_s=self._wait_s),
+            proceed.first_step,
+            proceed.end_step,
+            self._wait_s,
+        )
         self._executor.run(work)
         self._save_at_end(proceed.end_step)
 
@@ -141,6 +152,7 @@ class StageTraining:
         stages = {parse_worker(name): stage for name, stage in proceed.stages.items()}
         self.giver.forget([joiner for joiner in self.giver.joiners if joiner in stages])
         self._epoch_number, self._end_step = proceed.epoch, proceed.end_step
+        self.lanes.start(proceed.epoch, proceed.schedule, proceed.first_step)
         self.ledger.new_plan()
         self._epoch = Epoch(
             self._me, self._number, stages, self._transport, self._parts, self._wait_s
@@ -259,6 +271,8 @@ class StageTraining:
         self.ledger.begin(step, attempt)
         self._state.begin_step()
         self._parts.sums.clear()
+        self._injector.enter(step)  # a benchmark is as slow as the step
+        self.prober.begin_step(step)
 
     def _reduce(self, routes: RunningStep, step: int, attempt: int) -> None:
         self._reach(step, "reduce")
@@ -294,10 +308,8 @@ class StageTraining:
             clipped=verdict.scale is not None,
             skipped=verdict.skip,
             taken_back=committed.taken_back,
-            operations=[list(o) for o in record.operations]
-            if self._config.observe.operations
-            else [],
-            transfers=[],
+            operations=list(map(list, record.operations)) if self._tells_operations else [],
+            transfers=transfer_rows(self._transport.take_transfers()),
         )
         self._tell(report)
         self.giver.send_update(committed)

@@ -32,8 +32,9 @@ from holdfast.protocol import messages
 from holdfast.protocol.spec import WorkerSpec
 from holdfast.recovery.manifest import file_digest
 from holdfast.runtime.boundary_log import BoundaryLog, open_log
+from holdfast.runtime.duty_cycle import DutyCycle
 from holdfast.runtime.fingerprint import fingerprint
-from holdfast.runtime.injection import Act, Injector
+from holdfast.runtime.injection import Act, Injector, Slowness
 from holdfast.runtime.link import ControlLink, Heart
 from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.replay import Replayer
@@ -59,6 +60,7 @@ class Worker:
         self._transport = transport
         self._compute = compute
         self._act, self._is_silent = act, is_silent
+        self._slowness = Slowness(spec.worker, transport.hinder, DutyCycle().set)
         self._heart = Heart(link.send)
         self._epoch = 0
         self._log = BoundaryLog()
@@ -186,7 +188,9 @@ class Worker:
             assign=assign,
             tell=self._link.send,
             check=lambda: self._link.check(self._epoch),
-            injector=Injector([parse_fault(text) for text in assign.faults], self._act),
+            injector=Injector(
+                [parse_fault(text) for text in assign.faults], self._act, self._slowness
+            ),
             compute=self._compute,
         )
         self._log = self.training.log
@@ -265,7 +269,8 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Leave no thread behind."""
+        """Leave no thread behind, and no helper."""
+        self._slowness.stop_contending()
         if self.training is not None:
             self.training.close()
         self._log.close()
@@ -284,10 +289,30 @@ class Worker:
             case messages.SaveAt():
                 if self.training is not None:  # else it comes with the first Proceed
                     self.training.save_times.change(message.rules)
+            case messages.Offer() | messages.Adopt():
+                self._change_lanes(message)
+            case messages.Probe():
+                if self.training is not None:
+                    self.training.prober.order(message)
             case messages.LogBorders():
                 self._log.borders(message.borders, message.limit_bytes)
             case messages.Sealed():
                 self._log.sealed(message.step)
+
+    def _change_lanes(self, order: messages.Offer | messages.Adopt) -> None:
+        lanes = self._built.lanes
+        try:
+            if isinstance(order, messages.Adopt):
+                lanes.adopt(order.epoch, order.number, order.first_step)
+                return
+            step = lanes.offer(order.epoch, order.number, order.schedule)
+        except EpochPast:
+            return  # all were told to stop since
+        self._link.send(
+            messages.Offered(
+                worker=str(self._spec.worker), epoch=order.epoch, number=order.number, step=step
+            )
+        )
 
     def _proceed(self, proceed: messages.Proceed) -> None:
         training = self._built

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
 from holdfast.schedule.costs import Costs
+from holdfast.schedule.meeting import MeetS, lateness_s
 from holdfast.schedule.operation import Fact, Kind, Op, Shape, makes, needs
 from holdfast.schedule.schedule import Lane, Schedule
 from holdfast.schedule.validity import walk
@@ -21,12 +22,14 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Pace:
-    """How workers and links differ from ``Costs``. Reductions take what they always do."""
+    """How workers and links differ from ``Costs``. Optimizer steps take what they always do."""
 
     speeds: Mapping[WorkerId, float] = field(default_factory=dict)
     """0.5 = operations take twice as long. Who is not named has speed 1."""
     hop_s: Callable[[int, WorkerId, WorkerId], float] | None = None
     """Border (the stage before it), sender, receiver: how long a tensor is under way."""
+    meet_s: MeetS | None = None
+    """Sender, receiver: how much longer a message of a reduction is under way than usual."""
 
 
 class Span(NamedTuple):
@@ -61,12 +64,14 @@ class _Task(NamedTuple):
     """An operation, whom it keeps busy, and what it waits for of other workers.
 
     ``waits_for``: an earlier task, and the seconds from its end to its result being here.
+    ``pause_s``: from the end of the worker's previous task, for its own messages to come back.
     """
 
     worker: WorkerId
     op: Op
     duration_s: float
     waits_for: tuple[tuple[int, float], ...]
+    pause_s: float = 0.0
 
 
 def timeline(
@@ -141,19 +146,21 @@ class _Tasks:
 
     def __init__(self, schedule: Schedule, costs: Costs, staggered: bool, pace: Pace) -> None:
         self.tasks: list[_Task] = []
-        self._shape, self._costs = schedule.shape, costs
+        self._schedule, self._shape, self._costs = schedule, schedule.shape, costs
         self._staggered, self._pace = staggered, pace
         self._made_by: dict[Fact, int] = {}
         self._last_weights: dict[int, dict[WorkerId, int]] = {}
+        self._late_s: dict[int, Mapping[tuple[WorkerId, WorkerId], float]] = {}
 
     def add(self, worker: WorkerId, op: Op) -> None:
-        duration_s = self._costs.duration_s(op)
+        duration_s, pause_s = self._costs.duration_s(op), 0.0
         if op.kind is Kind.R:
             waits = tuple(self._reduction_waits(worker, op))
+            pause_s = self._lateness_s(op.stage).get((worker, worker), 0.0)
         else:
             waits = tuple(self._waits(worker, op))
             duration_s /= self._pace.speeds.get(worker, 1.0)
-        self.tasks.append(_Task(worker, op, duration_s, waits))
+        self.tasks.append(_Task(worker, op, duration_s, waits, pause_s))
         self._made_by.update(dict.fromkeys(makes(op), len(self.tasks) - 1))
 
     def _waits(self, worker: WorkerId, op: Op) -> Iterable[tuple[int, float]]:
@@ -169,9 +176,17 @@ class _Tasks:
         """Of each other worker the last task that counts; its own are in lane order anyway."""
         if op.stage not in self._last_weights:
             self._last_weights[op.stage] = self._last_makers(worker, op)
+        late_s = self._lateness_s(op.stage)
         for sender, maker in self._last_weights[op.stage].items():
             if sender != worker:
-                yield maker, self._costs.link_s
+                yield maker, self._costs.link_s + late_s.get((sender, worker), 0.0)
+
+    def _lateness_s(self, stage: int) -> Mapping[tuple[WorkerId, WorkerId], float]:
+        if self._pace.meet_s is None:
+            return {}
+        if stage not in self._late_s:
+            self._late_s[stage] = lateness_s(self._schedule.holders(stage), self._pace.meet_s)
+        return self._late_s[stage]
 
     def _last_makers(self, worker: WorkerId, op: Op) -> dict[WorkerId, int]:
         last: dict[WorkerId, int] = {}
@@ -188,7 +203,7 @@ def _run_step(tasks: Sequence[_Task], free_s: dict[WorkerId, float]) -> list[flo
     """End of every task; moves ``free_s`` to the end of the step."""
     ends_s: list[float] = []
     for task in tasks:
-        start_s = free_s[task.worker]
+        start_s = free_s[task.worker] + task.pause_s
         for maker, hop_s in task.waits_for:
             start_s = max(start_s, ends_s[maker] + hop_s)
         free_s[task.worker] = start_s + task.duration_s

@@ -4,6 +4,7 @@ A message is a tensor under a :class:`Tag`. Receivers ask for a tag, so the orde
 messages arrive never matters; messages of one tag keep their order. Knows nothing of pipelines.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,14 +29,28 @@ class Channel(IntEnum):
     STATE = 8  # a worker's state, to a joiner
     UPDATE = 9  # a settled update of a stage, to a joiner
     RESULT = 10  # a reduced gradient, to a holder that has none
+    PROBE = 11  # times a link: dropped on arrival, whatever its epoch
 
     @property
     def is_timeless(self) -> bool:
         """Whether what it carries is true in every epoch: it is never refused, nor made to wait."""
         return self in _TIMELESS
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether ``take_transfers`` tells of it: what a step waits for, and probes."""
+        return self in _TIMED
+
 
 _TIMELESS = (Channel.STATE, Channel.UPDATE)
+_TIMED = (
+    Channel.ACTIVATION,
+    Channel.GRADIENT,
+    Channel.PARTIAL,
+    Channel.REDUCED,
+    Channel.RESULT,
+    Channel.PROBE,
+)
 
 
 class Tag(NamedTuple):
@@ -56,6 +71,40 @@ class Tag(NamedTuple):
             f"{self.channel.name} of step {self.step} attempt {self.attempt} "
             f"micro-batch {self.microbatch} part {self.part}"
         )
+
+
+class TransferTime(NamedTuple):
+    """How long one message was under way.
+
+    From the call of ``send`` until its last byte was here: time in the outbox counts, time
+    in the mailbox does not. A full inbox shows in what comes after it. The two ends' clocks
+    differ by an offset if they are two machines: compare a link with its own baseline only.
+    Then it may be negative, too.
+    """
+
+    source: WorkerId
+    channel: Channel
+    num_bytes: int
+    took_s: float
+
+
+class Hindrance(NamedTuple):
+    """How a link is made slower on purpose: as if it were longer, or narrower."""
+
+    delay_s: float = 0.0
+    bytes_s: float = math.inf
+
+    @classmethod
+    def checked(cls, peer: WorkerId, delay_s: float, bytes_s: float) -> "Hindrance":
+        if not (0 <= delay_s < math.inf and bytes_s > 0):
+            raise ConfigError(
+                f"link to worker {peer}: delay_s={delay_s} bytes_s={bytes_s}: "
+                "need a delay of 0 or more and a rate above 0 (0 and inf: not slower)"
+            )
+        return cls(delay_s, bytes_s)
+
+
+NO_HINDRANCE = Hindrance()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,6 +216,22 @@ class Transport(Protocol):
 
         Call it after ``advance``: whoever comes back under a dropped name must be in this epoch
         or a later one. One that was itself dropped while it lived must do the same with its links.
+        """
+        ...
+
+    def take_transfers(self) -> list[TransferTime]:
+        """What came in on timed channels since the last call, refused messages too.
+
+        The newest few thousand, in the order of their arrival.
+        """
+        ...
+
+    def hinder(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
+        """Make what is sent to ``peer`` from now on arrive later, or at most at that rate.
+
+        Order is kept, and messages are delayed side by side, not one after the other. Held
+        messages wait to leave, to every other promise here. Stays until it is taken off, by
+        the defaults, whoever comes or goes; what is held already keeps its time.
         """
         ...
 

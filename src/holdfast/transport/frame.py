@@ -18,15 +18,15 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.transport.base import Channel, Tag
 
-VERSION = 1
+VERSION = 2
 MAX_DIMS = 8
 TOKEN_BYTES = 16
 
 _FRAME_MAGIC = b"HFtn"
 _HELLO_MAGIC = b"HFhi"
 _CRC = struct.Struct("<I")
-# What differs from message to message: epoch, step, attempt, microbatch, part ...
-_NAME = struct.Struct("<IQ3I")
+# What differs from message to message: epoch, step, attempt, microbatch, part, time of sending ...
+_NAME = struct.Struct("<IQ3IQ")
 # ... and what hardly ever does: magic, version, channel, dtype, ndim | shape | payload bytes
 _FORM = struct.Struct(f"<4s4B{MAX_DIMS}QQ")
 # magic, version | token | pipeline, stage, epoch
@@ -59,6 +59,7 @@ class FrameHeader(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     payload_bytes: int
+    sent_ns: int  # by the sender's monotonic clock
 
 
 class Hello(NamedTuple):
@@ -85,23 +86,26 @@ def payload_view(tensor: Tensor) -> memoryview:
     return tensor.numpy().data.cast("B")
 
 
-def encode_frame(epoch: int, tag: Tag, tensor: Tensor, payload_limit_bytes: int) -> bytes:
+def encode_frame(
+    epoch: int, tag: Tag, tensor: Tensor, payload_limit_bytes: int, sent_ns: int = 0
+) -> bytes:
     """The header that goes before ``payload_view(tensor)``; ``tensor`` is in wire form."""
     if tensor.nbytes > payload_limit_bytes:
         raise ProtocolError(
             f"{tag} has {tensor.nbytes} bytes, the limit is {payload_limit_bytes} of the transport"
         )
     channel, *name = tag
-    return _sealed(_encode_form(channel, tensor.dtype, tensor.shape) + _pack(_NAME, epoch, *name))
+    form = _encode_form(channel, tensor.dtype, tensor.shape)
+    return _sealed(form + _pack(_NAME, epoch, *name, sent_ns))
 
 
 def decode_frame(data: bytes | bytearray, payload_limit_bytes: int) -> FrameHeader:
     _check_seal(data, FRAME_HEADER_BYTES)
     form = bytes(data[: _FORM.size])
     channel, dtype, shape, payload_bytes = _decode_form(form, payload_limit_bytes)
-    epoch, step, attempt, microbatch, part = _NAME.unpack_from(data, _FORM.size)
+    epoch, step, attempt, microbatch, part, sent_ns = _NAME.unpack_from(data, _FORM.size)
     tag = Tag(channel, step, attempt, microbatch, part)
-    return FrameHeader(epoch, tag, dtype, shape, payload_bytes)
+    return FrameHeader(epoch, tag, dtype, shape, payload_bytes, sent_ns)
 
 
 # A job uses few shapes, over and over: remembered, a form costs a tenth.

@@ -112,7 +112,7 @@ class Incoming:
                     f"the connection ended after {num_read} of {frame.payload_bytes} bytes "
                     f"of {frame.tag}"
                 )
-        if self._mailbox.put(source, self, frame.epoch, frame.tag, tensor):
+        if self._mailbox.put(source, self, frame.epoch, frame.tag, tensor, sent_ns=frame.sent_ns):
             self._mailbox.wait_for_room(source, threading.TIMEOUT_MAX, self._check_not_shut)
         return True
 

@@ -4,17 +4,29 @@ Same promises as over TCP. Tensors are handed over by reference: no copy is made
 of what neither side may change.
 """
 
+import math
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from time import monotonic, monotonic_ns
 
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, ProtocolError, TransportClosed
-from holdfast.transport.base import Limits, Statistics, Tag
+from holdfast.transport.base import (
+    NO_HINDRANCE,
+    Hindrance,
+    Limits,
+    Statistics,
+    Tag,
+    TransferTime,
+)
 from holdfast.transport.frame import encode_frame, wire_form
+from holdfast.transport.line import Line, Parcel
 from holdfast.transport.mailbox import Mailbox
+
+_JOIN_LIMIT_S = 5.0
 
 
 class LocalHub:
@@ -56,21 +68,28 @@ class LocalTransport:
         self._limits = limits or Limits()
         self._mailbox = Mailbox(me, epoch=epoch, inbox_bytes=self._limits.inbox_bytes)
         self._greeted: set[Mailbox] = set()
+        self._lines_lock = threading.Lock()  # for the three below
+        self._hindrances: dict[WorkerId, Hindrance] = {}
+        self._lines: dict[Mailbox, Line] = {}  # to peers to whom the link is, or was, hindered
+        self._past_lines: list[Line] = []  # kept until their threads have ended
         self._sent_lock = threading.Lock()
         self._sent_messages = self._sent_bytes = 0
         hub.join(self._mailbox)
 
     def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
-        epoch = self._mailbox.epoch
+        sent_ns, epoch = monotonic_ns(), self._mailbox.epoch
         tensor = wire_form(tensor)
         encode_frame(epoch, tag, tensor, self._limits.payload_bytes)  # the twin refuses the same
         self._check_open()
         inbox = self._hub.find(to)
         if inbox is None:
             raise PeerLost(f"worker {self.me} cannot send {tag}: worker {to} is not there", str(to))
-        if inbox.is_full(self.me):
-            self._wait_for_room(inbox, epoch)
-        self._deliver(inbox, epoch, tag, tensor)
+        if line := self._line_to(inbox):
+            line.send(Parcel(epoch, tag, tensor, sent_ns))
+        else:
+            if inbox.is_full(self.me):
+                self._wait_for_room(inbox, epoch)
+            self._deliver(inbox, epoch, tag, tensor, sent_ns)
         with self._sent_lock:
             self._sent_messages += 1
             self._sent_bytes += tensor.nbytes
@@ -90,10 +109,14 @@ class LocalTransport:
     def advance(self, epoch: int) -> None:
         self._mailbox.advance(epoch)
         self._greeted = set()  # others may have dropped us meanwhile: greet them again
+        for line in self._living_lines():
+            line.drop_before(epoch)
         self._wake_own_sends()
 
     def interrupt(self, before_epoch: int) -> None:
         self._mailbox.interrupt(before_epoch)
+        for line in self._living_lines():
+            line.wake()
         self._wake_own_sends()
 
     def disconnect(self, keep: Collection[WorkerId]) -> None:
@@ -101,13 +124,38 @@ class LocalTransport:
         self._mailbox.drop(lambda peer, _: peer not in keep)
         # A new set: other threads may be looking at the old one.
         self._greeted = {inbox for inbox in self._greeted.copy() if inbox.me in keep}
+        for line in self._living_lines():
+            if line.peer not in keep:
+                line.abandon("it was disconnected")
+        self._living_lines()
+
+    def take_transfers(self) -> list[TransferTime]:
+        return self._mailbox.take_transfers()
+
+    def hinder(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
+        hindrance = Hindrance.checked(peer, delay_s, bytes_s)
+        with self._lines_lock:
+            self._hindrances[peer] = hindrance
+            for line in self._lines.values():
+                if line.peer == peer:
+                    line.hinder(hindrance)
 
     def flush(self, timeout_s: float) -> None:
-        """Nothing is ever left to leave: ``send`` delivers before it returns."""
+        """Only on a hindered link is anything left to leave: else ``send`` delivers."""
+        deadline_s = monotonic() + timeout_s
         self._check_open()
+        for line in self._living_lines():
+            line.flush(deadline_s)
 
     def close(self) -> None:
         self._mailbox.close()
+        with self._lines_lock:  # none is made once the mailbox is closed
+            lines = [*self._lines.values(), *self._past_lines]
+        for line in lines:
+            line.close()
+        deadline_s = monotonic() + _JOIN_LIMIT_S
+        for line in lines:  # what they deliver comes before the news that we left
+            line.join(max(0.0, deadline_s - monotonic()))
         self._hub.leave(self._mailbox)
         self._wake_own_sends()
 
@@ -126,12 +174,51 @@ class LocalTransport:
         with self._mailbox.held_up():
             inbox.wait_for_room(self.me, self._limits.send_limit_s, check)
 
-    def _deliver(self, inbox: Mailbox, epoch: int, tag: Tag, tensor: Tensor) -> None:
+    def _line_to(self, inbox: Mailbox) -> Line | None:
+        """None if nothing is, or has been, in the way of what is sent now."""
+        if not self._hindrances:  # as good as always
+            return None
+        with self._lines_lock:
+            line = self._lines.get(inbox)
+            if line is not None:
+                return line if line.holds_up else None
+            hindrance = self._hindrances.get(inbox.me, NO_HINDRANCE)
+            if hindrance == NO_HINDRANCE:
+                return None
+            return self._new_line(inbox, hindrance)
+
+    def _new_line(self, inbox: Mailbox, hindrance: Hindrance) -> Line:
+        """With their lock held."""
+        self._check_open()
+        line = self._lines[inbox] = Line(
+            self.me,
+            inbox,
+            deliver=self._deliver,
+            may_wait_in=self._mailbox.may_wait_in,
+            while_held_up=self._mailbox.held_up,
+            limits=self._limits,
+            hindrance=hindrance,
+        )
+        line.start()
+        return line
+
+    def _living_lines(self) -> list[Line]:
+        """Those that are over are let go of: a peer that comes back gets a new one."""
+        with self._lines_lock:
+            over = [inbox for inbox, line in self._lines.items() if line.is_over]
+            for inbox in over:
+                self._lines[inbox].abandon("it ended")
+                self._past_lines.append(self._lines.pop(inbox))
+            self._past_lines = [line for line in self._past_lines if line.is_alive]
+            return list(self._lines.values())
+
+    def _deliver(self, inbox: Mailbox, epoch: int, tag: Tag, tensor: Tensor, sent_ns: int) -> None:
         try:
             if inbox not in self._greeted:
-                inbox.welcome(self.me, epoch, self._mailbox)
+                # The newest epoch: a held message may be of an earlier one, and timeless.
+                inbox.welcome(self.me, max(epoch, self._mailbox.epoch), self._mailbox)
                 self._greeted.add(inbox)
-            inbox.put(self.me, self._mailbox, epoch, tag, tensor)
+            inbox.put(self.me, self._mailbox, epoch, tag, tensor, sent_ns=sent_ns)
         except ProtocolError as error:
             raise PeerLost(
                 f"worker {inbox.me} refused worker {self.me}: {error}", str(inbox.me)

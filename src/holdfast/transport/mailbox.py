@@ -8,16 +8,17 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, monotonic_ns
 
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, ProtocolError, TransportClosed, WaitTimeout
-from holdfast.transport.base import Statistics, Tag
+from holdfast.transport.base import Channel, Statistics, Tag, TransferTime
 
 # A step is forgotten when it is redone; anything older than this many of them is long gone.
 _FORGOTTEN_STEPS_KEPT = 1024
+_TRANSFERS_KEPT = 8192  # far more than a step has; nobody may be asking for them
 
 _Key = tuple[WorkerId, Tag]
 
@@ -43,6 +44,8 @@ class Mailbox:
         self._lost: dict[WorkerId, str] = {}
         self._received_messages = self._received_bytes = 0
         self._refused_past_epoch = self._refused_forgotten = 0
+        # Source, channel, bytes, nanoseconds: what is taken off a deque needs no lock.
+        self._transfers: deque[tuple[WorkerId, Channel, int, int]] = deque(maxlen=_TRANSFERS_KEPT)
 
     # --- for the worker ---
 
@@ -67,6 +70,13 @@ class Mailbox:
 
     def has(self, source: WorkerId, tag: Tag) -> bool:
         return (source, tag) in self._messages  # one look at a dict needs no lock
+
+    def take_transfers(self) -> list[TransferTime]:
+        taken = [self._transfers.popleft() for _ in range(len(self._transfers))]
+        return [
+            TransferTime(source, channel, num_bytes, took_ns / 1e9)
+            for source, channel, num_bytes, took_ns in taken
+        ]
 
     def forget(self, step: int, attempt: int) -> None:
         with self._changed:
@@ -144,15 +154,27 @@ class Mailbox:
             return before
 
     def put(
-        self, source: WorkerId, connection: object, epoch: int, tag: Tag, tensor: Tensor
+        self,
+        source: WorkerId,
+        connection: object,
+        epoch: int,
+        tag: Tag,
+        tensor: Tensor,
+        *,
+        sent_ns: int,
     ) -> bool:
         """Deliver. True if the source should now ``wait_for_room`` before it delivers more."""
+        channel, took_ns = tag.channel, monotonic_ns() - sent_ns
         with self._changed:
             if self._connections.get(source, (None, 0))[0] is not connection:
                 raise ProtocolError(f"another connection now speaks for worker {source}")
-            if tag.channel.is_timeless:
+            if channel.is_timed:
+                self._transfers.append((source, channel, tensor.nbytes, took_ns))
+            if channel.is_timeless:
                 epoch = self.epoch
-            if epoch < self.epoch:
+            if channel is Channel.PROBE:
+                pass  # it has done what it came for
+            elif epoch < self.epoch:
                 self._refused_past_epoch += 1
             elif self._is_forgotten(epoch, tag):
                 self._refused_forgotten += 1

@@ -5,17 +5,25 @@ the kernel or not, ends at ``close``. The job token is the only guard: it is sen
 """
 
 import contextlib
+import math
 import socket
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
+from time import monotonic, monotonic_ns
 
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, PeerLost, TransportClosed
-from holdfast.transport.base import Limits, Statistics, Tag
+from holdfast.transport.base import (
+    NO_HINDRANCE,
+    Hindrance,
+    Limits,
+    Statistics,
+    Tag,
+    TransferTime,
+)
 from holdfast.transport.frame import (
     TOKEN_BYTES,
     encode_frame,
@@ -53,6 +61,7 @@ class TcpTransport:
         self._lock = threading.Lock()  # for all below
         self._addresses: dict[WorkerId, Address] = {}
         self._outgoing: dict[WorkerId, Outgoing] = {}
+        self._hindrances: dict[WorkerId, Hindrance] = {}  # of links now and to come
         self._abandoned: list[Outgoing] = []  # kept until their threads have ended
         self._sent_before = (0, 0)  # messages and bytes, of links that are not kept any more
         self._incoming: set[Incoming] = set()
@@ -98,9 +107,9 @@ class TcpTransport:
         self._hang_up(self._mailbox.drop(lambda peer, _: peer not in keep))
 
     def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
-        epoch = self._mailbox.epoch
+        sent_ns, epoch = monotonic_ns(), self._mailbox.epoch
         tensor = wire_form(tensor)
-        header = encode_frame(epoch, tag, tensor, self._limits.payload_bytes)
+        header = encode_frame(epoch, tag, tensor, self._limits.payload_bytes, sent_ns)
         link = self._outgoing.get(to) or self._open(to)
         link.send(epoch, header, payload_view(tensor), is_timeless=tag.channel.is_timeless)
 
@@ -129,6 +138,16 @@ class TcpTransport:
             links = list(self._outgoing.values())
         for link in links:
             link.wake()
+
+    def take_transfers(self) -> list[TransferTime]:
+        return self._mailbox.take_transfers()
+
+    def hinder(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
+        hindrance = Hindrance.checked(peer, delay_s, bytes_s)
+        with self._lock:
+            self._hindrances[peer] = hindrance
+            if peer in self._outgoing:
+                self._outgoing[peer].hinder(hindrance)
 
     def flush(self, timeout_s: float) -> None:
         deadline_s = monotonic() + timeout_s
@@ -187,6 +206,7 @@ class TcpTransport:
                 may_wait_in=self._mailbox.may_wait_in,
                 while_held_up=self._mailbox.held_up,
                 limits=self._limits,
+                hindrance=self._hindrances.get(peer, NO_HINDRANCE),
             )
             link.start()
             self._outgoing[peer] = link

@@ -1,0 +1,181 @@
+"""What can be done about slowness in this run, with what it would gain and cost; and the choice.
+
+Works out the options; ``mitigation`` chooses among them, ``coordinator.py`` carries them out.
+Detection is done elsewhere: here the run's health is given.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from holdfast.cluster import WorkerId
+from holdfast.control.effects import Effect, Emit
+from holdfast.control.plans import Plans
+from holdfast.control.run import Run, Steady
+from holdfast.mitigation.options import Action, Choice, Option, Situation
+from holdfast.mitigation.policy import DEARER_GAIN, Policy
+from holdfast.observability import events
+
+_NUM_SWAPS = 4  # candidates that are planned through
+_COPY_SHARE = 0.5  # of the time of a copy is lost while its worker helps nobody
+
+
+class Remedy(NamedTuple):
+    """An option, and how it is carried out."""
+
+    option: Option
+    steady: Steady | None = None  # lanes for the same members
+    moves: tuple[tuple[WorkerId, int], ...] = ()  # who is to hold which stage
+    drops: WorkerId | None = None
+
+
+class Mitigating:
+    def __init__(self, run: Run, plans: Plans) -> None:
+        self._run, self._plans = run, plans
+        settings = run.config.mitigation
+        self._mode = settings.mode
+        self._policy = Policy(settings.pays_within_steps, settings.drop)
+        self._answered: dict[str, float] = {}  # slow ones and factors that the lanes were made for
+        self._lanes: Steady | None = None  # that were looked at last
+        self._asked: object = None  # for which the remedies were worked out
+        self._remedies: list[Remedy] = []
+        self._now = (0.0, 0.0)  # period as things are, and if nobody were slow
+        self._told: object = None
+        self.wanted: tuple[Remedy, Choice] | None = None
+
+    def note_step(self, step: int, steps_left: int, took_s: float, at_s: float) -> list[Effect]:
+        """A step is finished, and the run's health is that of now."""
+        self.wanted = None
+        if self._mode == "off" or self._plans.unknown_unit:
+            return []
+        self._follow_lanes()
+        factors = self._factors()
+        if not factors and not self._answered:
+            self._policy.over()
+            return []
+        self._work_out(factors)
+        period_s, healthy_s = self._now
+        self._policy.note_step(took_s, healthy_s)
+        now = Situation(step + 1, steps_left, period_s, healthy_s, factors)
+        choice = self._policy.choose(now, [remedy.option for remedy in self._remedies])
+        if choice.option.action is not Action.WAIT and self._mode != "observe":
+            remedy = next(one for one in self._remedies if one.option is choice.option)
+            self.wanted = remedy, choice
+            return []
+        return self._tell(choice, now, at_s)
+
+    def take(self, step: int, at_s: float) -> tuple[Remedy, list[Effect]]:
+        """What is wanted is done now."""
+        assert self.wanted is not None
+        (remedy, choice), self.wanted = self.wanted, None
+        self._policy.changed(choice, step)
+        if remedy.steady is not None:
+            self._answered, self._lanes = dict(choice.factors), remedy.steady
+        period_s, healthy_s = self._now
+        now = Situation(step, 0, period_s, healthy_s, choice.factors)
+        return remedy, self._tell(choice, now, at_s)
+
+    def _follow_lanes(self) -> None:
+        """Lanes that were made for another reason count on everyone's health as well."""
+        if self._run.steady is not self._lanes:
+            self._lanes, self._answered = self._run.steady, self._factors()
+            if self._run.steady is self._run.first:
+                self._answered = {}
+
+    def _factors(self) -> dict[str, float]:
+        """Of members and of links between them."""
+        speeds, links = self._run.health
+        members = self._run.stages.keys()
+        unit_s = max(self._plans.operation_s, 1e-9)
+        slow = {str(w): 1 / speed for w, speed in speeds.items() if w in members}
+        return slow | {
+            f"{one}-{other}": 1 + excess_s / unit_s
+            for (one, other), excess_s in links.items()
+            if {one, other} <= members
+        }
+
+    def _work_out(self, factors: Mapping[str, float]) -> None:
+        """Anew only if something has changed."""
+        run = self._run
+        asked = (dict(factors), dict(run.stages), id(run.steady))
+        if asked == self._asked:
+            return
+        assert run.steady is not None
+        self._asked = asked
+        self._now = self._plans.period_s(run.steady.schedule), self._plans.healthy_s()
+        changed = [s for s in {**factors, **self._answered} if self._differs(s, factors)]
+        subjects = tuple(sorted(changed or factors))
+        self._remedies = list(self._possible(subjects))
+
+    def _differs(self, subject: str, factors: Mapping[str, float]) -> bool:
+        return factors.get(subject) != self._answered.get(subject)
+
+    def _possible(self, subjects: tuple[str, ...]) -> Iterator[Remedy]:
+        run, plans = self._run, self._plans
+        is_over = not self._factors()
+        action = Action.BACK if is_over else Action.REPLAN
+        if self._mode == "falcon":
+            steady = plans.whole_pipelines()
+        else:
+            steady = plans.steady(plans.problem(run.stages))
+        what = "as nobody is slow any more" if is_over else steady.reason
+        yield Remedy(Option(action, steady.period_s, run.stop_s, subjects, what), steady)
+        nearly_s = (1 + DEARER_GAIN) * self._now[1]
+        if self._mode == "falcon" or is_over or steady.period_s < nearly_s:
+            return  # nothing dearer could be worth it
+        yield from self._changed_places(subjects)
+        yield from self._without_one(subjects)
+
+    def _changed_places(self, subjects: tuple[str, ...]) -> Iterator[Remedy]:
+        from holdfast.planner.places import swaps  # loads the planner
+
+        run, plans = self._run, self._plans
+        problem = plans.problem(run.stages)
+        for stages in swaps(problem, _NUM_SWAPS):
+            moves = tuple((w, s) for w, s in sorted(stages.items()) if s != run.stages[w])
+            if any(len(run.holders(run.stages[w])) < 2 for w, _ in moves):
+                continue  # its stage would have no holder meanwhile
+            steady = plans.planned(plans.problem(stages))
+            # Given no work, left, joined: three changes a worker, and its help is missed.
+            cost_s = len(moves) * (3 * run.stop_s + _COPY_SHARE * run.copy_s)
+            what = ", ".join(f"{worker} to stage {stage}" for worker, stage in moves)
+            option = Option(Action.PLACES, steady.period_s, cost_s, subjects, what)
+            yield Remedy(option, moves=moves)
+
+    def _without_one(self, subjects: tuple[str, ...]) -> Iterator[Remedy]:
+        run, plans = self._run, self._plans
+        speeds, links = run.health
+        suspects = {*speeds, *(worker for pair in links for worker in pair)} & run.stages.keys()
+        for worker in sorted(suspects):
+            if len(run.holders(run.stages[worker])) < 2:
+                continue
+            others = {w: stage for w, stage in run.stages.items() if w != worker}
+            steady = plans.planned(plans.problem(others))
+            what = f"{worker} is left out"
+            option = Option(Action.DROP, steady.period_s, 2 * run.stop_s, subjects, what)
+            yield Remedy(option, drops=worker)
+
+    def _tell(self, choice: Choice, now: Situation, at_s: float) -> list[Effect]:
+        """Once, unless something else is chosen, or for others."""
+        option = choice.option
+        told = (option.action, option.subjects, option.action is not Action.WAIT and now.step)
+        if told == self._told:
+            return []
+        self._told = told
+        chosen = events.MitigationChosen(
+            at_s=at_s,
+            step=now.step,
+            action=option.action.value,
+            subjects=option.subjects,
+            reason=_words(choice, observe=self._mode == "observe"),
+            period_s=now.period_s,
+            new_period_s=option.period_s,
+            cost_s=option.cost_s,
+        )
+        return [Emit(chosen)]
+
+
+def _words(choice: Choice, *, observe: bool) -> str:
+    option = choice.option
+    only = "only told (mitigation.mode=observe): " if observe else ""
+    what = f" ({option.what})" if option.action is not Action.WAIT and option.what else ""
+    return f"{only}{choice.reason}{what}"

@@ -1,0 +1,131 @@
+"""Keeps the run's health true: what workers report goes to detection, what it finds is told.
+
+Orders benchmarks of suspects. What is done about a slow worker or link is decided elsewhere.
+"""
+
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.control.effects import Effect, Emit, Send
+from holdfast.control.run import Run
+from holdfast.detection.diagnosis import Cause, Diagnosis, Health, Over, Suspicion
+from holdfast.detection.observation import OpTime, Transfer, WorkerStep
+from holdfast.detection.rounds import rounds
+from holdfast.detection.watcher import Watcher
+from holdfast.observability import events
+from holdfast.protocol import messages
+from holdfast.schedule.operation import Kind, parse_op
+
+_WARM_STEPS = 1  # before a worker's benchmark of its own: it would measure compilers
+_HERE = "this machine"
+
+
+class Slowness:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._watcher = None if run.config.mitigation.mode == "off" else Watcher({})
+        self._known: set[WorkerId] = set()
+
+    def on_report(self, report: messages.StepReport) -> None:
+        worker = parse_worker(report.worker)
+        if self._watcher is None or worker not in self._run.stages:
+            return
+        stage = self._run.stages[worker]
+        if any(parse_op(row[0]).stage != stage for row in report.operations[:1]):
+            return  # of the stage that it held before
+        self._watcher.observe(
+            WorkerStep(worker, stage, report.step, _op_times(report), _transfers(report))
+        )
+
+    def on_probed(self, probed: messages.Probed) -> None:
+        if self._watcher is not None:
+            worker = parse_worker(probed.worker)
+            self._watcher.probed(worker, probed.step, probed.wall_s, probed.cpu_s)
+
+    def concluded(self, step: int, at_s: float) -> list[Effect]:
+        """All members have reported ``step``."""
+        if self._watcher is None:
+            return []
+        effects = self._follow_members(self._watcher, step)
+        for finding in self._watcher.conclude(step):
+            match finding:
+                case Suspicion():
+                    effects += self._probe(finding, step)
+                case Diagnosis():
+                    effects.append(Emit(_diagnosed(finding, step, at_s)))
+                case Over():
+                    effects.append(Emit(_over(finding, step, at_s)))
+        self._run.health = self._beside_each_other(self._watcher.health())
+        return effects
+
+    def _beside_each_other(self, health: Health) -> Health:
+        """If all are slow, nobody is the slow one: speeds count next to the fastest member's."""
+        speeds = {worker: health.speeds.get(worker, 1.0) for worker in self._run.stages}
+        fastest = max(speeds.values())
+        return Health({w: s / fastest for w, s in speeds.items() if s < fastest}, health.links)
+
+    def _follow_members(self, watcher: Watcher, step: int) -> list[Effect]:
+        members = self._run.stages.keys()
+        for worker in self._known - members:
+            watcher.lost(worker)
+        new = sorted(members - self._known)
+        for worker in new:
+            watcher.joined(worker, self._run.hellos[worker].host or _HERE)
+        self._known = set(members)
+        probe = messages.Probe(step=step + 1 + _WARM_STEPS, compute=True, links=[])
+        return [Send(worker, probe) for worker in new]
+
+    def _probe(self, suspicion: Suspicion, step: int) -> list[Effect]:
+        """Benchmarks of all suspects at once; links in rounds, of one step each."""
+        turns = rounds(suspicion.links)
+        sends: dict[WorkerId, list[list[object]]] = {}
+        for number, pairs in enumerate(turns):
+            for one, other in pairs:  # both ways
+                sends.setdefault(one, []).append([str(other), number])
+                sends.setdefault(other, []).append([str(one), number])
+        concerned = sorted({*suspicion.workers, *sends} & self._run.stages.keys())
+        return [
+            Send(
+                worker,
+                messages.Probe(
+                    step=step + 1,
+                    compute=worker in suspicion.workers,
+                    links=sends.get(worker, []),
+                ),
+            )
+            for worker in concerned
+        ]
+
+
+def _op_times(report: messages.StepReport) -> tuple[OpTime, ...]:
+    found = []
+    for text, start_s, end_s, cpu_s, size in report.operations:
+        op = parse_op(text)
+        if op.kind is not Kind.R and op.microbatch is not None:
+            found.append(OpTime(op.kind.value, op.microbatch, start_s, end_s, cpu_s, size))
+    return tuple(found)
+
+
+def _transfers(report: messages.StepReport) -> tuple[Transfer, ...]:
+    return tuple(
+        Transfer(parse_worker(source), kind, count, num_bytes, moved_s)
+        for source, kind, count, num_bytes, moved_s in report.transfers
+    )
+
+
+def _diagnosed(found: Diagnosis, step: int, at_s: float) -> events.Diagnosed:
+    return events.Diagnosed(
+        at_s=at_s,
+        step=step,
+        cause=found.cause.value,
+        subject=found.subject,
+        factor=found.factor,
+        excess_s=found.excess_s if found.cause is Cause.LINK else 0.0,
+        since=found.since,
+        confidence=found.confidence,
+        evidence=found.evidence,
+    )
+
+
+def _over(over: Over, step: int, at_s: float) -> events.SlownessOver:
+    return events.SlownessOver(
+        at_s=at_s, step=step, cause=over.cause.value, subject=over.subject, since=over.since
+    )

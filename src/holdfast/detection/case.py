@@ -1,0 +1,187 @@
+"""The life of one suspicion: healthy, suspect (its measurement is under way), slow. Readings in,
+steps of the procedure out. What the subject is, and how it is measured, is not known here."""
+
+import math
+from enum import Enum, auto
+from typing import NamedTuple
+
+from holdfast.detection.series import Change
+from holdfast.detection.settings import WatchSettings
+
+_NUM_STEADY = 8  # steps between two words on one slowness, if no change point is found
+
+
+class Phase(Enum):
+    HEALTHY = auto()
+    SUSPECT = auto()
+    SLOW = auto()
+
+
+class Move(Enum):
+    ASK = auto()  # measure it
+    TELL = auto()  # it is slow, or differently slow
+    OVER = auto()
+
+
+class Reading(NamedTuple):
+    """What one step shows of a subject. Excesses are logs of factors over the healthy level."""
+
+    step: int
+    change: Change | None  # found in this step
+    now: float | None  # median excess of the newest values; None: it has no work
+    steady: float | None  # the same, if it has been so for several steps
+    probe: float | None  # excess of a benchmark that has come since it was asked for
+
+
+class Case:
+    def __init__(self, settings: WatchSettings) -> None:
+        self._settings = settings
+        self.phase = Phase.HEALTHY
+        self.since = 0
+        self.excess = 0.0  # suspected, or told
+        self.confidence = 0.0
+        self.probe: float | None = None  # what the last benchmark has shown of it
+        self.how = ""
+        self.asked: int | None = None  # a measurement is under way since this step
+        self._told_at = 0
+        self._num_refused = 0
+        self._next_try: int | None = None
+        self._recheck_s = settings.num_recheck_steps
+        self._num_well = 0
+
+    def read(self, reading: Reading) -> Move | None:
+        match self.phase:
+            case Phase.HEALTHY:
+                return self._healthy(reading)
+            case Phase.SUSPECT:
+                return self._suspect(reading)
+            case Phase.SLOW:
+                return self._slow(reading)
+
+    def suspect(self, step: int, since: int, excess: float, confidence: float, how: str) -> Move:
+        self.since, self.excess, self.confidence, self.how = since, excess, confidence, how
+        self.probe = None
+        if not self._settings.validate:
+            return self._tell(step)
+        self.phase, self.asked = Phase.SUSPECT, step
+        return Move.ASK
+
+    def _healthy(self, reading: Reading) -> Move | None:
+        change, limit = reading.change, self._settings.slow
+        if change is not None and change.onset and change.excess >= limit:
+            self._num_refused = 0
+            return self.suspect(
+                reading.step, change.since, change.excess, change.confidence, change.how
+            )
+        if self._next_try is None or reading.step < self._next_try:
+            return None
+        if reading.now is None or reading.now < limit:
+            self._next_try = None
+            return None
+        return self.suspect(reading.step, self.since, reading.now, self.confidence, self.how)
+
+    def _suspect(self, reading: Reading) -> Move | None:
+        assert self.asked is not None
+        if reading.change is not None and reading.change.excess < self._settings.relief:
+            return self._acquit(reading.step)
+        if reading.change is not None:
+            self.excess = reading.change.excess
+        if reading.probe is not None:
+            self.probe = reading.probe
+            if reading.probe >= self._settings.confirmed_share * self.excess:
+                self.confidence = 1 - 0.25 * (1 - self.confidence)
+                return self._tell(reading.step)
+            return self._refuse(reading)
+        if reading.step - self.asked < self._settings.num_patience_steps:
+            return None
+        if reading.now is None or reading.now < self._settings.slow:
+            return self._acquit(reading.step)
+        self.confidence *= 0.8
+        return self._tell(reading.step)
+
+    def _refuse(self, reading: Reading) -> Move | None:
+        self._num_refused += 1
+        strong = (reading.now or 0.0) >= 2 * self._settings.slow
+        if self._num_refused >= self._settings.num_refusals and strong:
+            self.confidence *= 0.6
+            return self._tell(reading.step)
+        return self._acquit(reading.step)
+
+    def _acquit(self, step: int) -> Move | None:
+        self.phase, self.asked = Phase.HEALTHY, None
+        self._next_try = step + self._settings.num_retry_steps * 2**self._num_refused
+        return None
+
+    def _tell(self, step: int) -> Move:
+        self.phase, self.asked, self._told_at = Phase.SLOW, None, step
+        self._num_well, self._recheck_s = 0, self._settings.num_recheck_steps
+        return Move.TELL
+
+    def _slow(self, reading: Reading) -> Move | None:
+        if reading.change is not None:
+            return self._moved(reading.step, reading.change.excess, reading.change.since)
+        if reading.now is None:
+            return self._idle(reading)
+        if reading.steady is None or reading.step - self._told_at < _NUM_STEADY:
+            return None
+        return self._moved(reading.step, reading.steady, reading.step - _NUM_STEADY + 1)
+
+    def _moved(self, step: int, excess: float, since: int) -> Move | None:
+        if excess < self._settings.relief:
+            return self._over(since)
+        if abs(excess - self.excess) < self._settings.slow:
+            return None
+        self.excess = excess
+        return self._tell(step)
+
+    def _idle(self, reading: Reading) -> Move | None:
+        """Without work only measurements can show that it is over: two in a row."""
+        if reading.probe is not None:
+            self.asked, self.probe = None, reading.probe
+            self._num_well = self._num_well + 1 if reading.probe < self._settings.relief else 0
+            if self._num_well >= 2:
+                return self._over(reading.step)
+            changed = abs(reading.probe - self.excess) >= 2 * self._settings.slow
+            if not self._num_well and changed and reading.probe >= self._settings.slow:
+                self.excess = reading.probe
+                return self._tell(reading.step)
+        return self._recheck(reading.step)
+
+    def _recheck(self, step: int) -> Move | None:
+        newest = self._told_at if self.asked is None else self.asked
+        wait = 1 if self._num_well else self._recheck_s
+        if not self._settings.validate or step - newest < wait:
+            return None
+        self._recheck_s = min(2 * self._recheck_s, 4 * self._settings.num_recheck_steps)
+        self.asked = self._told_at = step
+        return Move.ASK
+
+    def _over(self, since: int) -> Move:
+        self.phase, self.asked, self._next_try = Phase.HEALTHY, None, None
+        self.since, self._num_refused = since, 0
+        return Move.OVER
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self.excess)
+
+    def convict(self, step: int, excess: float, confidence: float, probe: float | None) -> None:
+        """Slow from the very start."""
+        self.since, self.excess, self.confidence = step, excess, confidence
+        self.probe, self.how = probe, "from the start"
+        self._tell(step)
+
+    @property
+    def rests(self) -> bool:
+        """Only a change can stir it."""
+        return self.phase is Phase.HEALTHY and not self.tried
+
+    @property
+    def tried(self) -> bool:
+        """Acquitted, and to be looked at again."""
+        return self._next_try is not None
+
+    def refine(self, excess: float | None) -> None:
+        """A better estimate of what is about to be told."""
+        if excess is not None and excess >= self._settings.relief:
+            self.excess = excess

@@ -1,0 +1,226 @@
+"""Which links are slow, from the time that messages were under way. Both directions of a link,
+and all kinds of messages over it, are one subject. Slow workers are not looked at here."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import islice
+from statistics import median
+from typing import NamedTuple
+
+from holdfast.cluster import WorkerId
+from holdfast.detection.case import Case, Move, Phase, Reading
+from holdfast.detection.diagnosis import Link, link_of
+from holdfast.detection.observation import Transfer
+from holdfast.detection.series import Change, Series
+from holdfast.detection.settings import WatchSettings
+
+_NUM_BASELINE = 8  # values of a direction and kind that are its baseline
+_NUM_LEAST = 3  # ... and how many must be there before it is used
+_NUM_HISTORY = 32
+_NUM_NOW = 5
+_AWAKE = math.log(1.25)  # a value above it: the link is looked at closely
+
+
+class _Baseline:
+    """Of one direction and kind."""
+
+    def __init__(self) -> None:
+        self.first: list[tuple[float, float]] = []  # seconds, bytes a message
+        self._known: tuple[float, float] | None = None
+
+    def add(self, moved_s: float, num_bytes: float) -> None:
+        if len(self.first) < _NUM_BASELINE:
+            self.first.append((moved_s, num_bytes))
+            middle = sorted(self.first)[(len(self.first) - 1) // 2]
+            self._known = middle if len(self.first) >= _NUM_LEAST else None
+
+    def predict_s(self, num_bytes: float) -> float | None:
+        """Larger messages than it was learnt from may take longer in proportion."""
+        if self._known is None:
+            return None
+        moved_s, learnt_bytes = self._known
+        return moved_s * max(1.0, num_bytes / learnt_bytes if learnt_bytes else 1.0)
+
+
+class LinkSample(NamedTuple):
+    value: float  # log of (floor + time) / (floor + baseline)
+    moved_s: float
+    base_s: float
+
+    @property
+    def excess_s(self) -> float:
+        return max(0.0, self.moved_s - self.base_s)
+
+
+class LinkTrack:
+    def __init__(self, settings: WatchSettings) -> None:
+        self.case = Case(settings)
+        self.history: deque[tuple[int, LinkSample]] = deque(maxlen=_NUM_HISTORY)
+        self.series: Series | None = None  # only while it is looked at closely
+        self.probe: tuple[int, LinkSample] | None = None
+
+    def samples_since(self, step: int) -> list[LinkSample]:
+        return [sample for at, sample in self.history if at >= step]
+
+    @property
+    def base_s(self) -> float:
+        return median(sample.base_s for _, sample in self.history)
+
+    def quiet(self) -> bool:
+        """Nothing to look at: most links, most of the time."""
+        if self.series is not None or not self.case.rests:
+            return False
+        newest = list(islice(reversed(self.history), 2))  # one late message is no slowness
+        return len(newest) < 2 or min(sample.value for _, sample in newest) < _AWAKE
+
+    def newest(self) -> float | None:
+        if len(self.history) < _NUM_NOW:
+            return None
+        return median(sample.value for _, sample in list(self.history)[-_NUM_NOW:])
+
+
+class Links:
+    def __init__(self, settings: WatchSettings) -> None:
+        # A link's times are small numbers: more must happen before it counts.
+        self._settings = replace(settings, slow_factor=1.5, relief_factor=1.2)
+        self._baselines: dict[tuple[WorkerId, WorkerId, str], _Baseline] = {}
+        self.tracks: dict[Link, LinkTrack] = {}
+        self.floor_s = 0.0
+
+    def remove(self, worker: WorkerId) -> None:
+        self.tracks = {link: t for link, t in self.tracks.items() if worker not in link}
+        self._baselines = {key: b for key, b in self._baselines.items() if worker not in key[:2]}
+
+    def learn(self, to: WorkerId, transfers: Iterable[Transfer]) -> None:
+        for row in transfers:
+            self._baseline(row, to).add(row.moved_s, row.num_bytes / max(row.count, 1))
+
+    def observe(self, step: int, to: WorkerId, transfers: Iterable[Transfer]) -> None:
+        """One worker's transfers of a step; `conclude` comes after those of all."""
+        rows: dict[WorkerId, list[tuple[Transfer, LinkSample]]] = {}
+        for row in transfers:
+            sample = self._sample(row, to)
+            if sample is None or row.source == to:
+                continue
+            rows.setdefault(row.source, []).append((row, sample))
+        for source, known in rows.items():
+            track = self._track(link_of(source, to))
+            for row, sample in known:
+                if row.kind == "probe":
+                    track.probe = (step, sample)
+            self._note(track, step, _merged(known))
+
+    def conclude(self, step: int, busy_ends: Callable[[Link], float]) -> list[tuple[Move, Link]]:
+        """``busy_ends``: seconds that slowness of the two ends' own computation may explain."""
+        moves = []
+        for link, track in self.tracks.items():
+            if track.quiet():
+                continue
+            move = self._read(track, step, busy_ends(link))
+            if move:
+                moves.append((move, link))
+        return moves
+
+    def _read(self, track: LinkTrack, step: int, explained_s: float) -> Move | None:
+        change = self._look(track, step)
+        if change and change.onset and self._excess_s(track, change.since) < 2.0 * explained_s:
+            change = None
+        move = track.case.read(self._reading(track, step, change))
+        return move or self._persisting(track, step, explained_s)
+
+    def _baseline(self, row: Transfer, to: WorkerId) -> _Baseline:
+        return self._baselines.setdefault((row.source, to, row.kind), _Baseline())
+
+    def _track(self, link: Link) -> LinkTrack:
+        if link not in self.tracks:
+            self.tracks[link] = LinkTrack(self._settings)
+        return self.tracks[link]
+
+    def _sample(self, row: Transfer, to: WorkerId) -> LinkSample | None:
+        num_bytes = row.num_bytes / max(row.count, 1)
+        baseline = self._baseline(row, to)
+        base_s = baseline.predict_s(num_bytes)
+        track = self.tracks.get(link_of(row.source, to))
+        if track is None or track.case.phase is Phase.HEALTHY:
+            baseline.add(row.moved_s, num_bytes)
+        if base_s is None:
+            base_s = self._fleet_s(row.kind, num_bytes)
+        if base_s is None and row.kind == "probe" and track is not None and track.history:
+            base_s = track.base_s  # the first measurement ever: as the ordinary messages
+        if base_s is None or not self.floor_s:
+            return None
+        value = math.log((self.floor_s + row.moved_s) / (self.floor_s + base_s))
+        return LinkSample(value, row.moved_s, base_s)
+
+    def _fleet_s(self, kind: str, num_bytes: float) -> float | None:
+        """What a message of this kind takes over the other links."""
+        known = [
+            base_s
+            for (_, _, of), baseline in self._baselines.items()
+            if of == kind and (base_s := baseline.predict_s(num_bytes)) is not None
+        ]
+        return median(known) if known else None
+
+    def _note(self, track: LinkTrack, step: int, sample: LinkSample) -> None:
+        """Of the two directions the slower one counts."""
+        if track.history and track.history[-1][0] == step:
+            _, other = track.history.pop()
+            sample = max(sample, other)
+        track.history.append((step, sample))
+
+    def _look(self, track: LinkTrack, step: int) -> Change | None:
+        if not track.history or track.history[-1][0] != step:
+            return None
+        if track.series is not None:
+            return track.series.update(step, track.history[-1][1].value)
+        track.series = Series(self._settings.change)
+        change = None
+        for at, sample in track.history:
+            change = track.series.update(at, sample.value) or change
+        return change
+
+    def _reading(self, track: LinkTrack, step: int, change: Change | None) -> Reading:
+        busy = bool(track.history) and track.history[-1][0] >= step - 1
+        probe = None
+        if track.probe is not None and track.case.asked is not None:
+            probe = track.probe[1].value if track.probe[0] >= track.case.asked else None
+        now = track.newest() if busy else None
+        steady = track.series.steady() if busy and track.series else None
+        reading = Reading(step, change, now, steady, probe)
+        self._sleep(track)
+        return reading
+
+    def _sleep(self, track: LinkTrack) -> None:
+        recent = list(track.history)[-_NUM_NOW:]
+        quiet = all(sample.value < _AWAKE for _, sample in recent)
+        if track.case.phase is Phase.HEALTHY and quiet:
+            track.series = None
+
+    def _persisting(self, track: LinkTrack, step: int, explained_s: float) -> Move | None:
+        """Slow from its first message on: there is no change to be found."""
+        now, case = track.newest(), track.case
+        if case.phase is not Phase.HEALTHY or case.tried or now is None:
+            return None
+        first = track.history[0][0]
+        newest = [sample.value for _, sample in list(track.history)[-_NUM_NOW:]]
+        if min(newest) < self._settings.slow or len(track.history) > 2 * _NUM_NOW:
+            return None
+        if self._excess_s(track, first) < 2.0 * explained_s:
+            return None
+        return case.suspect(step, first, now, 0.7, "from the start")
+
+    def _excess_s(self, track: LinkTrack, since: int) -> float:
+        samples = track.samples_since(since)
+        return median(sample.excess_s for sample in samples) if samples else 0.0
+
+
+def _merged(known: list[tuple[Transfer, LinkSample]]) -> LinkSample:
+    """All kinds of a direction in one value; in seconds the most frequent kind speaks."""
+    if len(known) == 1:
+        return known[0][1]
+    total = sum(row.count for row, _ in known)
+    value = sum(row.count * sample.value for row, sample in known) / max(total, 1)
+    _, main = max(known, key=lambda pair: pair[0].count)
+    return LinkSample(value, main.moved_s, main.base_s)

@@ -1,0 +1,60 @@
+"""One series of logs of ratios over the steps, with its healthy level. Whose it is, and what a
+change of it means, is not known here."""
+
+from collections import deque
+from statistics import median
+from typing import NamedTuple
+
+from holdfast.detection.changepoint import ChangeDetector, Settings
+
+_NUM_KEPT = 64
+_FAR = 0.05
+
+
+class Change(NamedTuple):
+    """A shift of the series, seen from the healthy level."""
+
+    onset: bool
+    since: int  # step
+    excess: float  # level after it, over the healthy one
+    confidence: float
+    how: str
+
+
+class Series:
+    def __init__(self, settings: Settings) -> None:
+        self._detector = ChangeDetector(settings)
+        self._steps: list[int] = []
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_NUM_KEPT)
+        self.healthy: float = 0.0
+
+    def update(self, step: int, value: float) -> Change | None:
+        self._steps.append(step)
+        self._recent.append((step, value))
+        shift = self._detector.update(value)
+        if shift is None:
+            return None
+        if shift.onset and shift.before < self.healthy - _FAR:
+            self.healthy = shift.before  # it had begun while the healthy level was learnt
+        since = self._steps[min(shift.began, len(self._steps) - 1)]
+        excess = shift.after - self.healthy
+        return Change(shift.onset, since, excess, shift.confidence, shift.how)
+
+    def excess_since(self, step: int, num_least: int = 1) -> float | None:
+        """Median of the values from ``step`` on, over the healthy level."""
+        values = [value for at, value in self._recent if at >= step]
+        return median(values) - self.healthy if len(values) >= num_least else None
+
+    def newest(self, num: int) -> float | None:
+        """Median excess of the last ``num`` values; None with fewer."""
+        if len(self._recent) < num:
+            return None
+        values = [value for _, value in list(self._recent)[-num:]]
+        return median(values) - self.healthy
+
+    def steady(self) -> float | None:
+        """Median excess of the last 8 values, if the last 3 of them say the same."""
+        longer, shorter = self.newest(8), self.newest(3)
+        if longer is None or shorter is None or abs(longer - shorter) > _FAR:
+            return None
+        return longer

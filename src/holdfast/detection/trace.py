@@ -1,0 +1,169 @@
+"""A recorded trace of operations, as columns: who did what for which micro-batch, and when.
+
+Checks what comes in. Files, and what the times mean, are not known here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import ConfigError
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+Flags: TypeAlias = NDArray[np.bool_]
+
+WANTED = ("dp_rank", "stage", "step", "optype", "start_ts", "duration", "seq_id", "mb_id")
+OPTIONAL = ("rank", "mc", "gmc")
+_TIMES = ("start_ts", "duration")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    pipelines: int
+    stages: int
+    chunks: int = 1  # of the model, at each stage
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One element a row: an operation of one worker."""
+
+    layout: Layout
+    steps: tuple[int, ...]  # as they are numbered in the trace
+    kinds: tuple[str, ...]  # names of operations
+    step: Ints  # index into ``steps``
+    kind: Ints  # index into ``kinds``
+    pipeline: Ints
+    stage: Ints
+    rank: Ints
+    peer: Ints  # 0, 1, ... among the ranks of one pipeline and stage
+    chunk: Ints  # below 0: of none
+    sequence: Ints  # number among operations of its kind
+    microbatch: Ints  # below 0: of none
+    start_s: Floats
+    took_s: Floats
+
+    @property
+    def size(self) -> int:
+        return len(self.step)
+
+    @property
+    def end_s(self) -> Floats:
+        return self.start_s + self.took_s
+
+    @property
+    def worker(self) -> Ints:
+        """Of each row: the number of its pipeline and stage."""
+        return self.pipeline * self.layout.stages + self.stage
+
+    def worker_id(self, worker: int) -> WorkerId:
+        return WorkerId(*divmod(worker, self.layout.stages))
+
+    def recorded_s(self) -> Floats:
+        """How long each step took: from the first start to the last end."""
+        first, last = np.full(len(self.steps), np.inf), np.full(len(self.steps), -np.inf)
+        np.minimum.at(first, self.step, self.start_s)
+        np.maximum.at(last, self.step, self.end_s)
+        return np.asarray(last - first)
+
+
+def trace_of(
+    columns: Mapping[str, NDArray[Any]],
+    *,
+    layout: Layout | None = None,
+    unit_s: float = 1.0,
+    source: str = "the trace",
+) -> Trace:
+    """``layout``: as stated beside the trace; without one it is taken from the rows."""
+    _check_names(columns, source)
+    numbers = {
+        name: _numbers(columns[name], name, source)
+        for name in (*WANTED, *OPTIONAL)
+        if name in columns and name not in ("optype", *_TIMES)
+    }
+    times = {name: _times(columns[name], name, source) * unit_s for name in _TIMES}
+    kinds, kind = np.unique(columns["optype"].astype(str), return_inverse=True)
+    steps, step = np.unique(numbers["step"], return_inverse=True)
+    found = _layout(numbers, layout, source)
+    worker = numbers["dp_rank"] * found.stages + numbers["stage"]
+    rank = numbers.get("rank", worker)
+    return Trace(
+        layout=found,
+        steps=tuple(steps.tolist()),
+        kinds=tuple(kinds.tolist()),
+        step=step.astype(np.int64),
+        kind=kind.astype(np.int64),
+        pipeline=numbers["dp_rank"],
+        stage=numbers["stage"],
+        rank=rank,
+        peer=_place_among(rank, worker),
+        chunk=numbers.get("mc", np.full(len(step), -1, dtype=np.int64)),
+        sequence=numbers["seq_id"],
+        microbatch=numbers["mb_id"],
+        start_s=times["start_ts"],
+        took_s=times["duration"],
+    )
+
+
+def _check_names(columns: Mapping[str, NDArray[Any]], source: str) -> None:
+    missing = [name for name in WANTED if name not in columns]
+    if missing:
+        raise ConfigError(
+            f"{source} lacks the columns {', '.join(missing)}: "
+            f"expected {', '.join(WANTED)} and, if known, {', '.join(OPTIONAL)}"
+        )
+    if not len(columns["step"]):
+        raise ConfigError(f"{source} holds no operations: expected at least one step of a job")
+
+
+def _numbers(column: NDArray[Any], name: str, source: str) -> Ints:
+    try:
+        values = column.astype(np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{source}: column {name} is not of whole numbers") from None
+    if not (np.isfinite(values).all() and (values == np.floor(values)).all()):
+        raise ConfigError(f"{source}: column {name} is not of whole numbers")
+    if name in ("dp_rank", "stage") and values.min() < 0:
+        raise ConfigError(f"{source}: column {name} holds {values.min():g}; expected 0 or more")
+    return values.astype(np.int64)
+
+
+def _times(column: NDArray[Any], name: str, source: str) -> Floats:
+    try:
+        values = column.astype(np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{source}: column {name} is not of times") from None
+    lowest = 0.0 if name == "duration" else -np.inf
+    bad = ~np.isfinite(values) | (values < lowest)
+    if bad.any():
+        raise ConfigError(
+            f"{source}: column {name} holds {values[bad][0]:g} in {bad.sum()} of {len(bad)} rows; "
+            "expected finite times, and durations of 0 or more"
+        )
+    return values
+
+
+def _layout(numbers: Mapping[str, Ints], stated: Layout | None, source: str) -> Layout:
+    pipelines, stages = int(numbers["dp_rank"].max()) + 1, int(numbers["stage"].max()) + 1
+    if stated is None:
+        chunks = int(numbers["mc"].max()) + 1 if "mc" in numbers else 1
+        return Layout(pipelines, stages, max(chunks, 1))
+    if pipelines > stated.pipelines or stages > stated.stages:
+        raise ConfigError(
+            f"{source} is of at least {pipelines} pipelines x {stages} stages, but its description "
+            f"says {stated.pipelines} x {stated.stages}: is it of another trace?"
+        )
+    return stated
+
+
+def _place_among(rank: Ints, worker: Ints) -> Ints:
+    """0, 1, ... for the ranks that share a pipeline and a stage."""
+    pairs, row = np.unique(np.stack([worker, rank]), axis=1, return_inverse=True)
+    first = np.searchsorted(pairs[0], pairs[0])
+    place: Ints = (np.arange(pairs.shape[1]) - first)[row.ravel()].astype(np.int64)
+    return place

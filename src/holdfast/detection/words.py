@@ -1,0 +1,107 @@
+"""Diagnoses put together, with their evidence in words. What is slow is decided elsewhere."""
+
+import math
+from statistics import median
+
+from holdfast.cluster import WorkerId
+from holdfast.detection.case import Case
+from holdfast.detection.diagnosis import Cause, Diagnosis, Link
+from holdfast.detection.links import LinkTrack
+from holdfast.detection.workers import Workers
+
+_FLAT_CPU = 0.5  # less than this share of the slowness, as logs: processor time did not rise
+
+
+def compute(workers: Workers, worker: WorkerId, step: int, op_s: float) -> Diagnosis:
+    track = workers.tracks[worker]
+    peers = [
+        excess
+        for other, peer in workers.tracks.items()
+        if other != worker and (excess := peer.own.newest(3)) is not None
+    ]
+    words = [_operations("its", track.case, step)]
+    words += [f"peers {math.exp(median(peers)):.2f} x"] if peers else []
+    text = ", ".join(words) + _benchmark(track.case) + _processor(track.case, worker, workers)
+    return Diagnosis(
+        cause=Cause.COMPUTE,
+        subject=str(worker),
+        factor=track.case.factor,
+        excess_s=(track.case.factor - 1) * op_s,
+        since=track.case.since,
+        confidence=track.case.confidence,
+        evidence=text,
+        workers=(worker,),
+    )
+
+
+def machine(workers: Workers, name: str, step: int, op_s: float) -> Diagnosis:
+    case, there = workers.machines[name].case, workers.on(name)
+    factors = [workers.tracks[worker].cpu_factor(case.since, case) for worker in there]
+    known = [factor for factor in factors if factor is not None]
+    text = _operations(f"all {len(there)} workers on it at once:", case, step) + _benchmark(case)
+    text += f"; processor time {median(known):.1f} x" if known else ""
+    if known and math.log(max(median(known), 1e-9)) < _FLAT_CPU * case.excess:
+        text += ": they get less of the processors"
+    return Diagnosis(
+        cause=Cause.MACHINE,
+        subject=name,
+        factor=case.factor,
+        excess_s=(case.factor - 1) * op_s,
+        since=case.since,
+        confidence=case.confidence,
+        evidence=text,
+        workers=tuple(there),
+    )
+
+
+def link(pair: Link, track: LinkTrack, step: int) -> Diagnosis:
+    case = track.case
+    samples = track.samples_since(case.since) or [track.history[-1][1]]
+    moved_s = median(sample.moved_s for sample in samples)
+    base_s = median(sample.base_s for sample in samples)
+    num_steps = max(1, step - case.since + 1)
+    text = (
+        f"its messages take {_ms(moved_s)} since step {case.since} ({num_steps} steps), "
+        f"{_ms(base_s)} before"
+    )
+    if track.probe is not None and case.probe is not None:
+        text += f"; measured alone {_ms(track.probe[1].moved_s)}"
+        text += f", expected {_ms(track.probe[1].base_s)}"
+    return Diagnosis(
+        cause=Cause.LINK,
+        subject=f"{pair[0]}-{pair[1]}",
+        factor=moved_s / max(base_s, 1e-6),
+        excess_s=max(0.0, moved_s - base_s),
+        since=case.since,
+        confidence=case.confidence,
+        evidence=text,
+        workers=pair,
+    )
+
+
+def _operations(whose: str, case: Case, step: int) -> str:
+    num_steps = max(1, step - case.since + 1)
+    since = "from the start" if case.how == "from the start" else f"since step {case.since}"
+    return f"{whose} operations take {case.factor:.2f} x as long {since} ({num_steps} steps)"
+
+
+def _benchmark(case: Case) -> str:
+    if case.probe is None:
+        return ""
+    ratio = math.exp(case.probe)
+    if case.how == "from the start":
+        return f"; benchmark {ratio:.2f} x the others'"
+    seen = "" if case.probe >= 0.5 * case.excess else ", which does not show it"
+    return f"; benchmark {ratio:.2f} x its own at the start{seen}"
+
+
+def _processor(case: Case, worker: WorkerId, workers: Workers) -> str:
+    factor = workers.tracks[worker].cpu_factor(case.since, case)
+    if factor is None:
+        return ""
+    lacks = math.log(max(factor, 1e-9)) < _FLAT_CPU * case.excess
+    return f"; processor time {factor:.1f} x" + (": it lacks processor time" if lacks else "")
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"

@@ -1,0 +1,204 @@
+"""``holdfast watch`` around commands that need no torch: exit codes, signals, findings.
+
+The ranks are made up: a script says to the socket what hooks in four processes would have said.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 60
+WATCH = [sys.executable, "-m", "holdfast", "watch"]
+RANKS = """
+import os, socket, sys
+num_iterations, slow_from, slow_to, factor = int(sys.argv[1]), *map(float, sys.argv[2:5])
+NUM_RANKS, SLOW = 4, 2
+ranks = []
+for rank in range(NUM_RANKS):
+    ranks.append(socket.socket(socket.AF_UNIX))
+    ranks[-1].connect(os.environ["HOLDFAST_WATCH"])
+    hello = f"rank {rank} {NUM_RANKS} {rank}\\ncall 0 gradients - 64\\ncall 1 step - 0\\n"
+    ranks[-1].sendall(hello.encode() + b"0 0 1000\\n1 1000 1000\\n")
+now = 1000
+for iteration in range(2, num_iterations + 1):
+    busy = [100_000_000 + 1_000_000 * ((iteration * 7 + rank * 3) % 5) for rank in range(NUM_RANKS)]
+    if slow_from <= iteration <= slow_to:
+        busy[SLOW] = int(busy[SLOW] * factor)
+    leave = now + max(busy) + 2_000_000
+    for rank in range(NUM_RANKS):
+        text = f"0 {now + busy[rank]} {leave}\\n1 {leave} {leave}\\n"
+        ranks[rank].sendall(text.encode())
+    now = leave
+"""
+
+
+def watch(*words, options=(), env=None):
+    return subprocess.run(
+        [*WATCH, *options, "--", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=env,
+        check=False,
+    )
+
+
+def python(code, *words):
+    return [sys.executable, "-c", code, *words]
+
+
+def job(num_iterations, slow_from=10**6, slow_to=10**6, factor=2.0, **kwargs):
+    numbers = map(str, (num_iterations, slow_from, slow_to, factor))
+    return watch(*python(RANKS, *numbers), **kwargs)
+
+
+def last_line(done):
+    return done.stderr.splitlines()[-1]
+
+
+# --- findings ---
+
+
+def test_a_slow_rank_is_named_soon_and_its_end_as_well(tmp_path):
+    report = tmp_path / "report.json"
+    done = job(100, 41, 70, options=["--report", str(report)])
+    assert done.returncode == 0, done
+    told = json.loads(report.read_text())
+    [finding] = told["findings"]
+    assert finding["subject"] == "rank 2"
+    assert 39 <= finding["since"] <= 43
+    assert finding["factor"] == pytest.approx(2.0, abs=0.1)
+    assert 69 <= finding["over_since"] <= 75
+    assert told["iterations"] == 100
+    assert [call["op"] for call in told["period"]] == ["gradients", "step"]
+    slow, over, summary = done.stderr.splitlines()
+    assert slow.startswith(f"holdfast watch: rank 2 is slow since iteration {finding['since']}: x")
+    assert "rank 2 is as fast as before since iteration" in over
+    assert "4 ranks, 100 iterations" in summary
+
+
+def test_a_steady_job_is_not_accused():
+    done = job(300)
+    [line] = done.stderr.splitlines()
+    assert line.endswith("nothing was slow")
+
+
+def test_a_job_too_short_for_a_period_says_what_was_needed():
+    done = job(2)
+    [line] = done.stderr.splitlines()
+    assert "no iterations were found in 4 calls of 4 ranks" in line
+    assert "3 times" in line
+
+
+def test_a_job_that_never_uses_torch_distributed_runs_to_its_end(tmp_path):
+    report = tmp_path / "report.json"
+    code = "import sys; print(sys.stdin.read()); sys.exit(7)"
+    done = subprocess.run(
+        [*WATCH, "--report", str(report), "--", *python(code)],
+        input="through and through",
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stdout) == (7, "through and through\n")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("holdfast watch: nothing was seen: ")
+    assert json.loads(report.read_text())["exit_code"] == 7
+
+
+def test_ranks_that_start_again_are_counted_from_one():
+    code = f"import sys\nfor _ in range(2): exec({RANKS!r})"
+    done = watch(*python(code, "20", "1e9", "1e9", "1"))
+    assert "rank 0 has started again" in done.stderr
+    assert "4 ranks, 20 iterations" in last_line(done)
+
+
+# --- exit codes and bad input ---
+
+
+@pytest.mark.parametrize("words", [[], ["--"]])
+def test_no_command_is_refused(words):
+    done = subprocess.run([*WATCH, *words], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("holdfast: watch: no command; ")
+
+
+def test_a_command_that_is_not_there_is_127():
+    done = watch("no-such-command", "--flag")
+    assert done.returncode == 127
+    assert done.stderr == "holdfast: watch: no-such-command: command not found\n"
+
+
+def test_a_command_that_cannot_be_run_is_126(tmp_path):
+    done = watch(tmp_path)
+    assert done.returncode == 126
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"holdfast: watch: {tmp_path}: cannot be run: ")
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_command_runs(tmp_path):
+    done = watch("echo", "ran", options=["--report", str(tmp_path / "none" / "r.json")])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no such directory" in done.stderr
+
+
+def test_a_command_ended_by_a_signal_gives_128_and_its_number():
+    done = watch(*python("import os; os.kill(os.getpid(), 9)"))
+    assert done.returncode == 137
+
+
+# --- signals, and what is left behind ---
+
+WAITS = """
+import os, signal, sys, time
+def told(number, frame):
+    print("told", number, flush=True)
+    sys.exit(5)
+signal.signal(signal.SIGTERM, told)
+signal.signal(signal.SIGINT, told)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [*WATCH, "--", *python(WAITS)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,  # no terminal: signals come from elsewhere
+    )
+    yield process
+    process.kill()
+    process.communicate(timeout=LIMIT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_reach_the_command_and_nothing_is_left_behind(waiting, tmp_path, number):
+    waiting.stdout.readline()
+    assert list(tmp_path.iterdir())
+    waiting.send_signal(number)
+    stdout, _ = waiting.communicate(timeout=LIMIT_S)
+    assert (waiting.returncode, stdout) == (5, f"told {int(number)}\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_does_not_outlive_a_killed_watch(waiting):
+    pid = int(waiting.stdout.readline())
+    waiting.kill()
+    assert waiting.stdout.readline() == f"told {int(signal.SIGTERM)}\n"
+    until = time.monotonic() + LIMIT_S
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
