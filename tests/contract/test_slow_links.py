@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,9 @@ from transport_harness import (
 )
 
 from holdfast.errors import ConfigError, EpochPast, PeerLost, TransportClosed, WaitTimeout
-from holdfast.transport.base import Channel, Limits, Tag, Transport
+from holdfast.transport.base import Channel, Hindrance, Limits, Tag, Transport
+from holdfast.transport.line import Line, Parcel
+from holdfast.transport.mailbox import Mailbox
 
 FOR_EVER_S = 100 * LIMIT_S  # longer than any test waits
 DELAY_S = 0.05
@@ -428,6 +431,35 @@ def test_the_end_of_a_receiver_reaches_the_sender_of_held_messages(pair):
         return False
 
     wait_until(is_refused)
+
+
+def test_in_memory_a_held_message_is_delivered_by_a_sender_of_todays_epoch():
+    with running(LocalCluster) as cluster:
+        alice, bob = cluster.start(ALICE, BOB)
+        meet(alice, bob)
+        alice.hinder(BOB, 2 * DELAY_S)
+        alice.send(BOB, state(1), torch.tensor(7))
+        for transport in (alice, bob):
+            transport.advance(1)
+        bob.disconnect([])  # whoever comes back must be in this epoch
+        assert bob.receive(ALICE, state(1), LIMIT_S) == 7
+
+
+def test_a_line_given_up_in_the_middle_of_a_delivery_has_nothing_left_to_leave():
+    inbox = Mailbox(BOB, epoch=0, inbox_bytes=1)
+    line = Line(
+        ALICE,
+        inbox,
+        deliver=lambda *_: line.abandon("it was disconnected"),
+        may_wait_in=lambda _: True,
+        while_held_up=nullcontext,
+        limits=Limits(),
+        hindrance=Hindrance(),
+    )
+    line.start()
+    line.send(Parcel(0, activation(1), torch.ones(1), 0))
+    line.join(LIMIT_S)
+    line.flush(time.monotonic())
 
 
 # --- the kernel's own slowness ---

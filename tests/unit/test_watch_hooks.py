@@ -196,7 +196,9 @@ def test_lines_may_come_in_pieces():
     assert read == [Hello(1, 4, 77), Record(Call("all_reduce", "tp", 16), 1000, 3000)]
 
 
-@pytest.mark.parametrize("line", [b"rank one 2 3", b"0 1 2", b"call", b"", b"\xff\xfe \xfd 1", b"5"])
+@pytest.mark.parametrize(
+    "line", [b"rank one 2 3", b"0 1 2", b"call", b"", b"\xff\xfe \xfd 1", b"5"]
+)
 def test_a_line_that_makes_no_sense_is_left_out(line):
     reader = Reader()
     assert reader.feed(line + b"\nrank 0 1 2\n") == [Hello(0, 1, 2)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from holdfast.cli import agent, plan, recovery_plan, trace, train, worker
+from holdfast.cli import agent, diagnose, plan, recovery_plan, trace, train, watch, worker
 from holdfast.errors import ConfigError, HoldfastError
 
 _DESCRIPTION = """\
@@ -17,6 +17,8 @@ PyTorch training over D pipelines x S stages that goes on when workers die, to t
   holdfast worker --join 127.0.0.1:40123
   holdfast plan --pipelines 2 --stages 4 --microbatches 16
   holdfast trace runs/a
+  holdfast diagnose runs/a
+  holdfast watch -- torchrun --nproc-per-node 4 train.py
 """
 
 
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"holdfast {version('holdfast')}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, worker, plan, recovery_plan, trace, agent):
+    for command in (train, worker, plan, recovery_plan, trace, diagnose, watch, agent):
         command.add_parser(subparsers)
     try:
         parsed = parser.parse_args(arguments)

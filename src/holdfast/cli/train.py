@@ -13,11 +13,12 @@ from holdfast.config import RunConfig, config_from, known_keys, parse_assignment
 from holdfast.control.launcher import AgentProcess, Starter, launch
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.faults.chaos import chaos_faults, parse_chaos
-from holdfast.faults.fault import PHASES, Fault, check_faults, parse_fault
+from holdfast.faults.fault import PHASES, Fault, FaultKind, check_faults, parse_fault
 from holdfast.observability.summary import Summary
 from holdfast.observability.view import make_view
 from holdfast.recovery.manifest import Checkpoint, find
 
+_TRANSFER_S = 0.01  # assumed for random slow links, if operations are not emulated
 _FLAGS = {  # flag -> setting
     "pipelines": "parallel.pipelines",
     "stages": "parallel.stages",
@@ -33,9 +34,14 @@ _FLAG_HELP = {
     "seed": "of parameters, random numbers and data order",
 }
 _FAULTS = """\
-a fault is one of: kill W @ WHERE, hang W @ WHERE, slow W=SPEED @ WHERE, join @ STEP, join W @ STEP.
-W is a worker (1.0), STEP counts from 1, WHERE is STEP or STEP.POINT. A point is the worker's own
-n-th operation of a kind in that step, from 0: F0, B3, W1 (just before it), B3.done (just after it),
+a fault is one of: kill W @ WHERE, hang W @ WHERE, slow W=SPEED @ WHERE, join @ STEP, join W @ STEP,
+or lasts: slow W @ STEPS xF, cpu W @ STEPS xF, link V-W @ STEPS +15ms, link V-W @ STEPS 10MB/s.
+W is a worker (1.0), STEP counts from 1. STEPS is FIRST-LAST, both included, or FIRST (until the
+end); xF: it takes F times as long. slow adds to each operation, cpu takes that much of the time
+from the process (at most x10), link is for both ways (ms, s; kB/s, MB/s, GB/s). Of a worker's slow
+faults all count that last, of a link's and of cpu there may be one at a time.
+WHERE is STEP or STEP.POINT. A point is the worker's own n-th operation of a kind in that step,
+from 0: F0, B3, W1 (just before it), B3.done (just after it),
 or one of these (halt, proceed, copy and replay: the first time from STEP on):"""
 
 
@@ -71,12 +77,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="append",
         default=[],
         metavar="TEXT",
-        help="something to go wrong, e.g. 'kill 1.0 @ 5' or 'join @ 8'; may be repeated; see below",
+        help="something to go wrong, e.g. 'kill 1.0 @ 5', 'join @ 8' or 'slow 1.0 @ 5-8 x2.0'; "
+        "may be repeated; see below",
     )
     parser.add_argument(
         "--chaos",
         metavar="TEXT",
-        help="random kills and joins, e.g. seed=1,rate=0.05 (a worker's chance to die in a step)",
+        help="random kills and joins, e.g. seed=1,rate=0.05 (a worker's chance to die in a step), "
+        "and slowness, e.g. seed=1,slow=0.01 (the chance that something becomes slow in a step)",
     )
     parser.set_defaults(run=run)
 
@@ -134,22 +142,34 @@ def armed_faults(args: argparse.Namespace, config: RunConfig, first_step: int) -
     parallel, steps = config.parallel, config.train.steps
     faults = tuple(parse_fault(text) for text in args.fault)
     if args.chaos is not None:
-        chaos = parse_chaos(args.chaos)
-        if parallel.pipelines == 1:
-            raise ConfigError(
-                f"--chaos {args.chaos!r}: with one pipeline each stage has only one worker, and "
-                "none may be killed; give --pipelines 2 or more"
-            )
-        faults += chaos_faults(
-            chaos,
-            parallel.pipelines,
-            parallel.stages,
-            steps,
-            operations=parallel.microbatches // parallel.pipelines,
-            first_step=first_step,
-        )
+        faults += _random_faults(args.chaos, config, first_step)
     check_faults(faults, parallel.pipelines, parallel.stages, steps, first_step=first_step)
+    for fault in faults:
+        if fault.kind is FaultKind.CPU and config.workers.kind == "threads":
+            raise ConfigError(
+                f"--fault '{fault}': workers.kind=threads has all workers in one process, and only "
+                "a whole process can be kept from the CPU; use slow, or workers.kind=processes"
+            )
     return faults
+
+
+def _random_faults(text: str, config: RunConfig, first_step: int) -> tuple[Fault, ...]:
+    chaos, parallel = parse_chaos(text), config.parallel
+    if parallel.pipelines == 1 and chaos.rate:
+        raise ConfigError(
+            f"--chaos {text!r}: with one pipeline each stage has only one worker, and "
+            "none may be killed; give --pipelines 2 or more, or no rate"
+        )
+    return chaos_faults(
+        chaos,
+        parallel.pipelines,
+        parallel.stages,
+        config.train.steps,
+        operations=parallel.microbatches // parallel.pipelines,
+        first_step=first_step,
+        # As long as an operation: a slow link is one that is felt.
+        transfer_s=config.device.durations_s().get("F", _TRANSFER_S),
+    )
 
 
 def _read_toml(path: str) -> dict[str, Any]:

@@ -239,6 +239,7 @@ class Coordinator:
         """A change is complete: perhaps somebody should now hold another stage."""
         if effects:
             self._moves_due = True
+            self._mitigating.wanted = None  # lanes for the members before
             self._plans.look_ahead()
         return effects
 

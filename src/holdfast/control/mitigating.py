@@ -13,6 +13,7 @@ from holdfast.control.plans import Plans
 from holdfast.control.run import Run, Steady
 from holdfast.mitigation.options import Action, Choice, Option, Situation
 from holdfast.mitigation.policy import DEARER_GAIN, Policy
+from holdfast.mitigation.trial import Trial
 from holdfast.observability import events
 
 _NUM_SWAPS = 4  # candidates that are planned through
@@ -34,6 +35,9 @@ class Mitigating:
         settings = run.config.mitigation
         self._mode = settings.mode
         self._policy = Policy(settings.pays_within_steps, settings.drop)
+        self._trial = Trial()
+        self._before: tuple[Steady, Steady, dict[str, float]] | None = None
+        """Lanes on trial, those before them, and what was slow."""
         self._answered: dict[str, float] = {}  # slow ones and factors that the lanes were made for
         self._lanes: Steady | None = None  # that were looked at last
         self._asked: object = None  # for which the remedies were worked out
@@ -48,6 +52,10 @@ class Mitigating:
         if self._mode == "off" or self._plans.unknown_unit:
             return []
         self._follow_lanes()
+        if self._trial.note_step(took_s) is False and self._mode != "observe":
+            self._take_back(step)
+            if self.wanted is not None:
+                return []
         factors = self._factors()
         if not factors and not self._answered:
             self._policy.over()
@@ -69,14 +77,31 @@ class Mitigating:
         (remedy, choice), self.wanted = self.wanted, None
         self._policy.changed(choice, step)
         if remedy.steady is not None:
+            assert self._lanes is not None
+            self._before = remedy.steady, self._lanes, dict(choice.factors)
             self._answered, self._lanes = dict(choice.factors), remedy.steady
+            self._trial.begin()
         period_s, healthy_s = self._now
         now = Situation(step, 0, period_s, healthy_s, choice.factors)
         return remedy, self._tell(choice, now, at_s)
 
+    def _take_back(self, step: int) -> None:
+        """Predictions err. What was measured not to help does not stay."""
+        if self._before is None or self._run.steady is not self._before[0]:
+            return
+        _, steady, factors = self._before
+        was_s, is_s = self._trial.was_s, self._trial.after_s
+        what = f"it has not helped: {is_s:.3g} s a step, {was_s:.3g} s before"
+        subjects = tuple(sorted(factors))
+        option = Option(Action.BACK, was_s, self._run.stop_s, subjects, what)
+        self._now = is_s, self._now[1]
+        self.wanted = Remedy(option, steady), Choice(option, "go back", factors)
+        self._asked = None
+
     def _follow_lanes(self) -> None:
         """Lanes that were made for another reason count on everyone's health as well."""
         if self._run.steady is not self._lanes:
+            self._trial.end()
             self._lanes, self._answered = self._run.steady, self._factors()
             if self._run.steady is self._run.first:
                 self._answered = {}

@@ -22,7 +22,7 @@ class Slowness:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._watcher = None if run.config.mitigation.mode == "off" else Watcher({})
-        self._known: set[WorkerId] = set()
+        self._known: dict[WorkerId, int] = {}  # and its process
 
     def on_report(self, report: messages.StepReport) -> None:
         worker = parse_worker(report.worker)
@@ -63,13 +63,17 @@ class Slowness:
         return Health({w: s / fastest for w, s in speeds.items() if s < fastest}, health.links)
 
     def _follow_members(self, watcher: Watcher, step: int) -> list[Effect]:
-        members = self._run.stages.keys()
-        for worker in self._known - members:
-            watcher.lost(worker)
-        new = sorted(members - self._known)
+        """Whoever changes its stage is away for a while, but what is known of it stays true."""
+        run = self._run
+        live = {worker: run.hellos[worker].pid for worker in run.membership.live}
+        for worker, pid in list(self._known.items()):
+            if live.get(worker) != pid:
+                watcher.lost(worker)
+                del self._known[worker]
+        new = sorted(run.stages.keys() - self._known.keys())
         for worker in new:
-            watcher.joined(worker, self._run.hellos[worker].host or _HERE)
-        self._known = set(members)
+            watcher.joined(worker, run.hellos[worker].host or _HERE)
+            self._known[worker] = run.hellos[worker].pid
         probe = messages.Probe(step=step + 1 + _WARM_STEPS, compute=True, links=[])
         return [Send(worker, probe) for worker in new]
 

@@ -37,6 +37,9 @@ class Switching:
 
     def begin(self, steady: Steady, cause: str, at_s: float) -> list[Effect]:
         run = self._run
+        lanes = steady.schedule.lanes
+        if {w: lane[-1].stage for w, lane in lanes.items() if lane} != run.stages:
+            return []  # somebody has come or gone since they were made
         self._number += 1
         self._offer = _Offer(steady, cause, at_s, run.epoch)
         text = steady.schedule.dumps()

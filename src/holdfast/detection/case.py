@@ -10,6 +10,8 @@ from holdfast.detection.settings import WatchSettings
 
 _NUM_STEADY = 8  # steps between two words on one slowness, if no change point is found
 
+_LITTLE = 0.25  # share of the slowness that a measurement may still show when it is over
+
 
 class Phase(Enum):
     HEALTHY = auto()
@@ -50,6 +52,7 @@ class Case:
         self._num_well = 0
 
     def read(self, reading: Reading) -> Move | None:
+        self._rewind(reading.step)
         match self.phase:
             case Phase.HEALTHY:
                 return self._healthy(reading)
@@ -57,6 +60,11 @@ class Case:
                 return self._suspect(reading)
             case Phase.SLOW:
                 return self._slow(reading)
+
+    def _rewind(self, step: int) -> None:
+        """After a failure steps may run again: nothing was asked or told in the future."""
+        self._told_at = min(self._told_at, step)
+        self.asked = None if self.asked is None else min(self.asked, step)
 
     def suspect(self, step: int, since: int, excess: float, confidence: float, how: str) -> Move:
         self.since, self.excess, self.confidence, self.how = since, excess, confidence, how
@@ -138,7 +146,8 @@ class Case:
         """Without work only measurements can show that it is over: two in a row."""
         if reading.probe is not None:
             self.asked, self.probe = None, reading.probe
-            self._num_well = self._num_well + 1 if reading.probe < self._settings.relief else 0
+            well = reading.probe < max(self._settings.relief, _LITTLE * self.excess)
+            self._num_well = self._num_well + 1 if well else 0
             if self._num_well >= 2:
                 return self._over(reading.step)
             changed = abs(reading.probe - self.excess) >= 2 * self._settings.slow
@@ -165,10 +174,11 @@ class Case:
     def factor(self) -> float:
         return math.exp(self.excess)
 
-    def convict(self, step: int, excess: float, confidence: float, probe: float | None) -> None:
-        """Slow from the very start."""
-        self.since, self.excess, self.confidence = step, excess, confidence
-        self.probe, self.how = probe, "from the start"
+    def convict(self, step: int, since: int, excess: float, probe: float | None) -> None:
+        """Slow from the very start; ``probe``: its benchmark against the others'."""
+        self.since, self.excess, self.probe = since, excess, probe
+        self.confidence = 0.7 if probe is None else 0.9
+        self.how = "from the start"
         self._tell(step)
 
     @property

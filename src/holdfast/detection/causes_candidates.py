@@ -71,24 +71,22 @@ def _slow_worker(trace: Trace, found: Computing, pipeline: int, lane: int, run: 
 
 def _pipelines(trace: Trace, found: Computing) -> Iterator[Candidate]:
     """All stages of a pipeline at once, step after step: not the data, which change."""
-    noise, one_lane = noise_of(found.pipeline), found.worker.shape[2] == 1
-    for pipeline in range(found.pipeline.shape[1]):
-        at = trace.pipeline == pipeline
+    one_lane = found.worker.shape[2] == 1
+    for pipeline, run in found.slow_pipelines():
+        at, factor = trace.pipeline == pipeline, float(np.exp(run.level))
         workers = sorted({WorkerId(pipeline, stage) for stage in trace.stage[at].tolist()})
-        for run in runs(found.pipeline[:, pipeline], noise):
-            factor = float(np.exp(run.level))
-            yield Candidate(
-                cause=Cause.COMPUTE if one_lane else Cause.MACHINE,
-                subject=str(workers[0]) if one_lane else f"pipeline {pipeline}",
-                workers=tuple(workers),
-                factor=factor,
-                run=run,
-                effect=_in_run(trace, found, at, run),
-                evidence=(
-                    f"its operations take {factor:.2f} times as long as those of the other "
-                    f"pipelines, at every stage and in {_steps(trace, run)}"
-                ),
-            )
+        yield Candidate(
+            cause=Cause.COMPUTE if one_lane else Cause.MACHINE,
+            subject=str(workers[0]) if one_lane else f"pipeline {pipeline}",
+            workers=tuple(workers),
+            factor=factor,
+            run=run,
+            effect=_in_run(trace, found, at, run),
+            evidence=(
+                f"its operations take {factor:.2f} times as long as those of the other "
+                f"pipelines, at every stage and in {_steps(trace, run)}"
+            ),
+        )
 
 
 def _in_run(trace: Trace, found: Computing, at: Flags, run: Run) -> Floats:
@@ -106,9 +104,8 @@ def _data(graph: Graph, found: Computing, own: Floats) -> Iterator[Candidate]:
     if not correlation >= _LEAST_CORRELATION:
         return
     slow = np.zeros_like(found.pipeline)
-    for pipeline in range(slow.shape[1]):
-        for run in runs(found.pipeline[:, pipeline], noise_of(found.pipeline)):
-            slow[run.first : run.last + 1, pipeline] = run.level
+    for pipeline, run in found.slow_pipelines():
+        slow[run.first : run.last + 1, pipeline] = run.level
     share = found.data_of_rows(slow)
     step, _, lane, form, _ = found.at
     work_s = graph.work_s[rows] * np.exp(-own[rows])

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.detection.causes_runs import middle
-from holdfast.detection.trace import Floats, Ints, Trace
+from holdfast.detection.causes_runs import Run, middle, noise_of, runs
+from holdfast.detection.trace import Floats, Ints, Trace, place_among
 from holdfast.detection.trace_graph import Graph, Meeting, meeting
 
+_FEW_STEPS = 5
 _STEEPEST = 2.0  # attention: twice the length, four times the work
 
 
@@ -29,6 +30,18 @@ class Computing:
     slope: Floats  # lane, form: how much of ``data`` it shows
     pipeline: Floats  # step, pipeline: lowest of ``data``, above the other pipelines
     worker: Floats  # step, pipeline, lane: beyond what the data explain
+
+    def slow_pipelines(self) -> list[tuple[int, Run]]:
+        noise = noise_of(self.pipeline)
+        if len(self.pipeline) < _FEW_STEPS:
+            # They do not show how data vary from step to step; within a step must do.
+            away = self.data - middle(self.data, 2)[..., None]
+            noise = max(noise, float(np.sqrt(np.nanmean(away**2))))
+        return [
+            (pipeline, run)
+            for pipeline in range(self.pipeline.shape[1])
+            for run in runs(self.pipeline[:, pipeline], noise)
+        ]
 
     def data_of_rows(self, pipeline_effect: Floats) -> Floats:
         """What the data add to each row; not what makes a pipeline slow all the time."""
@@ -63,16 +76,18 @@ def computing(graph: Graph) -> Computing | None:
     forms, form = _forms(trace, rows)
     peers = int(trace.peer.max()) + 1
     lane = trace.stage[rows] * peers + trace.peer[rows]
-    at = (trace.step[rows], trace.pipeline[rows], lane, form, trace.microbatch[rows])
+    step, pipeline = trace.step[rows], trace.pipeline[rows]
+    turn = place_among(trace.microbatch[rows], step * trace.layout.pipelines + pipeline)
+    at = (step, pipeline, lane, form, turn)
     log_s = table(np.log(graph.work_s[rows]), at)
     log_s = log_s - middle(middle(log_s, 4), (0, 1), lower=True)[:, :, None]
     data = middle(middle(log_s, 3), 2, lower=True)
     slope = _slopes(log_s, data)
     rest = log_s - slope[:, :, None] * data[:, :, None, None, :]
-    worker = _above_others(middle(rest, (3, 4)))
+    by_worker = _above_others(middle(rest, (3, 4)))
     # A slow machine slows every micro-batch; data leave some that are short.
-    pipeline = _above_others(np.fmin.reduce(data, axis=2))
-    return Computing(rows, at, forms, peers, log_s, data, slope, pipeline, worker)
+    by_pipeline = _above_others(np.fmin.reduce(data, axis=2))
+    return Computing(rows, at, forms, peers, log_s, data, slope, by_pipeline, by_worker)
 
 
 def _forms(trace: Trace, rows: Ints) -> tuple[tuple[str, ...], Ints]:

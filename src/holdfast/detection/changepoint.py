@@ -19,6 +19,7 @@ from holdfast.errors import ConfigError
 # Of the distances of normal values from their mean, in standard deviations: half of them are
 # below the first, 85 % below the second.
 _NORMAL_HALF, _NORMAL_WIDE, _WIDE = 0.6745, 1.4395, 0.85
+_MOST = 100.0  # no logarithm of a ratio of times is larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,10 @@ class Settings:
     num_reference: int = 48  # the regime's first values, which are its level and noise
     num_recent: int = 64  # values that are kept of the present
     least_noise: float = 0.003
-    min_memory: int = 16  # values of a regime from which its memory is measured
-    small_sample: float = 1.0
+    min_memory: int = 16  # values of a regime from which its memory is measured ...
+    believed_memory: float = 1.3  # ... and what it is taken for until then
+    small_sample: float = 1.0  # how much more careful with few values before a change
+    num_settled: int = 12  # values after a shift by which its level is at rest
     noise_weight: int = 4  # how many values the belief in the noise is worth
 
 
@@ -62,9 +65,9 @@ class ChangeDetector:
         self._cusum = Cusum()
         self._num_values = 0
         self._recent: deque[float] = deque(maxlen=self._settings.num_recent)
-        self._told_any = False
+        self._told_level: float | None = None  # of the last shift
         self._noise = self._believed_noise = self._settings.prior.noise
-        self._memory = 1.0
+        self._memory = self._settings.believed_memory
         self._begin_regime(0)
 
     @property
@@ -79,20 +82,24 @@ class ChangeDetector:
         return self._noise
 
     def update(self, value: float) -> Shift | None:
-        if not math.isfinite(value):
+        if not abs(value) <= _MOST:  # also refuses what is no number
             raise ConfigError(
                 f"change detector: value {self._num_values} is {value}; expected the logarithm of "
-                "a time over its prediction: give times above 0 only"
+                f"a time over its prediction, within {_MOST:g} of 0: give times above 0 only"
             )
         if self._num_values == 0:
             self._bocd.centre = value
         self._num_values += 1
         self._recent.append(value)
         self._learn(value)
-        run_odds = self._bocd.update(value)
-        shift = self._plain_change(run_odds) or self._creeping_change(value)
+        shift = (
+            self._plain_change(self._bocd.update(value))
+            or self._creeping_change()
+            or self._unfinished_change()
+        )
         if shift:
-            self._told_any = True
+            self._told_level = shift.after
+            self._keep_noise(self._num_values - shift.began)
             self._begin_regime(self._num_values - shift.began)
         return shift
 
@@ -100,26 +107,33 @@ class ChangeDetector:
 
     def _begin_regime(self, num_values: int) -> None:
         """The newest ``num_values`` are its first; its noise is expected to be as before."""
-        if num_values:
-            self._believed_noise = self._noise
         self._count = num_values
         self._first = self._newest(min(num_values, len(self._recent)))
         del self._first[self._settings.num_reference :]
         self._cusum.restart()
         self._measure()
 
+    def _keep_noise(self, num_after: int) -> None:
+        """Of the regime that ended ``num_after`` values ago: the next one starts from it."""
+        values = self._first[: self._count - num_after]
+        self._memory = self._memory_of(values)
+        self._believed_noise = self._level_and_noise(values)[1]
+
     def _learn(self, value: float) -> None:
         self._count += 1
         if len(self._first) < self._settings.num_reference:
             self._first.append(value)
             self._measure()
+        if self._count > self._settings.sum_min_before:
+            slack = max(self._noise, self._settings.min_sum_change) / 2
+            limit = self._sum_limit
+            self._cusum.update(value - self._reference, slack, slack + limit / 3, 2 * limit)
 
     def _measure(self) -> None:
         self._reference, self._noise = self._level_and_noise(self._first)
+        self._sum_limit = self._settings.sum_limit * self._noise
         if self._first:
             self._bocd.centre = self._reference
-        if len(self._first) >= self._settings.min_memory:
-            self._memory = memory(self._first, self._reference, self._noise)
 
     def _level_and_noise(self, values: Sequence[float]) -> tuple[float, float]:
         if not values:
@@ -129,18 +143,21 @@ class ChangeDetector:
         squares = len(values) * spread(values, level) ** 2 + weight * self._believed_noise**2
         return level, max(self._settings.least_noise, math.sqrt(squares / (len(values) + weight)))
 
+    def _memory_of(self, values: Sequence[float]) -> float:
+        return memory(values) if len(values) >= self._settings.min_memory else self._memory
+
     def _newest(self, num: int) -> list[float]:
         return list(islice(self._recent, len(self._recent) - num, None))
 
     def _noise_until(self, num_after: int) -> float:
         """Of the last values before the newest: the regime may have become noisier."""
-        num = min(self._count, len(self._recent))
-        values = self._newest(num)[: num - num_after]
-        if len(values) < self._settings.min_memory:
+        num = self._settings.min_memory
+        if min(self._count, len(self._recent)) < num + num_after:
             return 0.0
+        values = self._newest(num + num_after)[:num]
         return spread(values, median(values))
 
-    # --- the two eyes ---
+    # --- the eyes ---
 
     def _plain_change(self, run_odds: Floats) -> Shift | None:
         settings = self._settings
@@ -150,7 +167,7 @@ class ChangeDetector:
             return None
         num_after = settings.min_after + int(window.argmax())
         num_before = self._count - num_after
-        if not self._told_any and num_before < settings.min_before:
+        if self._told_level is None and num_before < settings.min_before:
             if num_before > 0:  # what came before was the start, not the normal state
                 self._begin_regime(num_after)
             return None
@@ -158,32 +175,46 @@ class ChangeDetector:
             return None
         return self._checked(num_after, settings.min_change, "change point", certainty)
 
-    def _creeping_change(self, value: float) -> Shift | None:
-        settings, cusum, noise = self._settings, self._cusum, self._noise
-        if self._count <= settings.sum_min_before:
+    def _creeping_change(self) -> Shift | None:
+        """Of all values since the sum was zero, or, for a ladder, of the newest of them."""
+        settings, cusum = self._settings, self._cusum
+        if max(cusum.up, cusum.down) < self._sum_limit:
             return None
-        limit = settings.sum_limit * noise
-        slack = max(noise, settings.min_sum_change) / 2
-        cusum.update(value - self._reference, slack, limit / 3, 2 * limit)
-        if max(cusum.up, cusum.down) < limit:
-            return None
-        num_after = cusum.num_up if cusum.up >= cusum.down else cusum.num_down
-        for num in {min(num_after, settings.num_recent), min(num_after, settings.max_after)}:
+        num_away = cusum.num_up if cusum.up >= cusum.down else cusum.num_down
+        for most in (settings.num_recent, settings.max_after):
+            num = min(num_away, most)
             if num >= settings.sum_min_after and self._count - num >= settings.sum_min_before:
                 shift = self._checked(num, settings.min_sum_change, "cumulative sum", 1.0)
                 if shift:
                     return shift
         return None
 
+    def _unfinished_change(self) -> Shift | None:
+        """The last shift was told while the level still moved: tell where it came to rest."""
+        settings, told = self._settings, self._told_level
+        if told is None or self._count != settings.num_settled:
+            return None
+        num_after = settings.num_settled // 2
+        after = median(self._newest(num_after))
+        error = self._believed_noise * self._memory
+        error *= math.sqrt(1 / num_after + 1 / settings.min_after)
+        change = abs(after - told)
+        if change < settings.min_change or change < settings.min_deviations * error:
+            return None
+        confidence = math.erf(change / error / 2)
+        began = self._num_values - num_after
+        return Shift(after > told, began, told, after, confidence, "change point")
+
     def _checked(self, num_after: int, least: float, how: str, certainty: float) -> Shift | None:
         """What both eyes must show: medians that differ by more than matters, and than noise."""
         num_before = self._count - num_after
-        before, noise = self._level_and_noise(self._first[:num_before])
+        old = self._first[:num_before]
+        before, noise = self._level_and_noise(old)
         values = self._newest(num_after)
         after = median(values)
         noise = max(noise, spread(values, after), self._noise_until(num_after))
-        error = noise * math.sqrt(1 / num_after + 1 / min(num_before, len(self._first)))
-        error *= self._memory * (1 + self._settings.small_sample / num_before)
+        error = noise * math.sqrt(1 / num_after + 1 / len(old))
+        error *= self._memory_of(old) * (1 + self._settings.small_sample / num_before)
         change = abs(after - before)
         if change < least or change < self._settings.min_deviations * error:
             return None
@@ -206,9 +237,10 @@ def spread(values: Sequence[float], level: float) -> float:
     return max(median(away) / _NORMAL_HALF, away[int(_WIDE * (len(away) - 1))] / _NORMAL_WIDE)
 
 
-def memory(values: Sequence[float], level: float, noise: float) -> float:
+def memory(values: Sequence[float]) -> float:
     """How much larger the error of a mean is, because a value resembles the one before it."""
-    most = 3 * noise
+    level = median(values)
+    most = 3 * spread(values, level)
     away = [max(-most, min(most, value - level)) for value in values]
     square = sum([a * a for a in away])
     if square == 0:

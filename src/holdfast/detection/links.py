@@ -18,9 +18,9 @@ from holdfast.detection.settings import WatchSettings
 
 _NUM_BASELINE = 8  # values of a direction and kind that are its baseline
 _NUM_LEAST = 3  # ... and how many must be there before it is used
-_NUM_HISTORY = 32
+_NUM_HISTORY = 24
 _NUM_NOW = 5
-_AWAKE = math.log(1.25)  # a value above it: the link is looked at closely
+_AWAKE = math.log(1.35)  # a value above it: the link is looked at closely
 
 
 class _Baseline:
@@ -60,9 +60,30 @@ class LinkTrack:
         self.history: deque[tuple[int, LinkSample]] = deque(maxlen=_NUM_HISTORY)
         self.series: Series | None = None  # only while it is looked at closely
         self.probe: tuple[int, LinkSample] | None = None
+        self.told: LinkSample | None = None  # as the last diagnosis had it
+        self.slow_probe: LinkSample | None = None  # the measurement that confirmed it
 
     def samples_since(self, step: int) -> list[LinkSample]:
         return [sample for at, sample in self.history if at >= step]
+
+    def measured(self, step: int, sample: LinkSample) -> None:
+        """Of the two directions the slower one counts."""
+        if self.probe is not None and self.probe[0] == step:
+            sample = max(sample, self.probe[1])
+        self.probe = (step, sample)
+
+    def tell(self, *, idle: bool) -> None:
+        if self.case.probe is not None and self.probe is not None:
+            self.slow_probe = self.probe[1]
+        if idle and self.probe is not None:
+            self.told = self.probe[1]
+            return
+        samples = self.samples_since(self.case.since)[-_NUM_NOW:] or [self.history[-1][1]]
+        self.told = LinkSample(
+            self.case.excess,
+            median(sample.moved_s for sample in samples),
+            median(sample.base_s for sample in samples),
+        )
 
     @property
     def base_s(self) -> float:
@@ -84,7 +105,7 @@ class LinkTrack:
 class Links:
     def __init__(self, settings: WatchSettings) -> None:
         # A link's times are small numbers: more must happen before it counts.
-        self._settings = replace(settings, slow_factor=1.5, relief_factor=1.2)
+        self._settings = replace(settings, slow_factor=1.5, relief_factor=1.3)
         self._baselines: dict[tuple[WorkerId, WorkerId, str], _Baseline] = {}
         self.tracks: dict[Link, LinkTrack] = {}
         self.floor_s = 0.0
@@ -109,8 +130,10 @@ class Links:
             track = self._track(link_of(source, to))
             for row, sample in known:
                 if row.kind == "probe":
-                    track.probe = (step, sample)
-            self._note(track, step, _merged(known))
+                    track.measured(step, sample)
+            ordinary = [pair for pair in known if pair[0].kind != "probe"]
+            if ordinary:
+                self._note(track, step, _merged(ordinary))
 
     def conclude(self, step: int, busy_ends: Callable[[Link], float]) -> list[tuple[Move, Link]]:
         """``busy_ends``: seconds that slowness of the two ends' own computation may explain."""
@@ -127,8 +150,11 @@ class Links:
         change = self._look(track, step)
         if change and change.onset and self._excess_s(track, change.since) < 2.0 * explained_s:
             change = None
-        move = track.case.read(self._reading(track, step, change))
-        return move or self._persisting(track, step, explained_s)
+        reading = self._reading(track, step, change)
+        move = track.case.read(reading) or self._persisting(track, step, explained_s)
+        if move is Move.TELL:
+            track.tell(idle=reading.now is None)
+        return move
 
     def _baseline(self, row: Transfer, to: WorkerId) -> _Baseline:
         return self._baselines.setdefault((row.source, to, row.kind), _Baseline())
@@ -164,7 +190,6 @@ class Links:
         return median(known) if known else None
 
     def _note(self, track: LinkTrack, step: int, sample: LinkSample) -> None:
-        """Of the two directions the slower one counts."""
         if track.history and track.history[-1][0] == step:
             _, other = track.history.pop()
             sample = max(sample, other)
@@ -183,14 +208,24 @@ class Links:
 
     def _reading(self, track: LinkTrack, step: int, change: Change | None) -> Reading:
         busy = bool(track.history) and track.history[-1][0] >= step - 1
-        probe = None
-        if track.probe is not None and track.case.asked is not None:
-            probe = track.probe[1].value if track.probe[0] >= track.case.asked else None
+        probe = self._measured(track)
         now = track.newest() if busy else None
         steady = track.series.steady() if busy and track.series else None
         reading = Reading(step, change, now, steady, probe)
         self._sleep(track)
         return reading
+
+    def _measured(self, track: LinkTrack) -> float | None:
+        """What the measurement that was asked for shows."""
+        case = track.case
+        if track.probe is None or case.asked is None or track.probe[0] < case.asked:
+            return None
+        sample, slow = track.probe[1], track.slow_probe
+        if case.phase is not Phase.SLOW or slow is None:
+            return sample.value
+        # Its healthy time may never have been measured; then the fall since is what is known.
+        fall = math.log((self.floor_s + slow.moved_s) / (self.floor_s + sample.moved_s))
+        return min(sample.value, case.excess - fall)
 
     def _sleep(self, track: LinkTrack) -> None:
         recent = list(track.history)[-_NUM_NOW:]

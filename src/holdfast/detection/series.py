@@ -23,6 +23,7 @@ class Change(NamedTuple):
 
 class Series:
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._detector = ChangeDetector(settings)
         self._steps: list[int] = []
         self._recent: deque[tuple[int, float]] = deque(maxlen=_NUM_KEPT)
@@ -39,6 +40,15 @@ class Series:
         since = self._steps[min(shift.began, len(self._steps) - 1)]
         excess = shift.after - self.healthy
         return Change(shift.onset, since, excess, shift.confidence, shift.how)
+
+    def lift(self, by: float) -> None:
+        """All values were this much too low: what they are compared with was wrong."""
+        kept = [(step, value + by) for step, value in self._recent]
+        self._detector = ChangeDetector(self._settings)
+        self._steps.clear()
+        self._recent.clear()
+        for step, value in kept:
+            self.update(step, value)
 
     def excess_since(self, step: int, num_least: int = 1) -> float | None:
         """Median of the values from ``step`` on, over the healthy level."""

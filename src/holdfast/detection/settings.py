@@ -30,7 +30,7 @@ class WatchSettings:
     confirmed_share: float = 0.5
     """A benchmark confirms if it shows this share of the suspected slowness, both as logs."""
 
-    num_patience_steps: int = 3
+    num_patience_steps: int = 4
     """Steps to wait for a benchmark's result; then what is known must do."""
 
     num_retry_steps: int = 5

@@ -20,6 +20,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 WANTED = ("dp_rank", "stage", "step", "optype", "start_ts", "duration", "seq_id", "mb_id")
 OPTIONAL = ("rank", "mc", "gmc")
 _TIMES = ("start_ts", "duration")
+_MAY_BE_UNKNOWN = ("mb_id", "mc", "gmc")  # empty, or below 0: the operation is of none
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def trace_of(
         pipeline=numbers["dp_rank"],
         stage=numbers["stage"],
         rank=rank,
-        peer=_place_among(rank, worker),
+        peer=place_among(rank, worker),
         chunk=numbers.get("mc", np.full(len(step), -1, dtype=np.int64)),
         sequence=numbers["seq_id"],
         microbatch=numbers["mb_id"],
@@ -126,6 +127,8 @@ def _numbers(column: NDArray[Any], name: str, source: str) -> Ints:
         values = column.astype(np.float64)
     except (TypeError, ValueError):
         raise ConfigError(f"{source}: column {name} is not of whole numbers") from None
+    if name in _MAY_BE_UNKNOWN:
+        values = np.where(np.isnan(values), -1.0, values)
     if not (np.isfinite(values).all() and (values == np.floor(values)).all()):
         raise ConfigError(f"{source}: column {name} is not of whole numbers")
     if name in ("dp_rank", "stage") and values.min() < 0:
@@ -161,9 +164,9 @@ def _layout(numbers: Mapping[str, Ints], stated: Layout | None, source: str) -> 
     return stated
 
 
-def _place_among(rank: Ints, worker: Ints) -> Ints:
-    """0, 1, ... for the ranks that share a pipeline and a stage."""
-    pairs, row = np.unique(np.stack([worker, rank]), axis=1, return_inverse=True)
+def place_among(name: Ints, owner: Ints) -> Ints:
+    """0, 1, ... for the different names that one owner has."""
+    pairs, row = np.unique(np.stack([owner, name]), axis=1, return_inverse=True)
     first = np.searchsorted(pairs[0], pairs[0])
     place: Ints = (np.arange(pairs.shape[1]) - first)[row.ravel()].astype(np.int64)
     return place

@@ -64,14 +64,16 @@ class WaitWatcher:
         self._first[iteration] = busy_s
         if len(self._first) < self._settings.num_learn_steps:
             return []
-        self._predicted_s = max(lower_median(map(median, zip(*self._first.values()))), 1e-9)
+        columns = zip(*self._first.values(), strict=True)
+        busy = [usual_s for usual_s in map(median, columns) if usual_s > 0]
+        self._predicted_s = lower_median(busy) if busy else 1e-9
         self._network.begin([min(waits) for _, waits in self._waits], self._predicted_s)
         history = {at: self._samples(row) for at, row in self._first.items()}
         self._workers.learn(history)
         told: list[Diagnosis | Over] = []
         for rank in self._ranks:
             base = self._workers.tracks[rank].base
-            move = self._workers.slow_at_start(rank, min(history), base)
+            move = self._workers.slow_at_start(rank, iteration, min(history), base)
             if move:
                 told.append(self._outcome(move, rank, iteration))
         self._workers.settle(history)
@@ -126,7 +128,7 @@ class Network:
     """Collectives that take longer though nobody is late to them: even who waits least waits."""
 
     def __init__(self, settings: WatchSettings) -> None:
-        self._settings = replace(settings, slow_factor=1.5, relief_factor=1.2)
+        self._settings = replace(settings, slow_factor=1.5, relief_factor=1.3)
         self._series = Series(settings.change)
         self._case = Case(self._settings)
         self._floor_s = 0.0
@@ -159,8 +161,8 @@ class Network:
             excess_s=now_s - self._base_s,
             since=case.since,
             confidence=case.confidence,
-            evidence=f"collectives take {_ms(now_s)} since iteration {case.since} even for the rank "
-            f"that comes last, {_ms(self._base_s)} before; no rank is late",
+            evidence=f"collectives take {_ms(now_s)} since iteration {case.since} even for the "
+            f"rank that comes last, {_ms(self._base_s)} before; no rank is late",
             workers=(),
         )
 

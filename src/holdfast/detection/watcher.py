@@ -6,12 +6,12 @@ done about it is not known here.
 
 import math
 from collections.abc import Mapping
-from statistics import median
 
 from holdfast.cluster import WorkerId
 from holdfast.detection import words
 from holdfast.detection.benchmarks import Benchmark, Benchmarks
 from holdfast.detection.case import Move, Phase
+from holdfast.detection.crowds import Crowds
 from holdfast.detection.diagnosis import (
     Cause,
     Diagnosis,
@@ -21,6 +21,7 @@ from holdfast.detection.diagnosis import (
     Suspicion,
     quantised,
 )
+from holdfast.detection.imbalance import Imbalance
 from holdfast.detection.links import Links
 from holdfast.detection.observation import WorkerStep
 from holdfast.detection.predicted import Predictor
@@ -41,6 +42,8 @@ class Watcher:
         self._predictor = Predictor(self._settings.num_learn_steps)
         self._workers = Workers(self._settings, self._benchmarks)
         self._links = Links(self._settings)
+        self._crowds = Crowds(self._workers)
+        self._imbalance: Imbalance | None = Imbalance()  # until it is judged
         for worker, machine in machines.items():
             self._workers.add(worker, machine, settled=True)
         self._waiting: list[WorkerStep] = []  # reports of the step, until all is learnt
@@ -67,6 +70,7 @@ class Watcher:
 
     def lost(self, worker: WorkerId) -> None:
         self._workers.remove(worker)
+        self._crowds.forget(worker)
         self._links.remove(worker)
         self._benchmarks.forget(worker)
         self._stages.pop(worker, None)
@@ -80,16 +84,17 @@ class Watcher:
     def joined(self, worker: WorkerId, machine: str) -> None:
         self.lost(worker)
         self._workers.add(worker, machine, settled=not self._learnt)
-        self._skip[worker] = self._settings.num_warmup_steps
+        self._skip[worker] = self._settings.num_warmup_steps if self._learnt else 0
 
     def conclude(self, step: int) -> list[_Outcome]:
         """Call it when the reports of this step are in, of all who live."""
+        self._num_concluded += bool(self._samples or self._waiting)
         if self._learnt:
             samples, self._samples = self._samples, {}
             self._predictor.settle()
-            return self._tell(step, self._workers.feed(step, samples))
+            unfair, found = self._judge_imbalance(step)
+            return unfair + self._tell(step, found + self._workers.feed(step, samples))
         reports, self._waiting = self._waiting, []
-        self._num_concluded += bool(reports)
         if not reports or self._num_concluded <= self._settings.num_warmup_steps:
             return []
         self._first_steps[step] = reports
@@ -97,6 +102,7 @@ class Watcher:
             self._predictor.learn(report, 0.0)
             self._links.learn(report.worker, report.transfers)
             self._stages[report.worker] = report.stage
+            self._collect(report)
         self._predictor.settle()
         known = len(self._first_steps) >= self._settings.num_learn_steps
         return self._begin(step) if known else []
@@ -110,9 +116,9 @@ class Watcher:
             if slow:
                 factors[worker] = quantised(max(slow), 0.03)
         links = {
-            pair: quantised(max(self._link_excess_s(pair), 1e-6), 0.05)
+            pair: quantised(max(track.told.excess_s, 1e-6), 0.05)
             for pair, track in self._links.tracks.items()
-            if track.case.phase is Phase.SLOW
+            if track.case.phase is Phase.SLOW and track.told
         }
         return Health({worker: 1 / f for worker, f in factors.items() if f > 1}, links)
 
@@ -126,7 +132,7 @@ class Watcher:
         found = []
         for worker, track in self._workers.tracks.items():
             if self._predictor.num_holders(self._stages.get(worker, -1)) > 1:
-                move = self._workers.slow_at_start(worker, min(history), track.base)
+                move = self._workers.slow_at_start(worker, step, min(history), track.base)
                 found += [Found(move, worker)] if move else []
         self._workers.settle(history)
         for at, samples in history.items():
@@ -147,8 +153,32 @@ class Watcher:
     def _take(self, report: WorkerStep) -> None:
         if not self._predictor.knows(report):
             self._learn(report)
+        self._collect(report)
         self._links.observe(report.step, report.worker, report.transfers)
         self._samples.update(self._raw([report]))
+
+    def _collect(self, report: WorkerStep) -> None:
+        if self._imbalance is not None:
+            self._imbalance.collect(report)
+
+    def _judge_imbalance(self, step: int) -> tuple[list[_Outcome], list[Found]]:
+        """Once: what is uneven by itself, and who alone makes a stage look long."""
+        settings, imbalance = self._settings, self._imbalance
+        num_steps = self._num_concluded - settings.num_warmup_steps
+        if imbalance is None or num_steps < settings.num_imbalance_steps:
+            return [], []
+        self._imbalance = None
+        told: list[_Outcome] = []
+        found = []
+        for long in imbalance.long_stages(self._predictor, settings.imbalance_factor):
+            alone = long.holders[0] if len(long.holders) == 1 else None
+            level = math.log(long.factor)
+            if alone and self._workers.slow_holder(alone, step, long.since, level):
+                found.append(Found(Move.TELL, alone))
+            else:
+                told.append(imbalance.model(long))
+        data = imbalance.data()
+        return told + ([data] if data else []), found
 
     def _learn(self, report: WorkerStep) -> None:
         track = self._workers.tracks[report.worker]
@@ -171,12 +201,16 @@ class Watcher:
         asked_workers: set[WorkerId] = set()
         asked_links: list[Link] = []
         told: list[_Outcome] = []
+        by_worker: dict[WorkerId, Diagnosis | Over] = {}
         for move, subject in found:
             if move is Move.ASK:
                 there = self._workers.on(subject) if isinstance(subject, str) else [subject]
                 asked_workers.update(there)
+            elif isinstance(subject, str):
+                told.append(self._machine_outcome(move, subject, step))
             else:
-                told.append(self._outcome(move, subject, step))
+                by_worker[subject] = self._outcome(move, subject, step)
+        told += self._crowds.sort(by_worker)
         for move, pair in self._links.conclude(step, self._explained_s):
             if move is Move.ASK:
                 asked_links.append(pair)
@@ -186,26 +220,23 @@ class Watcher:
             told.append(Suspicion(tuple(sorted(asked_workers)), tuple(sorted(asked_links))))
         return told
 
-    def _outcome(self, move: Move, subject: WorkerId | str, step: int) -> Diagnosis | Over:
-        if isinstance(subject, str):
-            if move is Move.TELL:
-                return words.machine(self._workers, subject, step, self._op_s)
-            since = self._workers.machines[subject].case.since
-            return Over(Cause.MACHINE, subject, since, tuple(self._workers.on(subject)))
+    def _machine_outcome(self, move: Move, name: str, step: int) -> Diagnosis | Over:
         if move is Move.TELL:
-            return words.compute(self._workers, subject, step, self._op_s)
-        since = self._workers.tracks[subject].case.since
-        return Over(Cause.COMPUTE, str(subject), since, (subject,))
+            return words.machine(self._workers, name, step, self._op_s)
+        since = self._workers.machines[name].case.since
+        return Over(Cause.MACHINE, name, since, tuple(self._workers.on(name)))
+
+    def _outcome(self, move: Move, worker: WorkerId, step: int) -> Diagnosis | Over:
+        if move is Move.TELL:
+            return words.compute(self._workers, worker, step, self._op_s)
+        since = self._workers.tracks[worker].case.since
+        return Over(Cause.COMPUTE, str(worker), since, (worker,))
 
     def _link_outcome(self, move: Move, pair: Link, step: int) -> Diagnosis | Over:
         track = self._links.tracks[pair]
         if move is Move.TELL:
             return words.link(pair, track, step)
         return Over(Cause.LINK, f"{pair[0]}-{pair[1]}", track.case.since, pair)
-
-    def _link_excess_s(self, pair: Link) -> float:
-        track = self._links.tracks[pair]
-        return median(sample.excess_s for sample in track.samples_since(track.case.since))
 
     def _explained_s(self, pair: Link) -> float:
         """A slow process is also late to send and to take: seconds an operation of it lost."""

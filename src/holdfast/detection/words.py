@@ -56,9 +56,8 @@ def machine(workers: Workers, name: str, step: int, op_s: float) -> Diagnosis:
 
 def link(pair: Link, track: LinkTrack, step: int) -> Diagnosis:
     case = track.case
-    samples = track.samples_since(case.since) or [track.history[-1][1]]
-    moved_s = median(sample.moved_s for sample in samples)
-    base_s = median(sample.base_s for sample in samples)
+    assert track.told is not None
+    _, moved_s, base_s = track.told
     num_steps = max(1, step - case.since + 1)
     text = (
         f"its messages take {_ms(moved_s)} since step {case.since} ({num_steps} steps), "

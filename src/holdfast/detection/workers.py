@@ -172,9 +172,9 @@ class Workers:
         if track.num_unsettled or level is None:
             return None
         track.cpu_base = median(share for _, share in track.cpu_shares)
-        return self.slow_at_start(worker, step, level)
+        return self.slow_at_start(worker, step, track.cpu_shares[0][0], level)
 
-    def slow_at_start(self, worker: WorkerId, step: int, level: float) -> Move | None:
+    def slow_at_start(self, worker: WorkerId, step: int, since: int, level: float) -> Move | None:
         """``level``: how much slower it is than the others. A slower kind of machine is no fault
         if its benchmark does not show it; then this is its healthy level."""
         track, settings = self.tracks[worker], self._settings
@@ -186,7 +186,18 @@ class Workers:
             track.own.healthy = level if track.base == 0.0 else track.own.healthy
             return None
         track.base, track.own.healthy, track.probe_base = 0.0, 0.0, probe or 0.0
-        track.case.convict(step, level, 0.9 if probe is not None else 0.7, probe)
+        track.case.convict(step, since, level, probe)
+        return Move.TELL
+
+    def slow_holder(self, worker: WorkerId, step: int, since: int, level: float) -> Move | None:
+        """It alone holds a long stage: whose fault that is, only its benchmark can say."""
+        track, probe = self.tracks[worker], self._benchmarks.at_start(worker)
+        if probe is None or probe < self._settings.confirmed_share * level:
+            return None
+        track.base -= level
+        track.own.lift(level)
+        track.own.healthy, track.probe_base = 0.0, probe
+        track.case.convict(step, since, level, probe)
         return Move.TELL
 
 

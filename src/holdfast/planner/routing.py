@@ -60,10 +60,12 @@ def _avoid_unusual_links(fleet: Fleet, members: Ints) -> None:
             names = [fleet.workers[index] for index in members[pipeline]]
             for border in range(len(names) - 1):
                 if {names[border], names[border + 1]} == {one, other}:
-                    _swap_with_like(fleet, members, pipeline, border + 1)
+                    # Either end may be the one that has a like; one swap is enough.
+                    ends = (border + 1, border)
+                    any(_swap_with_like(fleet, members, pipeline, end) for end in ends)
 
 
-def _swap_with_like(fleet: Fleet, members: Ints, pipeline: int, stage: int) -> None:
+def _swap_with_like(fleet: Fleet, members: Ints, pipeline: int, stage: int) -> bool:
     speeds = fleet.speed[members[:, stage]]
     for like in np.flatnonzero(speeds == speeds[pipeline]).tolist():
         if like != pipeline:
@@ -73,8 +75,9 @@ def _swap_with_like(fleet: Fleet, members: Ints, pipeline: int, stage: int) -> N
                 _has_unusual_link(fleet, members[pipeline])
                 or _has_unusual_link(fleet, members[like])
             ):
-                return
+                return True
             members[pair, stage] = members[pair[::-1], stage]
+    return False
 
 
 def _has_unusual_link(fleet: Fleet, pipeline: Ints) -> bool:
@@ -172,16 +175,31 @@ class _Capacity:
         self._besides_path = way_there + (self._each - self._both)[:, :1]
         held = np.array([memory.held_at(stage) for stage in range(len(times.each))])
         admitted = np.floor(np.stack([kind.limit for kind in classes]) / held + _ROUNDING)
-        first = forward + way[:, -1:] - way
+        first = forward + way[:, -1:] - way + 2 * hops
         self._besides_work = times.step + np.maximum(0.0, first - admitted * forward)
+        # How long a micro-batch counts in memory at least, and when the next one may begin.
+        self._admitted, self._forward, self._step = admitted, forward, times.step
+        pending = np.array([memory.pending_at(stage) for stage in range(len(times.each))])
+        kept = np.where(pending == held, self._each - forward, self._both - forward)
+        self._held = first + kept
 
     def most(self, period_s: float) -> Ints:
         room_s = period_s * (1 + _ROUNDING)
         by_path = (room_s - self._besides_path) / self._both
         by_work = (room_s - self._besides_work) / self._each
-        least = np.floor(np.minimum(by_path, by_work).min(axis=1))
+        least = np.floor(np.minimum(by_path, by_work))
+        least = np.minimum(least, self._by_memory(room_s)).min(axis=1)
         most: Ints = np.maximum(0, least).astype(np.int64)
         return most
+
+    def _by_memory(self, room_s: float) -> Floats:
+        """One after the other in each place of memory; counts where tensors are long under way."""
+        room = room_s - self._step
+        rounds = np.floor(room / self._held)
+        left = room - rounds * self._held
+        # In the first round places are taken one forward after the other.
+        num: Floats = np.minimum(self._admitted, 1 + np.floor(left / self._forward))
+        return np.where(rounds > 0, (rounds - 1) * self._admitted + num, 0.0)
 
 
 def _without_surplus(most: Ints, classes: Sequence[_Class], num_pipelines: int, total: int) -> Ints:

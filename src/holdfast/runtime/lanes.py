@@ -33,7 +33,8 @@ class Lanes:
         """A Proceed: what was offered before is void."""
         with self._changed:
             self._epoch, self._newest = epoch, first_step - 1
-            self._rules = [(first_step, RunningStep.whole(0, 0, loads(schedule)))]
+            # From 0 on: half-done steps may have to be begun anew, as steps like any other.
+            self._rules = [(0, RunningStep.whole(0, 0, loads(schedule)))]
             self._offer = None
             self._changed.notify_all()
 

@@ -48,6 +48,11 @@ class Prober:
             for to, number in probe.links:
                 self._links.setdefault(probe.step + number, []).append(parse_worker(to))
 
+    def forget(self) -> None:
+        """Others are members now: links that were to be measured may be no more."""
+        with self._lock:
+            self._links.clear()
+
     def begin_step(self, step: int) -> None:
         if self._compute_from is None and not self._links:
             return

@@ -152,6 +152,7 @@ class StageTraining:
         stages = {parse_worker(name): stage for name, stage in proceed.stages.items()}
         self.giver.forget([joiner for joiner in self.giver.joiners if joiner in stages])
         self._epoch_number, self._end_step = proceed.epoch, proceed.end_step
+        self.prober.forget()
         self.lanes.start(proceed.epoch, proceed.schedule, proceed.first_step)
         self.ledger.new_plan()
         self._epoch = Epoch(

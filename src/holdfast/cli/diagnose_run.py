@@ -1,0 +1,212 @@
+"""What the events of a run tell of slowness: what the run itself found, what the same detector
+finds in the recorded times afterwards, and how fast steps were before, during and after.
+
+Prints nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+
+from holdfast.cluster import parse_worker
+from holdfast.detection.diagnosis import Cause, Diagnosis, Over
+from holdfast.detection.observation import OpTime, Transfer, WorkerStep
+from holdfast.detection.settings import WatchSettings
+from holdfast.detection.watcher import Watcher
+from holdfast.errors import ConfigError
+from holdfast.observability import events
+from holdfast.schedule.operation import Kind, parse_op
+
+_MACHINE = "the machine"  # events do not tell machines apart
+_NO_TIMES = (Cause.MODEL.value, Cause.DATA.value)  # there from the first step to the last
+_NEAR_STEPS = 20  # this many before and after are compared with
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """Median seconds of a step; None: there were no such steps."""
+
+    before_s: float | None
+    during_s: float | None  # nothing was done about it, or not yet
+    mitigated_s: float | None
+    after_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowness:
+    cause: str
+    subject: str
+    factor: float  # as told last
+    excess_s: float
+    since: int  # step
+    told: int  # step
+    until: int | None  # first step as before; None: to the end of the run
+    confidence: float
+    evidence: str
+    speeds: Speeds | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    source: str
+    num_steps: int
+    step_s: float  # median
+    tokens_per_s: float
+    by_run: tuple[Slowness, ...]  # as the run itself told
+    by_replay: tuple[Slowness, ...]  # as found in the recorded times
+    num_worker_steps: int  # with times; 0: nothing to look at afterwards
+    mitigations: tuple[events.MitigationChosen, ...]
+    faults: tuple[events.FaultFired, ...]
+
+
+def look(source: str, recorded: Iterable[events.Event]) -> RunOutcome:
+    recorded = list(recorded)
+    steps = _finished(recorded)
+    if not steps:
+        raise ConfigError(f"{source}: no step of this run has finished; there is nothing to judge")
+    chosen = tuple(each for each in recorded if isinstance(each, events.MitigationChosen))
+    # Something was done: the new plan is expected to be faster.
+    changed = [each.step for each in chosen if each.new_period_s < each.period_s]
+    warm = list(steps.values())[1:] or list(steps.values())
+    took_s = sum(each.took_s for each in warm)
+
+    def timed(found: Iterable[Slowness]) -> tuple[Slowness, ...]:
+        return tuple(replace(each, speeds=_speeds(each, steps, changed)) for each in found)
+
+    return RunOutcome(
+        source=source,
+        num_steps=len(steps),
+        step_s=median(each.took_s for each in warm),
+        tokens_per_s=sum(each.tokens for each in warm) / took_s if took_s else 0.0,
+        by_run=timed(_episodes(_told(recorded))),
+        by_replay=timed(_episodes(_watched(recorded))),
+        num_worker_steps=sum(bool(e.ops) for e in recorded if isinstance(e, events.WorkerStep)),
+        mitigations=chosen,
+        faults=tuple(each for each in recorded if isinstance(each, events.FaultFired)),
+    )
+
+
+def _finished(recorded: Iterable[events.Event]) -> dict[int, events.StepFinished]:
+    """As each step finished last."""
+    last = {each.step: each for each in recorded if isinstance(each, events.StepFinished)}
+    return dict(sorted(last.items()))
+
+
+_Told = tuple[int, Diagnosis | Over]  # with the step in which it is told
+
+
+def _told(recorded: Iterable[events.Event]) -> Iterator[_Told]:
+    for event in recorded:
+        match event:
+            case events.Diagnosed():
+                found = Diagnosis(
+                    cause=Cause(event.cause),
+                    subject=event.subject,
+                    factor=event.factor,
+                    excess_s=event.excess_s,
+                    since=event.since,
+                    confidence=event.confidence,
+                    evidence=event.evidence,
+                    workers=(),
+                )
+                yield event.step, found
+            case events.SlownessOver():
+                yield event.step, Over(Cause(event.cause), event.subject, event.since, ())
+            case _:
+                pass
+
+
+def _watched(recorded: Iterable[events.Event]) -> Iterator[_Told]:
+    """The detector, fed with what was recorded. Nobody can be measured any more: no benchmarks."""
+    watcher = Watcher({}, WatchSettings(validate=False))
+    steps: dict[int, list[WorkerStep]] = {}
+    for event in recorded:
+        match event:
+            case events.WorkerReady():
+                watcher.joined(parse_worker(event.worker), _MACHINE)
+            case events.WorkerLost():
+                watcher.lost(parse_worker(event.worker))
+            case events.WorkerStep(ops=ops) if ops:
+                steps.setdefault(event.step, []).append(_observed(event))
+            case events.StepFinished(step=step):
+                for each in steps.pop(step, []):
+                    watcher.observe(each)
+                for told in watcher.conclude(step):
+                    if isinstance(told, Diagnosis | Over):
+                        yield step, told
+            case _:
+                pass
+
+
+def _observed(event: events.WorkerStep) -> WorkerStep:
+    """A worker that helped at a second stage is judged by the one it did most for."""
+    ops = [parse_op(text) for text, _, _ in event.ops]
+    stage = Counter(op.stage for op in ops).most_common(1)[0][0]
+    nothing = (0,) * len(ops)
+    rows = zip(ops, event.ops, event.cpu_s or nothing, event.sizes or nothing, strict=True)
+    times = [
+        OpTime(op.kind.value, op.microbatch or 0, start_s, end_s, cpu_s, size)
+        for op, (_, start_s, end_s), cpu_s, size in rows
+        if op.stage == stage and op.kind is not Kind.R
+    ]
+    moved = [
+        Transfer(parse_worker(source), kind, count, num_bytes, moved_s)
+        for source, kind, count, num_bytes, moved_s in event.transfers
+    ]
+    return WorkerStep(parse_worker(event.worker), stage, event.step, tuple(times), tuple(moved))
+
+
+def _episodes(told: Iterable[_Told]) -> list[Slowness]:
+    """From the first word of each slowness to the word that it is over."""
+    found: list[Slowness] = []
+    running: dict[tuple[Cause, str], int] = {}
+    for step, each in told:
+        key = (each.cause, each.subject)
+        at = running.get(key)
+        if isinstance(each, Over):
+            if at is not None:
+                found[at] = replace(found[at], until=each.since)
+                del running[key]
+        elif at is None:
+            running[key] = len(found)
+            found.append(_begun(each, step))
+        else:
+            found[at] = replace(found[at], factor=each.factor, excess_s=each.excess_s)
+    return found
+
+
+def _begun(told: Diagnosis, step: int) -> Slowness:
+    return Slowness(
+        cause=told.cause.value,
+        subject=told.subject,
+        factor=told.factor,
+        excess_s=told.excess_s,
+        since=told.since,
+        told=step,
+        until=None,
+        confidence=told.confidence,
+        evidence=told.evidence,
+    )
+
+
+def _speeds(
+    slow: Slowness, steps: Mapping[int, events.StepFinished], changed: Iterable[int]
+) -> Speeds | None:
+    if slow.cause in _NO_TIMES:
+        return None
+    last = max(steps) + 1
+    until = last if slow.until is None else slow.until
+    acted = min((step + 1 for step in changed if slow.since <= step < until), default=until)
+
+    def middle_s(first: int, end: int) -> float | None:
+        # The first step of a run warms up.
+        within = [steps[s].took_s for s in range(max(first, min(steps) + 1), end) if s in steps]
+        return median(within) if within else None
+
+    return Speeds(
+        before_s=middle_s(slow.since - _NEAR_STEPS, slow.since),
+        during_s=middle_s(slow.since, acted),
+        mitigated_s=middle_s(acted, until),
+        after_s=middle_s(until, until + _NEAR_STEPS),
+    )

@@ -1,0 +1,57 @@
+"""``holdfast watch``: runs any torch.distributed job unchanged and says which rank is slow."""
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+from holdfast.observability.jsonfile import write_json
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "watch",
+        help="run any torch.distributed job and say which rank is slow",
+        usage="holdfast watch [-h] [--report FILE] -- COMMAND ...",
+        description="Run COMMAND unchanged, watch the calls of torch.distributed in all Python "
+        "processes it starts here, and say on stderr which rank is slow, since when and why. "
+        "Ends with COMMAND's own exit code.",
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the findings as JSON")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    words: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not words:
+        raise ConfigError(
+            "watch: no command; put it after --, e.g. "
+            "holdfast watch -- torchrun --nproc-per-node 4 train.py"
+        )
+    if args.report and not args.report.parent.is_dir():
+        raise ConfigError(f"--report {args.report}: no such directory; choose another file")
+    # Here and not above: numbers are crunched by this command only.
+    from holdfast.watch.findings import Findings
+    from holdfast.watch.watching import watch
+
+    findings = Findings(_say)
+    code = watch(words, findings)
+    _say(findings.summary())
+    if args.report:
+        _write(args.report, findings.report(words, code))
+    return code
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # stderr is closed: the job goes on
+        sys.stderr.write(f"holdfast watch: {text}\n")
+        sys.stderr.flush()
+
+
+def _write(path: Path, report: dict[str, object]) -> None:
+    try:
+        write_json(path, report, indent=2)
+    except OSError as why:  # the job has run: its exit code stands
+        _say(f"cannot write the report to {path}: {why}")

@@ -1,0 +1,122 @@
+"""Several workers of one machine that lack processor time at once are one slow machine, not
+several slow workers. Bookkeeping of what was told as what; nothing is measured here."""
+
+import math
+from collections.abc import Mapping
+from statistics import median
+from typing import NamedTuple
+
+from holdfast.cluster import WorkerId
+from holdfast.detection.case import Case, Phase
+from holdfast.detection.diagnosis import Cause, Diagnosis, Over
+from holdfast.detection.workers import Workers
+
+_NUM_STEPS_APART = 5  # of the beginnings of slowness that has one cause
+_CHANGED = math.log(1.1)  # of the factor, to be told again
+_FLAT = 0.5  # processor time rose by less than this share of the slowness, as logs
+
+
+class Crowd(NamedTuple):
+    workers: frozenset[WorkerId]
+    factor: float
+
+
+class Crowds:
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._told: dict[str, Crowd] = {}  # machine -> its workers that were told with it
+        self._alone: set[WorkerId] = set()  # told as slow by themselves
+
+    def forget(self, worker: WorkerId) -> None:
+        self._alone.discard(worker)
+        self._told = {
+            name: c._replace(workers=c.workers - {worker}) for name, c in self._told.items()
+        }
+
+    def sort(self, told: Mapping[WorkerId, Diagnosis | Over]) -> list[Diagnosis | Over]:
+        """``told``: what would be said of each worker if it were by itself."""
+        result: list[Diagnosis | Over] = []
+        stirred = {self._workers.tracks[worker].machine for worker in told}
+        for machine in sorted(stirred):
+            crowd = self._crowd(machine, told)
+            for worker, alone in told.items():
+                if self._workers.tracks[worker].machine == machine:
+                    result += self._by_itself(worker, crowd, alone)
+            result += self._joining(crowd)
+            result += self._as_one(machine, crowd)
+        return result
+
+    def _crowd(self, machine: str, told: Mapping[WorkerId, object]) -> frozenset[WorkerId]:
+        """Who is slow together on this machine now."""
+        before = self._told[machine].workers if machine in self._told else frozenset[WorkerId]()
+        slow = {w for w in before if self._workers.tracks[w].case.phase is Phase.SLOW}
+        for worker in told:
+            track = self._workers.tracks[worker]
+            if track.machine == machine and track.case.phase is Phase.SLOW:
+                mates = self._lacking(worker, machine)
+                if 2 * len(mates) >= max(4, len(self._workers.on(machine))):
+                    slow |= mates
+        return frozenset(slow)
+
+    def _by_itself(
+        self, worker: WorkerId, crowd: frozenset[WorkerId], alone: Diagnosis | Over
+    ) -> list[Diagnosis | Over]:
+        was_crowd = any(worker in told.workers for told in self._told.values())
+        if worker in crowd or was_crowd:
+            return []
+        (self._alone.discard if isinstance(alone, Over) else self._alone.add)(worker)
+        return [alone]
+
+    def _joining(self, crowd: frozenset[WorkerId]) -> list[Diagnosis | Over]:
+        """Those that were told by themselves before it was clear that it is the machine."""
+        joining = sorted(self._alone & crowd)
+        self._alone -= crowd
+        cases = [(worker, self._workers.tracks[worker].case) for worker in joining]
+        return [Over(Cause.COMPUTE, str(w), case.since, (w,)) for w, case in cases]
+
+    def _as_one(self, machine: str, crowd: frozenset[WorkerId]) -> list[Diagnosis | Over]:
+        before = self._told.pop(machine, Crowd(frozenset(), 1.0))
+        if not crowd:
+            if not before.workers:
+                return []
+            since = max(self._workers.tracks[w].case.since for w in before.workers)
+            return [Over(Cause.MACHINE, machine, since, tuple(self._workers.on(machine)))]
+        diagnosis = self._diagnosis(machine, crowd)
+        changed = abs(math.log(diagnosis.factor / before.factor)) >= _CHANGED
+        if crowd == before.workers and not changed:
+            self._told[machine] = before
+            return []
+        self._told[machine] = Crowd(crowd, diagnosis.factor)
+        return [diagnosis]
+
+    def _lacking(self, worker: WorkerId, machine: str) -> set[WorkerId]:
+        """Itself and the others of its machine that are slow since then without computing more."""
+        since = self._workers.tracks[worker].case.since
+        mates = set()
+        for mate in self._workers.on(machine):
+            case = self._workers.tracks[mate].case
+            near = abs(case.since - since) <= _NUM_STEPS_APART
+            if case.phase is not Phase.HEALTHY and near and self._lacks(mate, case):
+                mates.add(mate)
+        return mates if worker in mates else set()
+
+    def _lacks(self, worker: WorkerId, case: Case) -> bool:
+        factor = self._workers.tracks[worker].cpu_factor(case.since, case)
+        return factor is not None and math.log(max(factor, 1e-9)) < _FLAT * case.excess
+
+    def _diagnosis(self, machine: str, crowd: frozenset[WorkerId]) -> Diagnosis:
+        cases = [self._workers.tracks[worker].case for worker in sorted(crowd)]
+        factor, since = median(case.factor for case in cases), min(case.since for case in cases)
+        names = ", ".join(map(str, sorted(crowd)))
+        return Diagnosis(
+            cause=Cause.MACHINE,
+            subject=machine,
+            factor=factor,
+            excess_s=0.0,
+            since=since,
+            confidence=min(case.confidence for case in cases),
+            evidence=f"{len(crowd)} of its {len(self._workers.on(machine))} workers ({names}) take "
+            f"{factor:.2f} x as long since step {since}, but no more processor time: "
+            "they get less of the processors",
+            workers=tuple(sorted(crowd)),
+        )

@@ -1,0 +1,78 @@
+"""Runs the user's command as if nothing were between it and the shell, hooks put into its Python.
+Knows nothing of what the hooks tell."""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from holdfast.watch import hooks, startup
+
+NOT_FOUND = 127  # as a shell says it
+CANNOT_RUN = 126
+_PR_SET_PDEATHSIG = 1
+_KEYBOARD = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}  # a terminal tells the whole group
+
+
+def prepare(folder: Path) -> dict[str, str]:
+    """Put the hooks into ``folder``; return the environment that makes Python load them."""
+    shutil.copyfile(startup.__file__, folder / "sitecustomize.py")
+    shutil.copyfile(hooks.__file__, folder / "holdfast_watch_hooks.py")
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, startup.VARIABLE: str(socket_in(folder))}
+
+
+def socket_in(folder: Path) -> Path:
+    return folder / "socket"
+
+
+class Command:
+    """A running command. Signals that reach this process are passed on to it."""
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._libc = ctypes.CDLL(None)
+        self._parent = os.getpid()
+        self._process = subprocess.Popen(words, env=environment, preexec_fn=self._die_with_parent)
+        self.pidfd = os.pidfd_open(self._process.pid)  # readable once it has ended
+        self._before = {
+            number: signal.signal(number, self._pass_on) for number in {*_KEYBOARD, signal.SIGTERM}
+        }
+
+    def wait(self) -> int:
+        """The exit code as a shell gives it: 128 + n for signal n."""
+        code = self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    def close(self) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        os.close(self.pidfd)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if number in _KEYBOARD and _in_foreground():
+            return  # the terminal has told the command as well
+        self._process.send_signal(number)
+
+    def _die_with_parent(self) -> None:
+        """If this process is killed, the command is asked to end."""
+        self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != self._parent:
+            os._exit(128 + signal.SIGTERM)
+
+
+def _in_foreground() -> bool:
+    """Is this the process group that a terminal's Ctrl-C reaches?"""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -1,0 +1,159 @@
+"""What is said of a watched job: each finding as it is made, and the summary at its end.
+Pure; what is slow is found in ``detection``, what is seen comes from ``gathering``."""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+from holdfast.detection.diagnosis import Diagnosis, Over
+from holdfast.detection.waiting import ALL, NETWORK, WaitWatcher
+from holdfast.watch.gathering import Gathering, Row
+from holdfast.watch.period import REPEATS
+from holdfast.watch.records import Call, Hello, Record
+
+_NUM_TIMES = 1000  # of the last iterations, for the median
+
+
+class Findings:
+    """Records in, lines out."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._gathering = Gathering()
+        self._watcher: WaitWatcher | None = None
+        self._took_s: list[float] = []
+        self._found: list[dict[str, Any]] = []
+        self._open: dict[str, dict[str, Any]] = {}  # by subject: not over yet
+        self._last_iteration = 0
+        self._failed: str | None = None
+
+    def join(self, hello: Hello) -> None:
+        if hello.rank in self._gathering.streams:
+            self._say(f"rank {hello.rank} has started again: iterations are counted from 1 again")
+            self._gathering, self._watcher = Gathering(), None
+        self._gathering.join(hello)
+
+    def add(self, rank: int, record: Record) -> None:
+        if self._failed is None and rank in self._gathering.streams:
+            for row in self._gathering.add(rank, record):
+                self._judge(row)
+
+    def leave(self, rank: int) -> None:
+        self._gathering.leave(rank)
+
+    def give_up(self, why: Exception) -> None:
+        """An error in here: the job goes on unwatched."""
+        if self._failed is None:
+            self._failed = f"watching has stopped by an error in Holdfast: {why!r}"
+            self._say(f"{self._failed}; the job goes on")
+
+    def _judge(self, row: Row) -> None:
+        if self._watcher is None or not row.is_alike:
+            # Another phase of the job: times before it say nothing about it.
+            self._watcher = WaitWatcher(len(row.ranks))
+        self._took_s = [*self._took_s[-_NUM_TIMES + 1 :], row.took_s]
+        self._last_iteration = row.number
+        for told in self._watcher.observe(row.number, row.busy_s, row.waited_s):
+            self._tell(told, _name(told, row.ranks))
+
+    def _tell(self, told: Diagnosis | Over, name: str) -> None:
+        known = self._open.get(name)
+        if isinstance(told, Diagnosis):
+            self._say(_sentence(told, name, is_known=known is not None))
+            if known is None:
+                known = self._open[name] = {"subject": name, "over_since": None}
+                self._found.append(known)
+            known.update(_as_finding(told))
+        elif known is not None:
+            self._say(f"{_are(name)} as fast as before since iteration {told.since}")
+            known["over_since"] = told.since
+            del self._open[name]
+
+    def summary(self) -> str:
+        if self._failed is not None:
+            return self._failed
+        streams = self._gathering.streams
+        if not streams:
+            return (
+                "nothing was seen: no process of this command called torch.distributed "
+                "(or its Python ignores PYTHONPATH, as -I and -E make it)"
+            )
+        num_calls = max(stream.num_calls for stream in streams.values())
+        if not self._took_s:
+            return (
+                f"no iterations were found in {num_calls} calls of {len(streams)} ranks: the same "
+                f"calls in the same order must come {REPEATS} times, on every rank"
+            )
+        return f"{self._seen()}; {self._found_in_words()}"
+
+    def _seen(self) -> str:
+        names = ", ".join(map(str, self._pattern()))
+        return (
+            f"{_ranks(self._gathering)}, {self._last_iteration} iterations of "
+            f"{median(self._took_s) * 1e3:.0f} ms ({names})"
+        )
+
+    def _found_in_words(self) -> str:
+        if not self._found:
+            return "nothing was slow"
+        return "; ".join(map(_in_short, self._found))
+
+    def _pattern(self) -> Sequence[Call]:
+        streams = self._gathering.streams
+        return streams[min(streams)].pattern
+
+    def report(self, command: Sequence[str], exit_code: int) -> dict[str, Any]:
+        streams = self._gathering.streams
+        return {
+            "command": list(command),
+            "exit_code": exit_code,
+            "ranks": sorted(streams),
+            "world_size": self._gathering.world_size,
+            "calls": {str(rank): streams[rank].num_calls for rank in sorted(streams)},
+            "period": [call._asdict() for call in self._pattern()] if streams else [],
+            "iterations": self._last_iteration,
+            "iteration_s": median(self._took_s) if self._took_s else None,
+            "findings": self._found,
+        }
+
+
+def _name(told: Diagnosis | Over, ranks: Sequence[int]) -> str:
+    """Detection counts the ranks it is given from 0; here may be only some of all ranks."""
+    if len(told.workers) != 1:
+        return told.subject
+    return f"rank {ranks[told.workers[0].pipeline]}"
+
+
+def _are(name: str) -> str:
+    return {ALL: f"{ALL} are", NETWORK: f"the {NETWORK} is"}.get(name, f"{name} is")
+
+
+def _sentence(found: Diagnosis, name: str, is_known: bool) -> str:
+    return (
+        f"{_are(name)} {'still ' if is_known else ''}slow since iteration {found.since}: "
+        f"x{found.factor:.2f} ({100 * found.confidence:.0f} % sure): {found.evidence}"
+    )
+
+
+def _as_finding(found: Diagnosis) -> dict[str, Any]:
+    return {
+        "cause": str(found.cause),
+        "since": found.since,
+        "factor": found.factor,
+        "confidence": found.confidence,
+        "evidence": found.evidence,
+    }
+
+
+def _in_short(finding: dict[str, Any]) -> str:
+    over = finding["over_since"]
+    until = "to the end" if over is None else f"to {over - 1}"
+    return (
+        f"{finding['subject']}: slow from iteration {finding['since']} {until} "
+        f"(x{finding['factor']:.2f})"
+    )
+
+
+def _ranks(gathering: Gathering) -> str:
+    num_seen, num_all = len(gathering.streams), gathering.world_size
+    return f"{num_seen} ranks" if num_seen == num_all else f"{num_seen} of {num_all} ranks"

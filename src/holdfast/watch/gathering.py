@@ -1,0 +1,73 @@
+"""The iterations of all ranks side by side: how long each worked, and how long it waited.
+Pure; who is slow is decided in ``detection``."""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import NamedTuple
+
+from holdfast.watch.records import Call, Hello, Record
+from holdfast.watch.stream import Iteration, Stream
+
+_NUM_HELD = 1000  # iterations that some rank has not told yet
+
+
+class Row(NamedTuple):
+    """One iteration of the job."""
+
+    number: int
+    took_s: float  # median over the ranks
+    ranks: tuple[int, ...]  # those that the times below are of
+    busy_s: list[float]  # outside of all calls
+    waited_s: list[float]  # inside of them
+    is_alike: bool  # same ranks and calls as in the iteration before
+
+
+class Gathering:
+    """Records of any rank in, in any order; an iteration out once all ranks have told it."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+        self.world_size = 0
+        self._held: dict[int, dict[int, Iteration]] = {}  # number -> rank -> iteration
+        self._gone: set[int] = set()
+        self._shapes: dict[int, tuple[tuple[str, str], ...]] = {}
+
+    def join(self, hello: Hello) -> None:
+        self.world_size = hello.world_size
+        self.streams[hello.rank] = Stream()
+
+    def leave(self, rank: int) -> None:
+        """It tells no more; iterations that only it has not told are not waited for."""
+        self._gone.add(rank)
+
+    def add(self, rank: int, record: Record) -> list[Row]:
+        rows = []
+        for iteration in self.streams[rank].add(record):
+            told = self._held.setdefault(iteration.number, {})
+            told[rank] = iteration
+            if told.keys() >= self.streams.keys() - self._gone:
+                rows.append(self._row(iteration.number, told))
+                self._forget(iteration.number)
+        while len(self._held) > _NUM_HELD:
+            del self._held[min(self._held)]
+        return rows
+
+    def _forget(self, number: int) -> None:
+        for old in [held for held in self._held if held <= number]:
+            del self._held[old]
+
+    def _row(self, number: int, told: Mapping[int, Iteration]) -> Row:
+        shapes = {rank: _shape(iteration.calls) for rank, iteration in told.items()}
+        is_alike, self._shapes = self._shapes == shapes, shapes
+        return Row(
+            number=number,
+            took_s=median(iteration.took_s for iteration in told.values()),
+            ranks=tuple(sorted(told)),
+            busy_s=[told[rank].busy_s for rank in sorted(told)],
+            waited_s=[sum(told[rank].calls_s) for rank in sorted(told)],
+            is_alike=is_alike,
+        )
+
+
+def _shape(calls: tuple[Call, ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((call.op, call.group) for call in calls)

@@ -1,0 +1,114 @@
+"""Runs a command and reads what its ranks tell, until it ends. Prints nothing by itself."""
+
+import os
+import selectors
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+from holdfast.watch.collector import Collector, Left
+from holdfast.watch.command import CANNOT_RUN, NOT_FOUND, Command, prepare, socket_in
+from holdfast.watch.findings import Findings
+from holdfast.watch.records import Hello, Record
+
+_SOCKET_LIMIT_BYTES = 100  # of its path: the kernel's limit is 108
+_LAST_WORDS_S = 1.0  # for what is still on its way when the command has ended
+
+
+class CannotStart(ConfigError):
+    """The command cannot be started; the exit code is a shell's."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def watch(words: Sequence[str], findings: Findings) -> int:
+    """The exit code of the command, as a shell gives it."""
+    folder = _temporary_folder()
+    try:
+        with selectors.DefaultSelector() as selector:
+            collector = Collector(socket_in(folder), selector)
+            try:
+                return _run(words, folder, selector, collector, findings)
+            finally:
+                collector.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="holdfast-")
+    if len(os.fsencode(socket_in(Path(folder)))) > _SOCKET_LIMIT_BYTES:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="holdfast-", dir="/tmp")
+    return Path(folder)
+
+
+def _run(
+    words: Sequence[str],
+    folder: Path,
+    selector: selectors.BaseSelector,
+    collector: Collector,
+    findings: Findings,
+) -> int:
+    command = _started(words, folder)
+    ranks: dict[int, int] = {}  # number of a process -> its rank
+    try:
+        selector.register(command.pidfd, selectors.EVENT_READ, command)
+        while not _turn(selector, collector, findings, ranks, None):
+            pass
+        selector.unregister(command.pidfd)
+        code = command.wait()
+    finally:
+        command.close()
+    until = time.monotonic() + _LAST_WORDS_S
+    while selector.select(0.0) and time.monotonic() < until:
+        _turn(selector, collector, findings, ranks, 0.0)
+    return code
+
+
+def _started(words: Sequence[str], folder: Path) -> Command:
+    try:
+        return Command(words, prepare(folder))
+    except FileNotFoundError as why:
+        raise CannotStart(f"watch: {words[0]}: command not found", NOT_FOUND) from why
+    except (OSError, ValueError) as why:
+        raise CannotStart(f"watch: {words[0]}: cannot be run: {why}", CANNOT_RUN) from why
+
+
+def _turn(
+    selector: selectors.BaseSelector,
+    collector: Collector,
+    findings: Findings,
+    ranks: dict[int, int],
+    limit_s: float | None,
+) -> bool:
+    """Take in what is there; True once the command has ended."""
+    has_ended = False
+    for key, _ in selector.select(limit_s):
+        has_ended |= isinstance(key.data, Command)
+        for process, item in collector.handle(key):
+            try:
+                _take(findings, ranks, process, item)
+            except Exception as why:  # the job must not end because of who watches it
+                findings.give_up(why)
+    return has_ended
+
+
+def _take(
+    findings: Findings, ranks: dict[int, int], process: int, item: Hello | Record | Left
+) -> None:
+    match item:
+        case Hello():
+            ranks[process] = item.rank
+            findings.join(item)
+        case Record() if process in ranks:
+            findings.add(ranks[process], item)
+        case Left() if process in ranks:
+            rank = ranks.pop(process)
+            if rank not in ranks.values():  # else it has started again
+                findings.leave(rank)

@@ -1,0 +1,105 @@
+"""Runs whose lanes change all the time, whether anybody is slow or not; and runs with slow ones.
+
+Who decides that lanes change is replaced here; how they change is the real thing.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+
+from helpers.chaos import Layout, Story
+from holdfast.cluster import parse_worker
+from holdfast.control.coordinator import Coordinator
+from holdfast.control.switching import Switching
+from holdfast.detection.diagnosis import Health
+from holdfast.faults.fault import FaultKind, parse_fault
+from holdfast.observability.events import Diagnosed, MitigationChosen, PlanSwitched, WorkerLost
+
+SPEEDS = (0.2, 0.4, 0.7, 1.0)
+EMULATED = "device.emulate=F=2ms,B=2ms,W=2ms"
+
+
+class Restless:
+    """Whenever nothing else is under way, everyone is offered lanes for speeds drawn at random."""
+
+    def __init__(self) -> None:
+        self.dice = random.Random()
+        self.num_offers = 0
+
+    def watch(self, monkeypatch) -> None:
+        monkeypatch.setattr(Coordinator, "_mitigate", lambda run, at_s: self._offer(run, at_s))
+
+    def seed(self, text: str) -> None:
+        self.dice, self.num_offers = random.Random(text), 0
+
+    def _offer(self, coordinator, at_s):
+        run, plans = coordinator.run, coordinator._plans
+        if coordinator._joining.under_way or coordinator._mover or not run.steps_s:
+            return []  # before the first step is done, some may not have begun it
+        speeds = {worker: self.dice.choice(SPEEDS) for worker in run.stages}
+        steady = plans.planned(plans.problem(run.stages, health=Health(speeds, {})))
+        self.num_offers += 1
+        return coordinator._switching.begin(steady, "restless", at_s)
+
+
+class Kept:
+    """Offers stay unanswered for a while: whoever has to wait, waits."""
+
+    def __init__(self, num_reports: int) -> None:
+        self._num_reports = num_reports
+
+    def watch(self, monkeypatch) -> None:
+        on_offered, on_report = Switching.on_offered, Coordinator._on_report
+        held: list[tuple[int, Switching, object]] = []
+
+        def keep(switching, offered, at_s):
+            held.append((self._num_reports, switching, offered))
+            return []
+
+        def then(run, report, at_s):
+            effects = on_report(run, report, at_s)
+            due = [one for one in held if one[0] <= 1]
+            held[:] = [(left - 1, *rest) for left, *rest in held if left > 1]
+            for _, switching, offered in due:
+                effects += on_offered(switching, offered, at_s)
+            return effects
+
+        monkeypatch.setattr(Switching, "on_offered", keep)
+        monkeypatch.setattr(Coordinator, "_on_report", then)
+
+
+def switches(story: Story, cause: str = "") -> list[PlanSwitched]:
+    found = [event for event in story.outcome.events if isinstance(event, PlanSwitched)]
+    return [event for event in found if cause in event.cause]
+
+
+def diagnosed(story: Story) -> set[str]:
+    return {event.subject for event in story.outcome.events if isinstance(event, Diagnosed)}
+
+
+def actions(story: Story) -> list[str]:
+    chosen = [event for event in story.outcome.events if isinstance(event, MitigationChosen)]
+    return [event.action for event in chosen]
+
+
+def assert_fired(story: Story, faults: Iterable[str] | None = None) -> None:
+    """Also those that last; whoever was to be killed is lost."""
+    wanted = [parse_fault(text) for text in (story.faults if faults is None else faults)]
+    assert {str(fault) for fault in wanted} <= set(story.fired), str(story)
+    lost = {event.worker for event in story.outcome.events if isinstance(event, WorkerLost)}
+    killed = {str(fault.worker) for fault in wanted if fault.kind is FaultKind.KILL}
+    assert killed <= lost, str(story)
+
+
+def draw_kills(dice: random.Random, layout: Layout, steps: Sequence[int], points: Sequence[str]):
+    """A kill in each of the steps; every stage keeps a holder."""
+    stages = [parse_worker(worker).stage for worker in layout.workers]
+    left = {stage: stages.count(stage) for stage in set(stages)}
+    alive, faults = list(layout.workers), []
+    for step in steps:
+        able = [worker for worker in alive if left[parse_worker(worker).stage] > 1]
+        if able:
+            victim = dice.choice(able)
+            alive.remove(victim)
+            left[parse_worker(victim).stage] -= 1
+            faults.append(f"kill {victim} @ {step}.{dice.choice(points)}".removesuffix(".begin"))
+    return faults

@@ -1,0 +1,133 @@
+"""``holdfast diagnose``: what it prints, and how it refuses what it cannot read."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.op_traces import Slow, World, columns
+from holdfast.cli.main import main
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+SAMPLES = Path(__file__).parents[1] / "data" / "straggler"
+
+
+def written(path, world=None, **changed):
+    rows = columns(world or World(pipelines=2, stages=2, steps=4))
+    rows.update(changed)
+    pq.write_table(pa.table({key: values for key, values in rows.items() if len(values)}), path)
+    return path
+
+
+def told(capsys, *arguments):
+    assert main(["diagnose", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments):
+    assert main(["diagnose", *map(str, arguments)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("holdfast: ")
+    assert shown.err.count("\n") == 1
+    return shown.err
+
+
+def test_a_trace_is_told_as_a_table_and_in_sentences(capsys, tmp_path):
+    world = World(workers={(3, 1): Slow(1.8, 5)}, links={(0, 2): Slow(0.03)})
+    shown = told(capsys, written(tmp_path / "t.parquet", world))
+    assert "4 pipelines x 4 stages, 12 steps (0 to 11)" in shown
+    assert re.search(r"\nslow computation +3\.1 +5 +the end +x1\.(79|8\d) ", shown)
+    assert re.search(r"\nworker 3\.1 is slow, x1\.(79|8\d): its operations take", shown)
+    assert "\nlink 0.2-0.3 is slow, +30 ms a transfer" in shown
+    assert "in steps 5 to 11 (7 of 12 recorded)" in shown
+    assert "Without what is named here a step would take" in shown
+
+
+def test_of_an_even_trace_nothing_is_said(capsys, tmp_path):
+    assert "\nnothing stands out" in told(capsys, written(tmp_path / "t.parquet"))
+
+
+def test_all_of_it_is_there_as_json(capsys):
+    options = ("--meta", SAMPLES / "meta-ST.yaml", "--json")
+    values = json.loads(told(capsys, SAMPLES / "trace-ST.parquet", *options))
+    assert (values["pipelines"], values["stages"], len(values["steps"])) == (2, 4, 4)
+    assert values["slowdown"] == pytest.approx(1.179, rel=0.02)
+    assert [cause["cause"] for cause in values["causes"]] == ["imbalance of the model"]
+    assert values["causes"][0]["workers"] == ["0.3", "1.3"]
+    assert set(values["slowdown_by_worker"]) == {f"{p}.{s}" for p in range(2) for s in range(4)}
+
+
+def test_times_may_be_in_another_unit(capsys, tmp_path):
+    rows = columns(World(pipelines=2, stages=2, steps=4))
+    in_ms = {key: rows[key] * 1000 for key in ("start_ts", "duration")}
+    path = written(tmp_path / "t.parquet", **in_ms)
+    plain = told(capsys, written(tmp_path / "s.parquet")).replace("s.parquet", "t.parquet")
+    assert told(capsys, path, "--unit", "ms") == plain
+
+
+def test_pauses_that_no_operation_explains_are_told(capsys, tmp_path):
+    rows = columns(World(pipelines=2, stages=2, steps=4))
+    late = rows["start_ts"] + 3.0 * (rows["optype"] == "optimizer-clip-main-grad")
+    shown = told(capsys, written(tmp_path / "t.parquet", start_ts=late))
+    assert "of a step are pauses that no recorded operation explains" in shown
+
+
+def test_what_cannot_be_read_is_refused_in_one_line(capsys, tmp_path):
+    assert "no such file or directory" in refused(capsys, tmp_path / "none.parquet")
+    text = tmp_path / "text.parquet"
+    text.write_text("not parquet at all")
+    assert "cannot be read as a Parquet file" in refused(capsys, text)
+    short = written(tmp_path / "short.parquet")
+    short.write_bytes(short.read_bytes()[:-9])
+    assert "cannot be read as a Parquet file" in refused(capsys, short)
+    assert "holds no events.jsonl" in refused(capsys, tmp_path)
+
+
+def test_missing_columns_are_named_with_what_was_expected(capsys, tmp_path):
+    path = written(tmp_path / "t.parquet", stage=[], seq_id=[])
+    shown = refused(capsys, path)
+    assert "lacks the columns stage, seq_id: expected dp_rank, stage, step, optype," in shown
+
+
+def test_an_empty_trace_is_refused(capsys, tmp_path):
+    path = tmp_path / "t.parquet"
+    pq.write_table(pq.read_table(written(path)).slice(0, 0), path)
+    assert "holds no operations" in refused(capsys, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("dp_size: 2\n", "lacks pp_size: expected lines such as"),
+        ("", "lacks dp_size and pp_size"),
+        ("dp_size: 2\npp_size: two\n", "pp_size: 'two' is not a whole number above 0"),
+        ("dp_size: 1\npp_size: 2\n", "description says 1 x 2"),
+    ],
+)
+def test_a_description_without_what_is_needed_is_refused(capsys, tmp_path, text, match):
+    meta = tmp_path / "meta.yaml"
+    meta.write_text(text)
+    assert match in refused(capsys, written(tmp_path / "t.parquet"), "--meta", meta)
+
+
+def test_a_description_that_is_not_there_or_is_of_no_use_is_refused(capsys, tmp_path):
+    path = written(tmp_path / "t.parquet")
+    assert "cannot be read" in refused(capsys, path, "--meta", tmp_path / "none.yaml")
+    assert "is a directory" in refused(capsys, tmp_path, "--meta", path)
+
+
+def test_without_pyarrow_it_says_how_to_get_it(capsys, tmp_path, monkeypatch):
+    path = written(tmp_path / "t.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "pip install 'holdfast[traces]'" in refused(capsys, path)
+
+
+def test_long_work_tells_its_progress(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.cli.diagnose._QUIET_S", 0.001)
+    assert main(["diagnose", str(written(tmp_path / "t.parquet"))]) == 0
+    assert "holdfast: finding the order of" in capsys.readouterr().err

@@ -1,0 +1,223 @@
+"""``holdfast diagnose RUN_DIR``: what it told, what its recorded times show, how fast it was."""
+
+import json
+import random
+import re
+
+import pytest
+
+from holdfast.cli.diagnose_run import look
+from holdfast.cli.main import main
+from holdfast.errors import ConfigError
+from holdfast.observability import events
+from holdfast.observability.events import EVENTS_FILE, encode_event
+
+WORKERS = ("0.0", "0.1", "1.0", "1.1")
+ONSET, RELIEF, END = 30, 50, 70
+
+
+def run_events(slow="1.0", factor=2.0, operations=True, told=()):
+    """A run of 2 x 2 workers, one of them slow from ONSET until RELIEF."""
+    rng = random.Random(0)
+    recorded = [
+        events.WorkerReady(at_s=0.0, worker=worker, pid=1, versions={}) for worker in WORKERS
+    ]
+    for step in range(END):
+        is_slow = slow is not None and ONSET <= step < RELIEF
+        for worker in WORKERS if operations else ():
+            speed = factor if is_slow and worker == slow else 1.0
+            recorded.append(worker_step(worker, step, speed, rng))
+        recorded += [each for each in told if each.step == step]
+        took_s = 0.5 * (factor if is_slow else 1.0) * rng.gauss(1.0, 0.01)
+        recorded.append(
+            events.StepFinished(
+                at_s=step, step=step, loss=1.0, gradient_norm=1.0, tokens=100, took_s=took_s
+            )
+        )
+    return recorded
+
+
+def worker_step(worker, step, speed, rng):
+    stage, at_s, ops = int(worker[-1]), float(step), []
+    for kind, took_s in (("F", 0.04), ("B", 0.04), ("W", 0.04)):
+        for microbatch in range(3):
+            end_s = at_s + took_s * speed * rng.gauss(1.0, 0.02)
+            ops.append((f"{stage}{kind}{microbatch}", at_s, end_s))
+            at_s = end_s
+    ops.append((f"{stage}R", at_s, at_s + 0.2))
+    times = tuple(end_s - start_s for _, start_s, end_s in ops)
+    sizes = (64,) * len(ops)
+    return events.WorkerStep(
+        at_s=at_s, worker=worker, step=step, ops=tuple(ops), cpu_s=times, sizes=sizes
+    )
+
+
+TOLD = (
+    events.Diagnosed(
+        at_s=33.0,
+        step=33,
+        cause="slow computation",
+        subject="1.0",
+        factor=2.1,
+        excess_s=0.0,
+        since=ONSET,
+        confidence=0.9,
+        evidence="its operations take longer",
+    ),
+    events.MitigationChosen(
+        at_s=34.0,
+        step=34,
+        action="re-plan",
+        subjects=("1.0",),
+        reason="it pays within 3 steps",
+        period_s=1.0,
+        new_period_s=0.6,
+        cost_s=0.1,
+    ),
+    events.Diagnosed(
+        at_s=40.0,
+        step=40,
+        cause="slow computation",
+        subject="1.0",
+        factor=2.6,
+        excess_s=0.0,
+        since=39,
+        confidence=0.9,
+        evidence="its operations take longer still",
+    ),
+    events.SlownessOver(at_s=52.0, step=52, cause="slow computation", subject="1.0", since=RELIEF),
+)
+
+
+def written(tmp_path, recorded):
+    lines = [encode_event(event) for event in recorded]
+    (tmp_path / EVENTS_FILE).write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_a_slow_worker_is_found_in_the_times_of_a_run_that_only_recorded():
+    outcome = look("a run", run_events())
+    assert outcome.by_run == ()
+    (found,) = outcome.by_replay
+    assert (found.cause, found.subject) == ("slow computation", "1.0")
+    assert abs(found.since - ONSET) <= 1
+    assert ONSET <= found.told <= ONSET + 8
+    assert abs(found.until - RELIEF) <= 1
+    assert found.factor == pytest.approx(2.0, rel=0.1)
+
+
+def test_speeds_are_told_before_during_and_after():
+    (found,) = look("a run", run_events()).by_replay
+    assert found.speeds.before_s == pytest.approx(0.5, rel=0.05)
+    assert found.speeds.during_s == pytest.approx(1.0, rel=0.05)
+    assert found.speeds.mitigated_s is None
+    assert found.speeds.after_s == pytest.approx(0.5, rel=0.05)
+
+
+def test_nothing_is_found_in_a_run_in_which_nothing_was_slow():
+    outcome = look("a run", run_events(slow=None))
+    assert (outcome.by_run, outcome.by_replay) == ((), ())
+    assert outcome.num_worker_steps == END * len(WORKERS)
+
+
+def test_what_the_run_told_is_one_slowness_from_its_first_word_to_its_last():
+    (found,) = look("a run", run_events(told=TOLD)).by_run
+    assert (found.since, found.told, found.until, found.factor) == (ONSET, 33, RELIEF, 2.6)
+    assert found.speeds.during_s == pytest.approx(1.0, rel=0.05)
+    assert found.speeds.mitigated_s is not None  # from the step after the change on
+
+
+def test_a_choice_to_do_nothing_is_no_change_of_plan():
+    nothing = events.MitigationChosen(
+        at_s=34.0,
+        step=34,
+        action="nothing",
+        subjects=("1.0",),
+        reason="it does not pay",
+        period_s=1.0,
+        new_period_s=1.0,
+        cost_s=0.0,
+    )
+    (found,) = look("a run", run_events(told=(TOLD[0], nothing, TOLD[3]))).by_run
+    assert found.speeds.mitigated_s is None
+
+
+def test_imbalance_is_told_without_speeds():
+    uneven = events.Diagnosed(
+        at_s=20.0,
+        step=20,
+        cause="imbalance of the model",
+        subject="stage 1",
+        factor=1.3,
+        excess_s=0.0,
+        since=2,
+        confidence=0.9,
+        evidence="it is longer",
+    )
+    (found,) = look("a run", run_events(slow=None, told=(uneven,))).by_run
+    assert (found.subject, found.speeds) == ("stage 1", None)
+
+
+def test_a_lost_worker_is_not_judged_any_more():
+    recorded = run_events()
+    lost = events.WorkerLost(at_s=0.0, worker="1.0", step=ONSET - 5, cause="signal SIGKILL")
+    at = next(n for n, e in enumerate(recorded) if getattr(e, "step", -1) == ONSET - 5)
+    recorded.insert(at, lost)
+    kept = [
+        e for e in recorded[at:] if not (isinstance(e, events.WorkerStep) and e.worker == "1.0")
+    ]
+    assert look("a run", [*recorded[:at], *kept]).by_replay == ()
+
+
+def test_the_report_says_who_and_how_fast_and_counts_steps_from_one(capsys, tmp_path):
+    fault = events.FaultFired(
+        at_s=1.0, worker="1.0", fault="slow 1.0 @ 31-50 x2.0", step=ONSET, point="begin"
+    )
+    assert main(["diagnose", str(written(tmp_path, run_events(told=(fault, *TOLD))))]) == 0
+    shown = capsys.readouterr().out
+    assert f"{END} steps, 0.5" in shown
+    assert "fault fired in step 31: slow 1.0 @ 31-50 x2.0" in shown
+    assert (
+        "told by the run itself:\n  slow computation: 1.0 x2.60 from step 31 until step 50, "
+        "told in step 34 (90% sure): its operations take longer\n    a step: before 0."
+    ) in shown
+    assert re.search(r"step 35: mitigation.* it pays within 3 steps", shown)
+    assert "found in the recorded times:\n  slow computation: 1.0 x" in shown
+    assert "only in the recorded times" not in shown
+
+
+def test_what_only_the_recorded_times_show_is_pointed_out(capsys, tmp_path):
+    assert main(["diagnose", str(written(tmp_path, run_events()))]) == 0
+    shown = capsys.readouterr().out
+    assert "told by the run itself:\n  nothing slow\n" in shown
+    assert "only in the recorded times: slow computation of 1.0\n" in shown
+
+
+def test_a_run_without_times_of_operations_still_tells_its_own_findings(capsys, tmp_path):
+    path = written(tmp_path, run_events(operations=False, told=TOLD))
+    assert main(["diagnose", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "slow computation: 1.0 x2.60" in shown
+    assert "no times of operations were recorded (observe.operations = false)" in shown
+
+
+def test_all_of_a_run_is_there_as_json(capsys, tmp_path):
+    assert main(["diagnose", str(written(tmp_path, run_events(told=TOLD))), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["num_steps"] == END
+    assert values["by_run"][0]["subject"] == values["by_replay"][0]["subject"] == "1.0"
+    assert values["by_run"][0]["speeds"]["before_s"] == pytest.approx(0.5, rel=0.05)
+    assert values["mitigations"][0]["action"] == "re-plan"
+
+
+def test_a_run_in_which_no_step_has_finished_is_refused(capsys, tmp_path):
+    with pytest.raises(ConfigError, match="no step of this run has finished"):
+        look("a run", [])
+    assert main(["diagnose", str(written(tmp_path, run_events()[:4]))]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_directory_with_foreign_events_is_refused_in_one_line(capsys, tmp_path):
+    (tmp_path / EVENTS_FILE).write_text('{"event": "Nothing we know"}\n')
+    assert main(["diagnose", str(tmp_path)]) == 2
+    assert "not written by this version" in capsys.readouterr().err
