@@ -221,7 +221,7 @@ def run(num: int, first_seed: int) -> Figures:
     print(f"Change detection on {num} synthetic series, seeds from {first_seed}")
     found = scores(num, first_seed)
     print_scores(found)
-    alarms = false_alarms(max(2, num // 20), first_seed)
+    alarms = false_alarms(max(2, num // 40), first_seed)
     print("\nFalse alarms per 1,000 iterations of pure noise, by coefficient of variation")
     for name, rate in alarms.items():
         print(f"  {name:18}{rate:8.4f}")

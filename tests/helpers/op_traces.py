@@ -34,6 +34,8 @@ class World(NamedTuple):
     reduces: Mapping[int, Slow] = {}  # of a stage
     stage_factor: Mapping[int, float] = {}
     sizes: float = 0.0  # standard deviation of the logarithm of a micro-batch's work
+    backward_power: float = 1.0  # backward work grows with this power of the size
+    long_data: Mapping[int, Slow] = {}  # of a pipeline: all but two of its micro-batches
     seed: int = 0
 
 
@@ -93,6 +95,8 @@ def _batches(world: World, stage: int) -> list[list[tuple[str, int]]]:
 def _pipeline(world, step, pipeline, rng, rows):
     """Runs one pipeline; returns when each of its workers was done."""
     sizes = np.exp(rng.normal(0.0, world.sizes, world.microbatches))
+    more = world.long_data.get(pipeline, Slow(1.0))
+    sizes[2:] *= more.amount if more.holds(step) else 1.0
     todo = {stage: _batches(world, stage) for stage in range(world.stages)}
     clock, begun = dict.fromkeys(todo, 0.0), {}
     while any(todo.values()):
@@ -118,7 +122,8 @@ def _end_s(world, step, pipeline, stage, op, start_s, begun, sizes, rng):
     kind, i = op
     if kind.endswith("compute"):
         slow = world.workers.get((pipeline, stage), Slow(1.0))
-        took_s = FORWARD_S * (2 if kind.startswith("backward") else 1) * sizes[i]
+        back = kind.startswith("backward")
+        took_s = FORWARD_S * (2 * sizes[i] ** world.backward_power if back else sizes[i])
         took_s *= world.stage_factor.get(stage, 1.0) * np.exp(rng.normal(0.0, world.noise))
         return start_s + took_s * (slow.amount if slow.holds(step) else 1.0)
     way, side = kind.split("-")

@@ -1,4 +1,7 @@
-"""When what a run cannot do without ends or is told to, all ends: one clear line, no orphan."""
+"""When what a run cannot do without ends or is told to, all ends: one clear line, no orphan.
+
+What is only slow ends nothing and changes no bit of the result.
+"""
 
 import os
 import signal
@@ -6,13 +9,21 @@ import signal
 import pytest
 
 from helpers import jobs, runs
-from helpers.live import LiveRun, process_state, wait_until
+from helpers.live import LiveRun, process_state, processes_of, wait_until
 from holdfast.errors import HoldfastError
-from holdfast.observability.events import RunFailed, WorkerLost
+from holdfast.observability.events import (
+    FaultFired,
+    RunFailed,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReady,
+    WorkerStep,
+)
 
 pytestmark = pytest.mark.timeout(300)
 END_LIMIT_S = 20.0  # the promise is 5 s; a busy machine may need more
 INTERRUPT_LIMIT_S = 60.0  # of which 30 s are the run's own, to end its step and save
+EMULATED_S = 0.02
 EMULATED = runs.settings("device.emulate=F=20ms,B=20ms,W=20ms")
 
 
@@ -156,3 +167,59 @@ def test_a_gradient_that_is_not_finite_ends_the_run_if_asked_to(tmp_path):
     assert_one_line(outcome, "the gradient of step 0 holds NaN or Inf and gradients.nonfinite=stop")
     skipping = runs.finished(runs.threads(job, tmp_path / "skip", *runs.layout("1x2"), steps=3))
     assert skipping.summary["skipped_steps"] == [0, 1, 2]
+
+
+# --- slowness ---
+
+SLOW = ["slow 1.0 @ 3-6 x2.0", "slow 1.0 @ 5-8 x1.5", "slow 0.1=0.5 @ 7.F1"]
+LINKS = ["link 0.0-0.1 @ 2-5 +5ms", "link 0.0-1.0 @ 4-7 100kB/s", "link 0.0-0.1 @ 6-8 +2ms"]
+CPU = ["cpu 1.1 @ 4 x4.0"]  # until the end: its process has to end it
+OBSERVED = runs.settings("mitigation.mode=observe")  # what is done about it is tested elsewhere
+
+
+def armed(texts):
+    return [word for text in texts for word in ("--fault", text)]
+
+
+def fired_in(outcome):
+    """Each fault with the step it began in; several of one fault would show as several."""
+    return sorted((e.fault, e.step + 1) for e in outcome.events if isinstance(e, FaultFired))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return runs.finished(
+        runs.threads(jobs.small(folder), folder / "run", *runs.layout("2x2"), steps=10)
+    )
+
+
+@pytest.mark.parametrize("texts", [SLOW, LINKS], ids=["workers", "links"])
+def test_slow_workers_and_links_are_told_once_and_change_no_bit(kind, tmp_path, undisturbed, texts):
+    words = [*runs.layout("2x2"), *OBSERVED, *armed(texts)]
+    slow = runs.finished(kind(jobs.small(tmp_path), tmp_path / "run", *words, steps=10))
+    begins = [int(text.partition("@ ")[2].replace(".", "-").partition("-")[0]) for text in texts]
+    assert fired_in(slow) == sorted(zip(texts, begins, strict=True))
+    runs.assert_same_result(slow, undisturbed)
+
+
+@pytest.mark.multiprocess
+def test_a_worker_that_shares_its_cpu_goes_on_and_leaves_no_helper(tmp_path, undisturbed):
+    words = [*runs.layout("2x2"), *OBSERVED, *armed(CPU)]
+    slow = runs.finished(runs.processes(jobs.small(tmp_path), tmp_path / "run", *words, steps=10))
+    assert fired_in(slow) == [(CPU[0], 4)]
+    runs.assert_same_result(slow, undisturbed)
+    [pid] = [e.pid for e in slow.events if isinstance(e, WorkerReady) and e.worker == "1.1"]
+    # A helper has the number of its process in its command line.
+    wait_until(lambda: not processes_of(str(pid)), "the helper to end", END_LIMIT_S)
+
+
+def test_a_worker_that_comes_back_is_as_slow_as_the_one_that_was_lost(tmp_path):
+    texts = ["slow 1.0 @ 2 x3.0", "kill 1.0 @ 4", "join 1.0 @ 5"]
+    words = [*runs.layout("2x2"), *OBSERVED, *EMULATED, *armed(texts)]
+    back = runs.finished(runs.threads(jobs.small(tmp_path), tmp_path / "run", *words, steps=20))
+    [joined] = [e for e in back.events if isinstance(e, WorkerJoined)]
+    steps = [e for e in back.events if isinstance(e, WorkerStep) and e.worker == "1.0"]
+    operations = [op for e in steps if e.at_s > joined.at_s for op in e.ops if op[0][1] in "FBW"]
+    assert operations
+    assert min(end_s - start_s for _, start_s, end_s in operations) >= 3 * EMULATED_S

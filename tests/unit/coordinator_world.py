@@ -4,7 +4,7 @@ Every effect is checked on its way: nobody who is fenced gets a message, the epo
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +14,18 @@ from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Effect, Emit, Fence, SealCheckpoint, Send, StartWorker
 from holdfast.control.membership import JOINING, MISSING, Phase
 from holdfast.control.run import RunPhase
+from holdfast.errors import EpochPast, WaitTimeout
 from holdfast.faults.fault import parse_fault
 from holdfast.planner.problem import Problem
 from holdfast.protocol import messages
+from holdfast.runtime.lanes import Lanes
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.schedule import Schedule, loads
 
 NUM_LAYERS = 6
 TORCH = {"torch": "2"}
+AT_ONCE_S = -1.0  # whoever would have to wait for the word of an offer does not
+OP_S, TRANSFER_S, BENCHMARK_S = 0.01, 0.0005, 0.005
 
 
 @dataclass
@@ -29,6 +33,7 @@ class SomePlan:
     problem: Problem
     period_s: float
     reason: str = "because"
+    turn: int = 0  # who of a stage's holders is first
 
     def schedule(self) -> Schedule:
         """All forwards, then all backwards; a stage's holders take turns."""
@@ -38,7 +43,8 @@ class SomePlan:
             for stage in range(self.problem.shape.stages):
                 holders = sorted(w for w, held in stages.items() if held == stage)
                 for number in range(self.problem.shape.microbatches):
-                    lanes[holders[number % len(holders)]].append(Op(stage, kind, number))
+                    turn = (number + self.turn) % len(holders)
+                    lanes[holders[turn]].append(Op(stage, kind, number))
         for worker, stage in stages.items():
             lanes[worker].append(Op(stage, Kind.R))
         return Schedule(self.problem.shape, lanes)
@@ -58,7 +64,7 @@ class ScriptedPlanner:
         return SomePlan(problem, 1.0)
 
     def refine_in_background(self, problem: Problem) -> None:
-        assert problem == self.asked[-1]
+        assert problem in self.asked
 
     def prepare(self, problem: Problem) -> None:
         self.prepared = problem
@@ -132,17 +138,75 @@ class Actor:
     mute: bool = False
     silent: bool = False
     inbox: list[Any] = field(default_factory=list)
+    lanes: Lanes = field(default_factory=lambda: Lanes(lambda: None))
+
+
+@dataclass
+class Pace:
+    """How long everything takes, for a world whose reports tell of operations."""
+
+    slow: dict[str, float] = field(default_factory=dict)  # worker -> factor
+    links: dict[tuple[str, str], float] = field(default_factory=dict)  # sorted -> seconds more
+    noise: float = 0.01
+    dice: random.Random = field(default_factory=lambda: random.Random(1))
+    probes: list[tuple[str, str]] = field(default_factory=list)  # sent and not yet told of
+
+    def operations(self, name: str, lane: Iterable[Op]) -> list[list[Any]]:
+        found, at_s = [], 0.0
+        for op in lane:
+            took_s = self._about(OP_S * (2 if op.kind is Kind.BW else 1)) * self.slow.get(name, 1.0)
+            found.append([str(op), at_s, at_s + took_s, took_s, 64])
+            at_s += took_s
+        return found
+
+    def transfers(self, name: str, schedule: Schedule) -> list[list[Any]]:
+        """What comes in from neighbour stages, from other holders, and from benchmarks."""
+        worker = parse_worker(name)
+        counts: dict[tuple[str, str], int] = {}
+        for source, kind in _incoming(worker, schedule):
+            counts[str(source), kind] = counts.get((str(source), kind), 0) + 1
+        for source, to in [pair for pair in self.probes if pair[1] == name]:
+            self.probes.remove((source, to))
+            counts[source, "probe"] = 3
+        return [
+            [source, kind, count, 100 * count, self._moved_s(source, name)]
+            for (source, kind), count in sorted(counts.items())
+        ]
+
+    def benchmark(self, name: str, step: int) -> messages.Probed:
+        took_s = self._about(BENCHMARK_S) * self.slow.get(name, 1.0)
+        return messages.Probed(worker=name, step=step, wall_s=took_s, cpu_s=took_s)
+
+    def _moved_s(self, one: str, other: str) -> float:
+        pair = (min(one, other), max(one, other))
+        return self._about(TRANSFER_S) + self.links.get(pair, 0.0)
+
+    def _about(self, seconds: float) -> float:
+        return seconds * (1 + self.noise * self.dice.uniform(-1, 1))
+
+
+def _incoming(worker: WorkerId, schedule: Schedule) -> Iterator[tuple[WorkerId, str]]:
+    for op in schedule.lanes[worker]:
+        if op.kind is Kind.R:
+            yield from ((w, "reduction") for w in schedule.holders(op.stage) if w != worker)
+        elif op.kind is Kind.F and op.stage > 0:
+            yield schedule.route(op.stage - 1, op.microbatch), "pipeline"
+        elif op.kind in (Kind.B, Kind.BW) and op.stage < schedule.shape.last_stage:
+            yield schedule.route(op.stage + 1, op.microbatch), "pipeline"
 
 
 class World:
+    """``pace``: reports tell of operations that take so long."""
+
     def __init__(
         self, pipelines: int = 2, stages: int = 2, *, faults: Iterable[str] = (), **more: Any
     ) -> None:
         shape = {"pipelines": pipelines, "stages": stages, "microbatches": 2 * pipelines}
         train = {"steps": more.pop("steps", 20)}
         given = more.pop("given", {})
+        self.pace: Pace | None = more.pop("pace", None)
+        self.planner = more.pop("planner", None) or ScriptedPlanner()
         settings = {"parallel": shape, "train": train, **more}
-        self.planner = ScriptedPlanner()
         self.run = Coordinator(
             config_from(settings),
             "runs/x",
@@ -154,6 +218,7 @@ class World:
         self.at_s = 0.0
         self.actors: dict[str, Actor] = {}
         self.effects: list[Effect] = []
+        self.ran: dict[tuple[int, int], Schedule] = {}  # epoch and step -> lanes of all
         self._fenced: set[str] = set()
         self._epoch = 0
 
@@ -199,10 +264,7 @@ class World:
         for _ in range(num_steps):
             self.at_s += 0.1
             for actor in self.live():
-                if actor.runs and not actor.mute and actor.reduced < actor.end_step:
-                    losses = [(m, 1.0) for m in range(4)] if self._is_last(actor) else []
-                    actor.reduced += 1
-                    self.handle(report(actor.name, actor.reduced - 1, losses))
+                self.run_step(actor)
             for actor in self.live():
                 self._follow(actor)
             self.pump()
@@ -211,6 +273,25 @@ class World:
             self.tick()
             self.pump()
         return self.effects[first:]
+
+    def run_step(self, actor: Actor) -> None:
+        """Unless it has to wait for the word of an offer."""
+        if not actor.runs or actor.mute or actor.reduced >= actor.end_step:
+            return
+        try:
+            schedule = actor.lanes.of(actor.reduced, AT_ONCE_S).schedule
+        except WaitTimeout:
+            return
+        same = self.ran.setdefault((actor.epoch, actor.reduced), schedule)
+        assert same == schedule, f"{actor.name} runs other lanes in step {actor.reduced}"
+        losses = [(m, 1.0) for m in range(4)] if self._is_last(actor) else []
+        more: dict[str, Any] = {}
+        if self.pace is not None:
+            lane = schedule.lanes[parse_worker(actor.name)]
+            more["operations"] = self.pace.operations(actor.name, lane)
+            more["transfers"] = self.pace.transfers(actor.name, schedule)
+        actor.reduced += 1
+        self.handle(report(actor.name, actor.reduced - 1, losses, **more))
 
     def finish(self) -> list[Effect]:
         first = len(self.effects)
@@ -298,6 +379,9 @@ class World:
                 members = {parse_worker(name) for name in effect.message.stages}
                 assert set(loads(effect.message.schedule).lanes) == members
                 assert set(effect.message.addresses) == set(effect.message.stages)
+            if isinstance(effect.message, messages.Offer):
+                lanes = loads(effect.message.schedule).lanes
+                assert {w: lane[-1].stage for w, lane in lanes.items()} == self.run.run.stages
 
     @property
     def _commits(self) -> bool:
@@ -337,16 +421,35 @@ class World:
             case messages.Proceed():
                 actor.epoch, actor.end_step, actor.runs = message.epoch, message.end_step, True
                 actor.source = None
+                actor.lanes.start(message.epoch, message.schedule, message.first_step)
                 assert message.stages[actor.name] == actor.stage
                 if actor.reduced < actor.end_step:
                     self.handle(
                         messages.Resumed(worker=actor.name, epoch=actor.epoch, at_s=self.at_s)
                     )
                 self._finish()
+            case messages.Offer() | messages.Adopt():
+                self._change_lanes(actor, message)
+            case messages.Probe() if self.pace is not None:
+                if message.compute:
+                    self.handle(self.pace.benchmark(actor.name, message.step))
+                self.pace.probes += [(actor.name, to) for to, _ in message.links]
             case messages.CopyState():
                 actor.source, actor.epoch = self.actors.get(message.source), message.epoch
             case messages.Stop():
                 self.actors.pop(actor.name, None)
+
+    def _change_lanes(self, actor: Actor, order: messages.Offer | messages.Adopt) -> None:
+        try:
+            if isinstance(order, messages.Adopt):
+                actor.lanes.adopt(order.epoch, order.number, order.first_step)
+                return
+            step = actor.lanes.offer(order.epoch, order.number, order.schedule)
+        except EpochPast:
+            return
+        self.handle(
+            messages.Offered(worker=actor.name, epoch=order.epoch, number=order.number, step=step)
+        )
 
     def _follow(self, actor: Actor) -> None:
         source = actor.source

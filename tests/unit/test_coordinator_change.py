@@ -483,7 +483,7 @@ def test_a_coming_joiner_may_save_a_run_that_has_too_few_workers() -> None:
 # --- better plans and moves ---
 
 
-def test_a_better_plan_that_pays_is_adopted_by_a_planned_change() -> None:
+def test_a_better_plan_that_pays_is_adopted_without_a_stop() -> None:
     world = World().start()
     world.step(4)
     world.die("1.0")
@@ -491,22 +491,26 @@ def test_a_better_plan_that_pays_is_adopted_by_a_planned_change() -> None:
     (problem,) = world.planner.asked
     world.planner.found = SomePlan(problem, 0.5, "cleverer")
     effects = world.tick()
-    assert set(sent(effects, messages.Halt)) == SURVIVORS
-    world.pump()
+    assert set(sent(effects, messages.Offer)) == SURVIVORS
+    assert set(sent(world.pump(), messages.Adopt)) == SURVIVORS
     assert world.run.run.steady.reason == "cleverer"
-    assert emitted(world.effects, events.Recovered)[-1].cause == "better plan"
+    (switched,) = emitted(world.effects, events.PlanSwitched)
+    assert (switched.cause, switched.reason) == ("better plan", "cleverer")
+    assert [event.cause for event in emitted(world.effects, events.Recovered)] == ["death"]
     assert len(world.planner.asked) == 1
 
 
 @pytest.mark.parametrize(("period_s", "steps"), [(0.995, 100_000), (0.98, 8)])
-def test_a_plan_that_is_hardly_better_or_comes_too_late_is_not_worth_a_stop(period_s, steps):
+def test_a_plan_that_is_hardly_better_or_comes_too_late_is_not_worth_a_change(period_s, steps):
     world = World(steps=steps).start()
     world.step(4)
     world.die("1.0")
     world.at_s += 0.1  # so long does a change take here
     world.pump()
     world.planner.found = SomePlan(world.planner.asked[-1], period_s)
-    assert not sent(world.tick(), messages.Halt)
+    effects = world.tick()
+    assert not sent(effects, messages.Offer)
+    assert not sent(effects, messages.Halt)
 
 
 def test_a_death_while_a_better_plan_is_adopted_needs_a_plan_of_its_own() -> None:
@@ -528,9 +532,11 @@ def test_a_worker_of_a_well_off_stage_changes_sides_and_becomes_a_member_there()
     for name in ("1.0", "2.0", "3.0"):
         world.die(name)
     world.pump()
-    last = sent(world.effects, messages.Proceed)["3.1"]
-    spared = loads(last.schedule).lanes[WorkerId(3, 1)]
+    offer = sent(world.effects, messages.Offer)["3.1"]
+    spared = loads(offer.schedule).lanes[WorkerId(3, 1)]
     assert list(map(str, spared)) == ["1R"], "it finishes what it has begun and gets nothing new"
+    assert world.phase("3.1") is Phase.MEMBER, "not before it has come to the step without work"
+    world.step()
     assert world.phase("3.1") is Phase.COPYING
     assert world.stages == {"0.0": 0, "0.1": 1, "1.1": 1, "2.1": 1}
     assert not any(event.redone for event in emitted(world.effects, events.Recovered))

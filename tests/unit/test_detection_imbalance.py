@@ -73,3 +73,9 @@ def test_ragged_micro_batches_of_unknown_size_are_known_by_their_times():
 def test_noise_of_single_operations_is_no_property_of_the_data():
     world = World(op_noise=0.2, microbatches=8)
     assert world.run(world.watcher(), 60).diagnoses() == []
+
+
+def test_a_stage_that_is_long_in_some_steps_only_is_not_the_models():
+    some = [Slow(f"{d}.1", step, step, factor=2.0) for d in (0, 1) for step in (3, 5, 6, 8, 9)]
+    world = World(2, 3, slow=[*some, *(s._replace(first=11, last=11) for s in some[:1])])
+    assert world.run(world.watcher(), 30).diagnoses(Cause.MODEL) == []

@@ -439,3 +439,19 @@ def test_a_message_from_nobody_known_is_no_link():
 def test_settings_that_cannot_work_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         WatchSettings(**wrong)
+
+
+def test_slowness_that_comes_and_goes_does_not_flap():
+    bursts = [Slow("1.0", step, step + 11, factor=1.6) for step in range(30, 400, 24)]
+    world = World(slow=bursts)
+    story = world.run(world.watcher(), 560)
+    overs = [step for step, _ in story.overs()]
+    assert len(overs) <= 6  # of 16 bursts
+    assert len(story.faults()) <= 8
+    assert overs[-1] > 400  # and in the end it is well
+
+
+def test_some_slow_steps_at_the_start_do_not_make_a_slow_worker():
+    unlucky = [Slow("1.0", step, step, factor=1.25) for step in (3, 4, 6, 7, 9)]
+    world = World(slow=unlucky)
+    assert world.run(world.watcher(), 40).faults() == []

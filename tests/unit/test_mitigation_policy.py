@@ -212,13 +212,20 @@ def test_no_slowness_however_timed_leads_to_many_changes(lengths):
 def test_an_adversary_that_is_quiet_just_long_enough_gains_little():
     """Slow again as soon as the wait is forgotten: such bouts are ever further apart."""
     step, starts = 0, []
-    while step < 100_000:
+    while step < 20_000:
         starts.append(step)
         step += max(LEAST_QUIET_STEPS, step) + 20
     slow = {start + i for start in starts for i in range(10)}
-    changes = run(slow.__contains__, 100_000)
+    changes = run(slow.__contains__, 20_000)
     assert len(starts) < len(changes) <= 2 * len(starts)
-    assert len(starts) <= 2 + log2(100_000 / LEAST_QUIET_STEPS)
+    assert len(starts) <= 2 + log2(20_000 / LEAST_QUIET_STEPS)
+
+
+def test_slowness_that_comes_and_goes_slowly_is_forgotten_ever_less_often():
+    num_steps = 30_000
+    changes = run(lambda step: step // 150 % 2 == 0, num_steps)
+    bouts = 1 + log2(num_steps / LEAST_QUIET_STEPS)
+    assert len(changes) <= bouts * log2(num_steps / FIRST_WAIT_STEPS)
 
 
 def test_going_back_needs_a_gain_too():

@@ -148,11 +148,14 @@ class Notices:
 
     def on_fault(self, fired: messages.FaultFired, at_s: float) -> list[Effect]:
         worker = parse_worker(fired.worker)
+        is_known = fired.fault in self._run.fired  # one that lasts, on a worker that came back
         self._run.fired.add(fired.fault)
         self._work.note(worker, self._run.epoch, fired.step, fired.done, fired.attempt)
         if fired.fault.startswith(_DEADLY):
             self._fault_s[worker] = fired.at_s
             self._changes.fault_was(worker, fired.at_s)
+        if is_known:
+            return []
         event = events.FaultFired(
             at_s=fired.at_s,
             worker=fired.worker,

@@ -10,6 +10,7 @@ from holdfast.detection.settings import WatchSettings
 
 _NUM_STEADY = 8  # steps between two words on one slowness, if no change point is found
 
+_NUM_SOON = 50  # steps within which slowness that comes back is the same one
 _LITTLE = 0.25  # share of the slowness that a measurement may still show when it is over
 
 
@@ -49,7 +50,10 @@ class Case:
         self._num_refused = 0
         self._next_try: int | None = None
         self._recheck_s = settings.num_recheck_steps
-        self._num_well = 0
+        self._num_well = 0  # measurements in a row that found a slow one well
+        self._over_at: int | None = None
+        self._num_again = 0
+        self._held_until = 0
 
     def read(self, reading: Reading) -> Move | None:
         self._rewind(reading.step)
@@ -64,6 +68,7 @@ class Case:
     def _rewind(self, step: int) -> None:
         """After a failure steps may run again: nothing was asked or told in the future."""
         self._told_at = min(self._told_at, step)
+        self._held_until = min(self._held_until, step + 16 * _NUM_STEADY)
         self.asked = None if self.asked is None else min(self.asked, step)
 
     def suspect(self, step: int, since: int, excess: float, confidence: float, how: str) -> Move:
@@ -121,9 +126,18 @@ class Case:
         return None
 
     def _tell(self, step: int) -> Move:
+        if self.phase is not Phase.SLOW:
+            self._hold(step)
         self.phase, self.asked, self._told_at = Phase.SLOW, None, step
         self._num_well, self._recheck_s = 0, self._settings.num_recheck_steps
         return Move.TELL
+
+    def _hold(self, step: int) -> None:
+        """Slow again soon after its end: each time it must be well for longer to be believed."""
+        again = self._over_at is not None and step - self._over_at <= _NUM_SOON
+        self._num_again = self._num_again + 1 if again else 0
+        hold = _NUM_STEADY * 2 ** min(self._num_again, 4) if self._num_again else 0
+        self._held_until = step + hold
 
     def _slow(self, reading: Reading) -> Move | None:
         if reading.change is not None:
@@ -136,8 +150,8 @@ class Case:
 
     def _moved(self, step: int, excess: float, since: int) -> Move | None:
         if excess < self._settings.relief:
-            return self._over(since)
-        if abs(excess - self.excess) < self._settings.slow:
+            return None if step < self._held_until else self._over(step, since)
+        if excess < self._settings.slow or abs(excess - self.excess) < self._settings.slow:
             return None
         self.excess = excess
         return self._tell(step)
@@ -149,7 +163,7 @@ class Case:
             well = reading.probe < max(self._settings.relief, _LITTLE * self.excess)
             self._num_well = self._num_well + 1 if well else 0
             if self._num_well >= 2:
-                return self._over(reading.step)
+                return self._over(reading.step, reading.step)
             changed = abs(reading.probe - self.excess) >= 2 * self._settings.slow
             if not self._num_well and changed and reading.probe >= self._settings.slow:
                 self.excess = reading.probe
@@ -165,7 +179,8 @@ class Case:
         self.asked = self._told_at = step
         return Move.ASK
 
-    def _over(self, since: int) -> Move:
+    def _over(self, step: int, since: int) -> Move:
+        self._over_at = step
         self.phase, self.asked, self._next_try = Phase.HEALTHY, None, None
         self.since, self._num_refused = since, 0
         return Move.OVER

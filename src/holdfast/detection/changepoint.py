@@ -150,12 +150,13 @@ class ChangeDetector:
         return list(islice(self._recent, len(self._recent) - num, None))
 
     def _noise_until(self, num_after: int) -> float:
-        """Of the last values before the newest: the regime may have become noisier."""
-        num = self._settings.min_memory
-        if min(self._count, len(self._recent)) < num + num_after:
+        """Of the values before the newest, all and the last: it may have grown of late."""
+        num = min(self._count, len(self._recent))
+        values = self._newest(num)[: num - num_after]
+        if len(values) < self._settings.min_memory:
             return 0.0
-        values = self._newest(num + num_after)[:num]
-        return spread(values, median(values))
+        last = values[-self._settings.min_memory :]
+        return max(spread(values, median(values)), spread(last, median(last)))
 
     # --- the eyes ---
 

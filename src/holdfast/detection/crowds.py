@@ -116,7 +116,7 @@ class Crowds:
             since=since,
             confidence=min(case.confidence for case in cases),
             evidence=f"{len(crowd)} of its {len(self._workers.on(machine))} workers ({names}) take "
-            f"{factor:.2f} x as long since step {since}, but no more processor time: "
+            f"{factor:.2f} x as long since step {since + 1}, but no more processor time: "
             "they get less of the processors",
             workers=tuple(sorted(crowd)),
         )

@@ -11,11 +11,12 @@ import numpy as np
 from holdfast.cluster import WorkerId
 from holdfast.detection.diagnosis import Cause, Diagnosis
 from holdfast.detection.observation import OpTime, WorkerStep
-from holdfast.detection.predicted import Predictor
+from holdfast.detection.predicted import Predictor, low_quarter, lower_median
 
 _MIN_SPREAD = 0.1  # of the micro-batches' times, as a share of their mean
 _MIN_CORRELATION = 0.7  # of forward and backward of the same micro-batch
 _MIN_PAIRS = 24
+_ALWAYS_LONG = 1.1  # times the other stages
 
 
 class Long(NamedTuple):
@@ -36,11 +37,17 @@ class Imbalance:
         self._pairs: list[tuple[float, float]] = []  # forward, backward, over the step's median
         self._holders: dict[int, set[WorkerId]] = defaultdict(set)
         self._first_step: int | None = None
+        # step -> stage -> seconds a micro-batch, of each holder
+        self._step_s: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def collect(self, report: WorkerStep) -> None:
         self._first_step = report.step if self._first_step is None else self._first_step
         self._holders[report.stage].add(report.worker)
         self._sizes += [op.size for op in report.ops if op.kind == "F" and op.size > 0]
+        num_microbatches = len({op.microbatch for op in report.ops})
+        if num_microbatches:
+            busy_s = sum(op.took_s for op in report.ops)
+            self._step_s[report.step][report.stage].append(busy_s / num_microbatches)
         forward = _over_median(op for op in report.ops if op.kind == "F")
         backward = _over_median(op for op in report.ops if op.kind in ("B", "BW"))
         both = forward.keys() & backward.keys()
@@ -53,12 +60,24 @@ class Imbalance:
         found = []
         for stage, seconds in sorted(known.items()):
             others = [other_s for other, other_s in known.items() if other != stage]
-            if others and seconds >= least_factor * median(others):
+            if not others or not self._always_long(stage):
+                continue
+            if seconds >= least_factor * median(others):
                 holders = tuple(sorted(self._holders[stage]))
                 excess_s = seconds - median(others)
                 factor, since = seconds / median(others), self._first_step or 0
                 found.append(Long(stage, factor, excess_s, since, holders))
         return found
+
+    def _always_long(self, stage: int) -> bool:
+        """In nearly all steps, and not only in some that a busy machine made long."""
+        ratios = []
+        for stages in self._step_s.values():
+            times_s = {of: lower_median(holders_s) for of, holders_s in stages.items()}
+            mine_s = times_s.pop(stage, None)
+            if mine_s is not None and times_s:
+                ratios.append(mine_s / median(times_s.values()))
+        return bool(ratios) and low_quarter(ratios) >= _ALWAYS_LONG
 
     def model(self, long: Long) -> Diagnosis:
         return Diagnosis(

@@ -9,6 +9,7 @@ from holdfast.detection.changepoint import ChangeDetector, Settings
 
 _NUM_KEPT = 64
 _FAR = 0.05
+_REFINE_AT = (16, 32)
 
 
 class Change(NamedTuple):
@@ -41,6 +42,13 @@ class Series:
         excess = shift.after - self.healthy
         return Change(shift.onset, since, excess, shift.confidence, shift.how)
 
+    def refine(self) -> None:
+        """Healthy so far: with more values its healthy level is known better."""
+        if len(self._steps) in _REFINE_AT:
+            level = median(value for _, value in self._recent)
+            if abs(level - self.healthy) < _FAR:  # else it is another level
+                self.healthy = level
+
     def lift(self, by: float) -> None:
         """All values were this much too low: what they are compared with was wrong."""
         kept = [(step, value + by) for step, value in self._recent]
@@ -49,6 +57,10 @@ class Series:
         self._recent.clear()
         for step, value in kept:
             self.update(step, value)
+
+    def recent(self) -> dict[int, float]:
+        """Step -> value, of the newest steps."""
+        return dict(self._recent)
 
     def excess_since(self, step: int, num_least: int = 1) -> float | None:
         """Median of the values from ``step`` on, over the healthy level."""

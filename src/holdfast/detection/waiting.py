@@ -72,8 +72,8 @@ class WaitWatcher:
         self._workers.learn(history)
         told: list[Diagnosis | Over] = []
         for rank in self._ranks:
-            base = self._workers.tracks[rank].base
-            move = self._workers.slow_at_start(rank, iteration, min(history), base)
+            first = {at: row[rank].excess for at, row in history.items() if rank in row}
+            move = self._workers.slow_at_start(rank, iteration, first) if first else None
             if move:
                 told.append(self._outcome(move, rank, iteration))
         self._workers.settle(history)

@@ -130,9 +130,10 @@ class Watcher:
         history = {at: self._raw(reports) for at, reports in self._first_steps.items()}
         self._workers.learn(history)
         found = []
-        for worker, track in self._workers.tracks.items():
-            if self._predictor.num_holders(self._stages.get(worker, -1)) > 1:
-                move = self._workers.slow_at_start(worker, step, min(history), track.base)
+        for worker in self._workers.tracks:
+            first = {at: row[worker].excess for at, row in history.items() if worker in row}
+            if first and self._predictor.num_holders(self._stages[worker]) > 1:
+                move = self._workers.slow_at_start(worker, step, first)
                 found += [Found(move, worker)] if move else []
         self._workers.settle(history)
         for at, samples in history.items():

@@ -60,7 +60,7 @@ def link(pair: Link, track: LinkTrack, step: int) -> Diagnosis:
     _, moved_s, base_s = track.told
     num_steps = max(1, step - case.since + 1)
     text = (
-        f"its messages take {_ms(moved_s)} since step {case.since} ({num_steps} steps), "
+        f"its messages take {_ms(moved_s)} since step {case.since + 1} ({num_steps} steps), "
         f"{_ms(base_s)} before"
     )
     if track.probe is not None and case.probe is not None:
@@ -80,7 +80,7 @@ def link(pair: Link, track: LinkTrack, step: int) -> Diagnosis:
 
 def _operations(whose: str, case: Case, step: int) -> str:
     num_steps = max(1, step - case.since + 1)
-    since = "from the start" if case.how == "from the start" else f"since step {case.since}"
+    since = "from the start" if case.how == "from the start" else f"since step {case.since + 1}"
     return f"{whose} operations take {case.factor:.2f} x as long {since} ({num_steps} steps)"
 
 

@@ -13,7 +13,7 @@ from holdfast.cluster import WorkerId
 from holdfast.detection.benchmarks import Benchmarks
 from holdfast.detection.case import Case, Move, Phase, Reading
 from holdfast.detection.observation import WorkerStep
-from holdfast.detection.predicted import lower_median
+from holdfast.detection.predicted import low_quarter, lower_median
 from holdfast.detection.series import Change, Series
 from holdfast.detection.settings import WatchSettings
 
@@ -148,11 +148,12 @@ class Workers:
     def _read_machine(self, name: str, step: int, change: Change | None) -> Move | None:
         machine = self.machines[name]
         _rebase(machine.common, machine.case, change)
-        if machine.case.rests and change is None:
-            return None
-        probes = [self._benchmarks.since(worker, machine.case.asked) for worker in self.on(name)]
-        known = [probe for probe in probes if probe is not None]
-        probe = median(known) if 2 * len(known) >= len(probes) > 0 else None
+        probe = None
+        if machine.case.asked is not None:
+            there = self.on(name)
+            probes = [self._benchmarks.since(worker, machine.case.asked) for worker in there]
+            known = [probe for probe in probes if probe is not None]
+            probe = median(known) if 2 * len(known) >= len(there) > 0 else None
         return _read(machine.case, machine.common, step, change, probe, busy=True)
 
     def _read_worker(self, worker: WorkerId, step: int, change: Change | None) -> Move | None:
@@ -168,25 +169,26 @@ class Workers:
         if track.num_unsettled == 0 or track.last_step != step:
             return None
         track.num_unsettled -= 1
-        level = track.own.newest(_NUM_FIRST)
-        if track.num_unsettled or level is None:
+        if track.num_unsettled:
             return None
         track.cpu_base = median(share for _, share in track.cpu_shares)
-        return self.slow_at_start(worker, step, track.cpu_shares[0][0], level)
+        return self.slow_at_start(worker, step, track.own.recent())
 
-    def slow_at_start(self, worker: WorkerId, step: int, since: int, level: float) -> Move | None:
-        """``level``: how much slower it is than the others. A slower kind of machine is no fault
-        if its benchmark does not show it; then this is its healthy level."""
+    def slow_at_start(self, worker: WorkerId, step: int, first: Mapping[int, float]) -> Move | None:
+        """``first``: of its first steps, how much slower than the others it was. A slower kind of
+        machine is no fault if its benchmark does not show it; then this is its healthy level."""
         track, settings = self.tracks[worker], self._settings
         probe = self._benchmarks.at_start(worker)
-        slow = level >= settings.start
+        level = median(first.values())
+        # In nearly all of its steps: on a busy machine some are slow by chance.
+        slow = level >= settings.start and low_quarter(first.values()) >= settings.slow
         if slow and settings.validate and probe is not None:
             slow = probe >= settings.confirmed_share * level
         if not slow:
             track.own.healthy = level if track.base == 0.0 else track.own.healthy
             return None
         track.base, track.own.healthy, track.probe_base = 0.0, 0.0, probe or 0.0
-        track.case.convict(step, since, level, probe)
+        track.case.convict(step, min(first), level, probe)
         return Move.TELL
 
     def slow_holder(self, worker: WorkerId, step: int, since: int, level: float) -> Move | None:
@@ -211,6 +213,7 @@ def _read(
     case: Case, series: Series, step: int, change: Change | None, probe: float | None, *, busy: bool
 ) -> Move | None:
     if case.rests and change is None:
+        series.refine()
         return None
     suspect = case.phase is Phase.SUSPECT
     now, steady = (series.newest(_NUM_NOW), series.steady()) if busy else (None, None)

@@ -110,10 +110,11 @@ def _exchanges(judge: "_Judge", held: Stages, stages: Stages) -> Iterator[Stages
 def _pairs(
     judge: "_Judge", stages: Stages, workers: list[WorkerId]
 ) -> Iterator[tuple[WorkerId, WorkerId]]:
-    """Of workers that are in no trouble the last of each stage stands for its likes."""
+    """Of workers without a slow link that are not slow the last stands for its whole stage."""
     troubled = [worker for worker in workers if judge.is_troubled(worker)]
-    likes = {stages[worker]: worker for worker in workers if not judge.is_troubled(worker)}
-    partners = [*troubled, *likes.values()]
+    others = [worker for worker in workers if not judge.is_troubled(worker)]
+    likes = {stages[worker]: worker for worker in others if not judge.is_end(worker)}
+    partners = [*troubled, *filter(judge.is_end, others), *likes.values()]
     for one in troubled:
         for other in partners:
             is_first = other not in troubled or one < other
@@ -146,6 +147,9 @@ class _Judge:
             if self._ends[worker] == max(self._ends[end] for end in pair)
         }
         self._stage_s: dict[tuple[int, tuple[WorkerId, ...]], float] = {}
+
+    def is_end(self, worker: WorkerId) -> bool:
+        return worker in self._ends
 
     def is_troubled(self, worker: WorkerId) -> bool:
         return worker in self._troubled or self._members[worker].speed < 1

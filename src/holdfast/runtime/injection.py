@@ -37,7 +37,7 @@ Contend = Callable[[float], None]
 """1: the CPU is this process's own; above: it has this part of its time only"""
 
 
-class Slowness:
+class LastingFaults:
     """Faults that last: what of them acts in the present step. One a worker, for all its stages.
 
     ``hinder`` is called at both ends of a link, each for what it sends.
@@ -105,10 +105,12 @@ class Injector:
     ``faults``: those of this worker. Without any, each call is one comparison.
     """
 
-    def __init__(self, faults: Sequence[Fault], act: Act, slowness: Slowness | None = None) -> None:
+    def __init__(
+        self, faults: Sequence[Fault], act: Act, lasting: LastingFaults | None = None
+    ) -> None:
         self._waiting = tuple(fault for fault in faults if fault.lasting is None)
-        self._act, self._slowness = act, slowness or Slowness(_NOBODY)
-        self._slowness.arm(faults)
+        self._act, self._lasting = act, lasting or LastingFaults(_NOBODY)
+        self._lasting.arm(faults)
         self._counts: Counter[tuple[int, str]] = Counter()  # (step, kind) -> operations finished
         self._speed = 1.0
         self._lock = threading.Lock()  # a checkpoint's writer reaches points too
@@ -124,7 +126,7 @@ class Injector:
 
     def enter(self, step: int, done: int = 0) -> None:
         """From now on it is slow as this step has it. May be said again, and for an earlier one."""
-        self._slowness.enter(step, lambda fault: self._act(fault, step, BEGIN, done))
+        self._lasting.enter(step, lambda fault: self._act(fault, step, BEGIN, done))
 
     def before(self, step: int, op: Op, done: int) -> None:
         """The input of ``op`` is here and it is about to be computed."""
@@ -147,7 +149,7 @@ class Injector:
             return
         for fault in self._take(step, point):
             if fault.kind is FaultKind.HANG:
-                self._slowness.stop_contending()
+                self._lasting.stop_contending()
             if fault.kind is FaultKind.SLOW:
                 self._speed = fault.speed  # the latest counts: speed 1 makes it well again
             self._act(fault, step, point, done)
@@ -161,7 +163,7 @@ class Injector:
 
     def slowdown(self, seconds: float) -> float:
         """Seconds to add to an operation, or a benchmark, that took this long."""
-        factor = self._slowness.factor / self._speed
+        factor = self._lasting.factor / self._speed
         return 0.0 if factor == 1.0 else seconds * (factor - 1.0)
 
     def _take(self, step: int, point: str) -> list[Fault]:

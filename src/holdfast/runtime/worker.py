@@ -34,7 +34,7 @@ from holdfast.recovery.manifest import file_digest
 from holdfast.runtime.boundary_log import BoundaryLog, open_log
 from holdfast.runtime.duty_cycle import DutyCycle
 from holdfast.runtime.fingerprint import fingerprint
-from holdfast.runtime.injection import Act, Injector, Slowness
+from holdfast.runtime.injection import Act, Injector, LastingFaults
 from holdfast.runtime.link import ControlLink, Heart
 from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.replay import Replayer
@@ -60,7 +60,7 @@ class Worker:
         self._transport = transport
         self._compute = compute
         self._act, self._is_silent = act, is_silent
-        self._slowness = Slowness(spec.worker, transport.hinder, DutyCycle().set)
+        self._lasting = LastingFaults(spec.worker, transport.hinder, DutyCycle().set)
         self._heart = Heart(link.send)
         self._epoch = 0
         self._log = BoundaryLog()
@@ -189,7 +189,7 @@ class Worker:
             tell=self._link.send,
             check=lambda: self._link.check(self._epoch),
             injector=Injector(
-                [parse_fault(text) for text in assign.faults], self._act, self._slowness
+                [parse_fault(text) for text in assign.faults], self._act, self._lasting
             ),
             compute=self._compute,
         )
@@ -270,7 +270,7 @@ class Worker:
 
     def close(self) -> None:
         """Leave no thread behind, and no helper."""
-        self._slowness.stop_contending()
+        self._lasting.stop_contending()
         if self.training is not None:
             self.training.close()
         self._log.close()

@@ -1,6 +1,7 @@
 """What is said of a watched job: each finding as it is made, and the summary at its end.
 Pure; what is slow is found in ``detection``, what is seen comes from ``gathering``."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ from holdfast.watch.period import REPEATS
 from holdfast.watch.records import Call, Hello, Record
 
 _NUM_TIMES = 1000  # of the last iterations, for the median
+_NUM_CALLS_SHOWN = 5  # one by one; more are counted by name
 
 
 class Findings:
@@ -87,10 +89,9 @@ class Findings:
         return f"{self._seen()}; {self._found_in_words()}"
 
     def _seen(self) -> str:
-        names = ", ".join(map(str, self._pattern()))
         return (
             f"{_ranks(self._gathering)}, {self._last_iteration} iterations of "
-            f"{median(self._took_s) * 1e3:.0f} ms ({names})"
+            f"{median(self._took_s) * 1e3:.0f} ms ({_calls(self._pattern())})"
         )
 
     def _found_in_words(self) -> str:
@@ -131,7 +132,7 @@ def _are(name: str) -> str:
 def _sentence(found: Diagnosis, name: str, is_known: bool) -> str:
     return (
         f"{_are(name)} {'still ' if is_known else ''}slow since iteration {found.since}: "
-        f"x{found.factor:.2f} ({100 * found.confidence:.0f} % sure): {found.evidence}"
+        f"x{found.factor:.2f} ({min(99, round(100 * found.confidence))} % sure): {found.evidence}"
     )
 
 
@@ -152,6 +153,13 @@ def _in_short(finding: dict[str, Any]) -> str:
         f"{finding['subject']}: slow from iteration {finding['since']} {until} "
         f"(x{finding['factor']:.2f})"
     )
+
+
+def _calls(pattern: Sequence[Call]) -> str:
+    if len(pattern) <= _NUM_CALLS_SHOWN:
+        return ", ".join(map(str, pattern))
+    counts = Counter(call.op for call in pattern)
+    return ", ".join(f"{count} x {op}" for op, count in counts.items())
 
 
 def _ranks(gathering: Gathering) -> str:

@@ -5,6 +5,7 @@ It changes no argument, no result and no order of calls; whatever goes wrong in 
 it off and leaves the job alone. What the times mean is decided in the watching process.
 """
 
+import atexit
 import contextlib
 import functools
 import importlib.abc
@@ -53,6 +54,7 @@ FUNCTIONS = [  # of torch.distributed; what a version lacks is left out
     "batch_isend_irecv",
 ]
 LIMIT_BYTES = 1 << 20  # held back while the watching process does not read; then records are lost
+SEND_EVERY_NS = 100_000_000  # at least, if anything is called
 LAST_WORD_S = 1.0
 
 
@@ -65,6 +67,7 @@ class Recorder:
         self._socket: socket.socket | None = None
         self._pid = 0  # who connected: a forked child makes its own connection
         self._broken = False
+        self._sent_ns = 0
         self._unsent = bytearray()
         self._calls: dict[tuple[str, str, int], int] = {}
         os.register_at_fork(after_in_child=self._unlock)
@@ -77,7 +80,10 @@ class Recorder:
             with self._lock:
                 if self._ready():
                     self._write(op, group, size, enter_ns, leave_ns)
-                    self._send()
+                    # Once an iteration is enough: each time wakes the watching process up.
+                    if op == "step" or leave_ns - self._sent_ns > SEND_EVERY_NS:
+                        self._sent_ns = leave_ns
+                        self._send()
         except Exception:  # e.g. the watching process has gone
             self._broken = True
 
@@ -93,7 +99,7 @@ class Recorder:
         return True
 
     def _connect(self, rank: int, world_size: int) -> None:
-        self._pid = os.getpid()
+        self._pid, self._sent_ns = os.getpid(), 0
         self._calls.clear()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)  # a queue that is full is an error, and ends the watching
@@ -266,8 +272,8 @@ class _Loader(importlib.abc.Loader):
 
 
 def install(socket_path: str) -> None:
-    import atexit
-
+    if any(type(finder).__name__ == _Finder.__name__ for finder in sys.meta_path):
+        return  # a watch inside of a watch: the inner one sees it all
     recorder = Recorder(socket_path)
     hooks = Hooks(recorder)
     atexit.register(recorder.last_word)

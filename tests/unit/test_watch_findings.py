@@ -1,0 +1,126 @@
+"""From the records of all ranks to what is said of the job."""
+
+import random
+import sys
+
+import pytest
+
+from holdfast.watch import watching
+from holdfast.watch.findings import Findings
+from holdfast.watch.records import Call, Hello, Record
+
+MS = 1_000_000
+GRADIENTS, STEP = Call("gradients", "", 64), Call("step", "", 0)
+
+
+class Job:
+    """Ranks with 100 ms of work an iteration that meet at the end of it."""
+
+    def __init__(self, ranks=range(4), world_size=4, calls=None):
+        self.said = []
+        self.findings = Findings(self.said.append)
+        self.ranks, self.now = list(ranks), 0
+        self.calls = calls or {rank: [GRADIENTS] for rank in self.ranks}
+        self.noise = random.Random(1)
+        for rank in self.ranks:
+            self.findings.join(Hello(rank, world_size, 100 + rank))
+
+    def run(self, num_iterations, slow=None, factor=1.0, transfer_ms=2):
+        for _ in range(num_iterations):
+            busy = {rank: int(100 * MS * self.noise.uniform(0.99, 1.01)) for rank in self.ranks}
+            if slow is not None:
+                busy[slow] = int(busy[slow] * factor)
+            end = self.now + max(busy.values()) + transfer_ms * MS
+            for rank in self.ranks:
+                self._tell(rank, self.now + busy[rank], end)
+            self.now = end
+        return self
+
+    def _tell(self, rank, enter, end):
+        """All its calls but the first one cost nothing."""
+        first, *others = self.calls[rank]
+        self.findings.add(rank, Record(first, enter, end))
+        for call in [*others, STEP]:
+            self.findings.add(rank, Record(call, end, end))
+
+    @property
+    def found(self):
+        return self.findings.report([], 0)["findings"]
+
+
+def test_the_rank_that_becomes_slow_is_named_with_factor_and_evidence():
+    job = Job().run(30).run(6, slow=1, factor=1.5)
+    [line] = job.said
+    assert line.startswith("rank 1 is slow since iteration 31: x1.5")
+    assert "waits least" in line
+
+
+def test_ranks_have_their_own_numbers_when_only_some_are_on_this_machine():
+    job = Job(ranks=range(4, 8), world_size=8).run(30).run(8, slow=6, factor=2.0)
+    assert [finding["subject"] for finding in job.found] == ["rank 6"]
+    assert "4 of 8 ranks" in job.findings.summary()
+    job.run(12)
+    assert job.found[0]["over_since"] == 39
+    assert "rank 6 is as fast as before since iteration 39" in job.said
+
+
+def test_ranks_that_make_different_calls_are_compared_all_the_same():
+    first = [Call("send", "@1", 8), Call("recv", "@1", 8)]
+    second = [Call("recv", "@0", 8), Call("send", "@0", 8), Call("barrier", "", 0)]
+    job = Job(ranks=range(2), world_size=2, calls={0: first, 1: second})
+    job.run(30).run(8, slow=0, factor=1.6)
+    assert [finding["subject"] for finding in job.found] == ["rank 0"]
+
+
+def test_calls_that_become_slow_for_all_are_told_as_the_network():
+    job = Job().run(30).run(12, transfer_ms=60)
+    assert [finding["subject"] for finding in job.found] == ["network"]
+    assert job.said[0].startswith("the network is slow since iteration 31: ")
+
+
+def test_slowness_that_grows_is_told_again_but_is_one_finding():
+    job = Job().run(30).run(15, slow=3, factor=1.3).run(15, slow=3, factor=2.5)
+    assert "rank 3 is still slow since" in job.said[1]
+    [finding] = job.found
+    assert finding["factor"] == pytest.approx(2.5, abs=0.2)
+
+
+def test_a_rank_that_has_ended_is_not_waited_for():
+    job = Job().run(20)
+    job.findings.leave(2)
+    job.ranks.remove(2)
+    job.run(40).run(8, slow=3, factor=2.0)
+    assert [finding["subject"] for finding in job.found] == ["rank 3"]
+
+
+def test_another_phase_of_the_job_is_not_taken_for_slowness():
+    job = Job().run(30)
+    job.calls = {rank: [Call("all_gather", "", 8), GRADIENTS] for rank in job.ranks}
+    for _ in range(40):
+        job.now += 100 * MS  # everything outside of the calls takes twice as long
+        job.run(1)
+    assert job.found == []
+
+
+def test_many_calls_are_counted_by_their_names():
+    calls = [GRADIENTS, *[Call("all_gather", "", size) for size in range(8, 20)]]
+    job = Job(calls=dict.fromkeys(range(4), calls)).run(6)
+    assert "(1 x gradients, 12 x all_gather, 1 x step)" in job.findings.summary()
+
+
+def test_an_error_of_the_watcher_is_told_once_and_the_command_runs_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(Findings, "join", lambda *_: 1 / 0)
+    said, proof = [], tmp_path / "proof"
+    code = (
+        "import os, socket, sys; s = socket.socket(socket.AF_UNIX)\n"
+        "s.connect(os.environ['HOLDFAST_WATCH'])\n"
+        "for rank in range(5): s.sendall(f'rank {rank} 5 7\\n'.encode())\n"
+        "s.close(); open(sys.argv[1], 'w'); sys.exit(3)"
+    )
+    findings = Findings(said.append)
+    assert watching.watch([sys.executable, "-c", code, str(proof)], findings) == 3
+    assert proof.exists()
+    [line] = said
+    assert "ZeroDivisionError" in line
+    assert "the job goes on" in line
+    assert "stopped by an error" in findings.summary()
