@@ -9,7 +9,8 @@ import pytest
 
 from helpers import chaos_checks as checks
 from helpers import chaos_slow as slow
-from helpers.chaos import LAYOUTS, PHASES, QUICK, SEED
+from helpers.chaos import LAYOUTS, PHASES, QUICK, SEED, Arena
+from holdfast.observability.events import WorkerLost
 
 STEPS = 9
 SAVES = "checkpoint.every_steps=3"
@@ -22,22 +23,21 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def restless(arena):
+@pytest.fixture
+def restless(arena, monkeypatch):
     """Lanes change whenever they can, in all runs but those that are compared with."""
     for layout in LAYOUTS.values():
-        arena.undisturbed(layout, steps=STEPS)
+        arena.undisturbed(layout, steps=STEPS)  # it is kept
     restless = slow.Restless()
-    with pytest.MonkeyPatch.context() as patch:
-        restless.watch(patch)
-        yield restless
+    restless.watch(monkeypatch)
+    return restless
 
 
 def check_restless(arena, table, layout, faults, *settings):
     story = arena.run(layout, faults, *settings, steps=STEPS)
     table.add("others", story)
     checks.assert_same(story, arena.undisturbed(layout, steps=STEPS))
-    slow.assert_fired(story)
+    slow.assert_happened(story)
     assert slow.switches(story, "restless"), str(story)
     table.well(story)
     return story
@@ -105,6 +105,70 @@ def test_many_may_die_and_come_back_while_lanes_change(arena, table, restless, n
     story = arena.run(layout, faults, steps=STEPS)
     table.add("others", story)
     checks.assert_same(story, arena.undisturbed(layout, steps=STEPS))
-    assert len(story.fired) >= 2, str(story)
+    assert sum(isinstance(event, WorkerLost) for event in story.outcome.events) >= 2, str(story)
     table.well(story)
     arena.clean(story)
+
+
+# --- somebody is really slow ---
+
+SLOW_STEPS = 45
+LASTING = "slow 1.0 @ 13-45 x4"
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """An arena in which nobody is restless; operations take their time by sleeping."""
+    return Arena(tmp_path_factory.mktemp("slow"))
+
+
+def run_slow(calm, table, layout, faults, *settings):
+    usual = (slow.EMULATED, "checkpoint.every_steps=10")
+    story = calm.run(layout, faults, *usual, *settings, steps=SLOW_STEPS)
+    table.add("others", story)
+    expected = calm.undisturbed(layout, slow.EMULATED, "mitigation.mode=off", steps=SLOW_STEPS)
+    checks.assert_same(story, expected)
+    slow.assert_happened(story)
+    table.well(story)
+    return story
+
+
+def test_a_slow_worker_is_found_and_planned_around(calm, table):
+    story = run_slow(calm, table, LAYOUTS["2x2"], [LASTING])
+    assert "1.0" in slow.diagnosed(story), str(story)
+    assert "re-plan" in slow.actions(story), str(story)
+    assert slow.switches(story), str(story)
+    calm.clean(story)
+
+
+KILLS = [
+    f"kill {worker} @ {step}.{point}"
+    for worker in ("0.0", "1.0", "0.1", "1.1")
+    for step in range(16, 26)
+    for point in ("F0", "B1.done", "W0", "reduce", "told", "half", "settled")
+]
+random.Random("slow kills").shuffle(KILLS)
+
+
+@pytest.mark.parametrize("kill", KILLS[:3] if QUICK else KILLS[:60])
+def test_a_worker_may_die_while_another_is_slow(calm, table, kill):
+    story = run_slow(calm, table, LAYOUTS["2x2"], [LASTING, kill])
+    assert "1.0" in slow.diagnosed(story) or kill.startswith("kill 1.0"), str(story)
+    calm.clean(story)
+
+
+LINKS = [
+    ["link 0.0-0.1 @ 13-45 +20ms"],
+    ["link 0.0-1.0 @ 13-45 +20ms"],
+    ["link 0.0-0.1 @ 13-30 +20ms", "slow 1.1 @ 20-45 x4"],
+    ["link 0.0-0.1 @ 13-45 +20ms", "kill 1.1 @ 20.B1"],
+    ["link 0.0-1.0 @ 13-45 +20ms", "kill 1.0 @ 21.partials"],
+    ["slow 1.0 @ 13-25 x4", "slow 0.1 @ 18-40 x3", "kill 0.0 @ 24.W1"],
+]
+
+
+@pytest.mark.parametrize("faults", LINKS[:4] if QUICK else LINKS, ids=str)
+def test_slow_links_and_ladders_leave_the_result_as_it_was(calm, table, faults):
+    story = run_slow(calm, table, LAYOUTS["2x2"], faults)
+    assert slow.diagnosed(story), str(story)
+    calm.clean(story)

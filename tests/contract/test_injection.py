@@ -17,8 +17,8 @@ from holdfast.protocol.messages import FaultFired, Ready
 from holdfast.runtime.injection import (
     Injector,
     Killed,
-    ProcessActions,
     LastingFaults,
+    ProcessActions,
     ThreadActions,
 )
 from holdfast.schedule.operation import parse_op

@@ -173,6 +173,16 @@ class Pace:
             for (source, kind), count in sorted(counts.items())
         ]
 
+    def step_s(self, schedule: Schedule) -> float:
+        """Nobody waits for anybody but for messages."""
+        longest_s = 0.0
+        for worker, lane in schedule.lanes.items():
+            took_s = sum(end_s - start_s for _, start_s, end_s, *_ in self.operations(str(worker), lane))
+            incoming = _incoming(worker, schedule)
+            took_s += sum(self._moved_s(str(source), str(worker)) for source, _ in incoming)
+            longest_s = max(longest_s, took_s)
+        return longest_s
+
     def benchmark(self, name: str, step: int) -> messages.Probed:
         took_s = self._about(BENCHMARK_S) * self.slow.get(name, 1.0)
         return messages.Probed(worker=name, step=step, wall_s=took_s, cpu_s=took_s)
@@ -201,7 +211,8 @@ class World:
     def __init__(
         self, pipelines: int = 2, stages: int = 2, *, faults: Iterable[str] = (), **more: Any
     ) -> None:
-        shape = {"pipelines": pipelines, "stages": stages, "microbatches": 2 * pipelines}
+        count = more.pop("microbatches", 2 * pipelines)
+        shape = {"pipelines": pipelines, "stages": stages, "microbatches": count}
         train = {"steps": more.pop("steps", 20)}
         given = more.pop("given", {})
         self.pace: Pace | None = more.pop("pace", None)
@@ -262,7 +273,7 @@ class World:
         """Everyone who runs does a step, and who copies follows."""
         first = len(self.effects)
         for _ in range(num_steps):
-            self.at_s += 0.1
+            self.at_s += self.step_s
             for actor in self.live():
                 self.run_step(actor)
             for actor in self.live():
@@ -273,6 +284,13 @@ class World:
             self.tick()
             self.pump()
         return self.effects[first:]
+
+    @property
+    def step_s(self) -> float:
+        """What a step with the lanes of now takes, more or less."""
+        if self.pace is None or self.run.run.steady is None:
+            return 0.1
+        return self.pace.step_s(self.run.run.steady.schedule)
 
     def run_step(self, actor: Actor) -> None:
         """Unless it has to wait for the word of an offer."""

@@ -85,6 +85,7 @@ def test_runs_beyond_the_longest_are_one_hypothesis_that_loses_to_none() -> None
     odds = posterior(values, Prior(max_run=40))
     assert len(odds) == 41
     assert odds[-1] > 0.9
+    assert sum(odds) == pytest.approx(1, abs=1e-9)
 
 
 def test_the_noise_of_a_very_long_run_is_not_overrated() -> None:

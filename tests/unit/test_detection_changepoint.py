@@ -66,6 +66,15 @@ def test_a_ladder_is_told_though_each_step_of_it_is_too_small() -> None:
     assert all(shift.onset for shift in shifts)
 
 
+def test_the_last_step_of_a_ladder_counts_though_most_values_are_of_the_first() -> None:
+    values = noise(400, 0.01)
+    values[100:] += math.log(1.03)
+    values[250:] += math.log(1.03)
+    [(at, shift)] = told(values)
+    assert 250 <= at < 268
+    assert shift.how == "cumulative sum"
+
+
 def test_less_than_four_percent_is_not_told() -> None:
     values = noise(deviation=0.005)
     values[100:] += math.log(1.03)
@@ -162,10 +171,10 @@ def test_an_atypical_start_is_not_told(start: list[float]) -> None:
 
 
 def test_after_an_atypical_start_a_drop_is_told_as_ever() -> None:
-    values = noise()
-    values[:4] += 1.5
-    values[30:] += 0.3
-    assert [(shift.onset, shift.began) for _, shift in told(values)] == [(True, 30)]
+    values = noise(60)
+    values[:5] += 1.5
+    values[17:] += 0.3
+    assert [(shift.onset, shift.began) for _, shift in told(values)] == [(True, 17)]
 
 
 @pytest.mark.parametrize("seed", range(5))

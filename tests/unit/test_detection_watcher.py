@@ -453,5 +453,5 @@ def test_slowness_that_comes_and_goes_does_not_flap():
 
 def test_some_slow_steps_at_the_start_do_not_make_a_slow_worker():
     unlucky = [Slow("1.0", step, step, factor=1.25) for step in (3, 4, 6, 7, 9)]
-    world = World(slow=unlucky)
+    world = World(slow=unlucky, answers=False)
     assert world.run(world.watcher(), 40).faults() == []

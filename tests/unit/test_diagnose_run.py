@@ -3,11 +3,13 @@
 import json
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
-from holdfast.cli.diagnose_run import look
+from holdfast.cli.diagnose_run import look, observed
 from holdfast.cli.main import main
+from holdfast.detection.observation import OpTime
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.observability.events import EVENTS_FILE, encode_event
@@ -89,6 +91,24 @@ TOLD = (
 )
 
 
+IN_FORCE = events.Recovered(
+    at_s=35.0,
+    epoch=2,
+    step=35,
+    cause="better plan",
+    workers=(),
+    fault_s=34.0,
+    notice_s=34.0,
+    plan_s=34.1,
+    resumed_s=34.2,
+    redone=0,
+    operations=10,
+    members=4,
+    period_s=0.6,
+    reason="faster",
+)
+
+
 def written(tmp_path, recorded):
     lines = [encode_event(event) for event in recorded]
     (tmp_path / EVENTS_FILE).write_text("\n".join(lines) + "\n")
@@ -124,7 +144,32 @@ def test_what_the_run_told_is_one_slowness_from_its_first_word_to_its_last():
     (found,) = look("a run", run_events(told=TOLD)).by_run
     assert (found.since, found.told, found.until, found.factor) == (ONSET, 33, RELIEF, 2.6)
     assert found.speeds.during_s == pytest.approx(1.0, rel=0.05)
-    assert found.speeds.mitigated_s is not None  # from the step after the change on
+    assert found.speeds.mitigated_s is None  # it was chosen, but never came into force
+
+
+SWITCHED = events.PlanSwitched(
+    at_s=35.0, step=35, cause="better plan", took_s=0.1, period_s=0.6, reason="faster"
+)
+
+
+@pytest.mark.parametrize("change", [IN_FORCE, SWITCHED], ids=["with a stop", "without"])
+def test_a_plan_that_came_into_force_ends_the_time_without_help(change):
+    recorded = run_events(told=(*TOLD[:2], change, *TOLD[2:]))
+    first = 35 + isinstance(change, events.Recovered)
+    faster = [
+        replace(e, took_s=0.6)
+        if isinstance(e, events.StepFinished) and first <= e.step < RELIEF
+        else e
+        for e in recorded
+    ]
+    speeds = look("a run", faster).by_run[0].speeds
+    assert speeds.during_s == pytest.approx(1.0, rel=0.05)
+    assert speeds.mitigated_s == 0.6
+
+
+def test_a_change_for_another_reason_is_not_taken_for_one_against_slowness():
+    (found,) = look("a run", run_events(told=(TOLD[0], IN_FORCE, TOLD[3]))).by_run
+    assert found.speeds.mitigated_s is None
 
 
 def test_a_choice_to_do_nothing_is_no_change_of_plan():
@@ -138,7 +183,7 @@ def test_a_choice_to_do_nothing_is_no_change_of_plan():
         new_period_s=1.0,
         cost_s=0.0,
     )
-    (found,) = look("a run", run_events(told=(TOLD[0], nothing, TOLD[3]))).by_run
+    (found,) = look("a run", run_events(told=(TOLD[0], nothing, IN_FORCE, TOLD[3]))).by_run
     assert found.speeds.mitigated_s is None
 
 
@@ -158,15 +203,36 @@ def test_imbalance_is_told_without_speeds():
     assert (found.subject, found.speeds) == ("stage 1", None)
 
 
-def test_a_lost_worker_is_not_judged_any_more():
-    recorded = run_events()
-    lost = events.WorkerLost(at_s=0.0, worker="1.0", step=ONSET - 5, cause="signal SIGKILL")
-    at = next(n for n, e in enumerate(recorded) if getattr(e, "step", -1) == ONSET - 5)
-    recorded.insert(at, lost)
-    kept = [
-        e for e in recorded[at:] if not (isinstance(e, events.WorkerStep) and e.worker == "1.0")
-    ]
-    assert look("a run", [*recorded[:at], *kept]).by_replay == ()
+def test_the_slowness_of_a_worker_ends_when_it_is_lost():
+    gone = ONSET + 10
+    lost = events.WorkerLost(at_s=0.0, worker="1.0", step=gone, cause="signal SIGKILL")
+    outcome = look("a run", [
+        *(e for e in run_events(told=(TOLD[0],)) if getattr(e, "step", -1) < gone),
+        lost,
+        *(e for e in run_events() if getattr(e, "step", -1) >= gone and of_others(e)),
+    ])  # fmt: skip
+    assert [each.until for each in outcome.by_run] == [gone]
+    assert [each.until for each in outcome.by_replay] == [gone]
+
+
+def of_others(event):
+    return not isinstance(event, events.WorkerStep) or event.worker != "1.0"
+
+
+def test_a_step_is_observed_without_its_reduction_and_by_the_stage_of_most_operations():
+    event = events.WorkerStep(
+        at_s=9.0,
+        worker="1.0",
+        step=4,
+        ops=(("0F0", 0.0, 1.0), ("1F2", 1.0, 1.5), ("0BW3", 1.5, 3.0), ("0R", 3.0, 9.0)),
+        cpu_s=(0.9, 0.4, 1.4, 0.1),
+        sizes=(64, 32, 64, 0),
+        transfers=(("0.0", "pipeline", 2, 100, 0.01),),
+    )
+    seen = observed(event)
+    assert (str(seen.worker), seen.stage, seen.step) == ("1.0", 0, 4)
+    assert seen.ops == (OpTime("F", 0, 0.0, 1.0, 0.9, 64), OpTime("BW", 3, 1.5, 3.0, 1.4, 64))
+    assert [(str(t.source), *t[1:]) for t in seen.transfers] == [("0.0", "pipeline", 2, 100, 0.01)]
 
 
 def test_the_report_says_who_and_how_fast_and_counts_steps_from_one(capsys, tmp_path):
@@ -184,6 +250,14 @@ def test_the_report_says_who_and_how_fast_and_counts_steps_from_one(capsys, tmp_
     assert re.search(r"step 35: mitigation.* it pays within 3 steps", shown)
     assert "found in the recorded times:\n  slow computation: 1.0 x" in shown
     assert "only in the recorded times" not in shown
+
+
+def test_the_same_choice_step_after_step_is_told_once(capsys, tmp_path):
+    again = [replace(TOLD[1], step=step) for step in (34, 35, 36)]
+    assert main(["diagnose", str(written(tmp_path, run_events(told=(TOLD[0], *again))))]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("it pays within 3 steps") == 1
+    assert "  step 35 to 37: mitigation" in shown
 
 
 def test_what_only_the_recorded_times_show_is_pointed_out(capsys, tmp_path):

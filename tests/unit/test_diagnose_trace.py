@@ -193,6 +193,10 @@ def test_few_steps_of_uneven_data_are_not_taken_for_a_slow_machine(shape, seed):
     assert set(found) <= {(Cause.DATA, "data")}
 
 
+def test_noise_in_which_forward_and_backward_do_not_go_together_is_not_the_data():
+    assert verdict(columns(World(stages=1, noise=0.3))) == []
+
+
 def test_all_that_uneven_data_cost_is_found_when_backward_grows_faster():
     graph = graph_of(trace_of(columns(World(sizes=0.3, backward_power=1.8))))
     assert find_causes(graph).without_s == pytest.approx(what_if(graph).ideal_s, rel=0.01)

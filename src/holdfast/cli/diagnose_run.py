@@ -66,8 +66,7 @@ def look(source: str, recorded: Iterable[events.Event]) -> RunOutcome:
     if not steps:
         raise ConfigError(f"{source}: no step of this run has finished; there is nothing to judge")
     chosen = tuple(each for each in recorded if isinstance(each, events.MitigationChosen))
-    # Something was done: the new plan is expected to be faster.
-    changed = [each.step for each in chosen if each.new_period_s < each.period_s]
+    changed = _changed(recorded)
     warm = list(steps.values())[1:] or list(steps.values())
     took_s = sum(each.took_s for each in warm)
 
@@ -93,6 +92,18 @@ def _finished(recorded: Iterable[events.Event]) -> dict[int, events.StepFinished
     return dict(sorted(last.items()))
 
 
+def _changed(recorded: Iterable[events.Event]) -> list[int]:
+    """First steps of plans that were chosen against slowness and came into force."""
+    steps, is_chosen = [], False
+    for event in recorded:
+        if isinstance(event, events.MitigationChosen):
+            is_chosen = event.new_period_s < event.period_s
+        elif is_chosen and isinstance(event, events.Recovered | events.PlanSwitched):
+            steps.append(event.step + isinstance(event, events.Recovered))  # a whole step
+            is_chosen = False
+    return steps
+
+
 _Told = tuple[int, Diagnosis | Over]  # with the step in which it is told
 
 
@@ -113,6 +124,8 @@ def _told(recorded: Iterable[events.Event]) -> Iterator[_Told]:
                 yield event.step, found
             case events.SlownessOver():
                 yield event.step, Over(Cause(event.cause), event.subject, event.since, ())
+            case events.WorkerLost():
+                yield event.step, _gone(event)
             case _:
                 pass
 
@@ -127,8 +140,9 @@ def _watched(recorded: Iterable[events.Event]) -> Iterator[_Told]:
                 watcher.joined(parse_worker(event.worker), _MACHINE)
             case events.WorkerLost():
                 watcher.lost(parse_worker(event.worker))
+                yield event.step, _gone(event)
             case events.WorkerStep(ops=ops) if ops:
-                steps.setdefault(event.step, []).append(_observed(event))
+                steps.setdefault(event.step, []).append(observed(event))
             case events.StepFinished(step=step):
                 for each in steps.pop(step, []):
                     watcher.observe(each)
@@ -139,7 +153,12 @@ def _watched(recorded: Iterable[events.Event]) -> Iterator[_Told]:
                 pass
 
 
-def _observed(event: events.WorkerStep) -> WorkerStep:
+def _gone(event: events.WorkerLost) -> Over:
+    """Whoever is lost is not slow any more."""
+    return Over(Cause.COMPUTE, event.worker, event.step, ())
+
+
+def observed(event: events.WorkerStep) -> WorkerStep:
     """A worker that helped at a second stage is judged by the one it did most for."""
     ops = [parse_op(text) for text, _, _ in event.ops]
     stage = Counter(op.stage for op in ops).most_common(1)[0][0]
@@ -197,7 +216,7 @@ def _speeds(
         return None
     last = max(steps) + 1
     until = last if slow.until is None else slow.until
-    acted = min((step + 1 for step in changed if slow.since <= step < until), default=until)
+    acted = min((step for step in changed if slow.since < step < until), default=until)
 
     def middle_s(first: int, end: int) -> float | None:
         # The first step of a run warms up.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from holdfast.cli.diagnose_run import RunOutcome, Slowness, Speeds
@@ -27,8 +28,7 @@ def report(outcome: RunOutcome) -> Iterator[str]:
     yield ""
     yield "told by the run itself:"
     yield from _list(outcome.by_run, "nothing slow")
-    for choice in outcome.mitigations:
-        yield f"  step {choice.step + 1}: {told(choice)}"
+    yield from _choices(outcome)
     yield ""
     yield "found in the recorded times:"
     if outcome.num_worker_steps:
@@ -47,6 +47,14 @@ def _list(found: Iterable[Slowness], nothing: str) -> Iterator[str]:
         yield f"  {_sentence(each)}"
         if each.speeds is not None:
             yield f"    {_speeds(each.speeds)}"
+
+
+def _choices(outcome: RunOutcome) -> Iterator[str]:
+    """The same words step after step are told once."""
+    for words, group in groupby(outcome.mitigations, key=told):
+        steps = [choice.step + 1 for choice in group]
+        more = f" to {steps[-1]}" if len(steps) > 1 else ""
+        yield f"  step {steps[0]}{more}: {words}"
 
 
 def _sentence(slow: Slowness) -> str:

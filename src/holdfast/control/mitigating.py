@@ -74,7 +74,7 @@ class Mitigating:
     def take(self, step: int, at_s: float) -> tuple[Remedy, list[Effect]]:
         """What is wanted is done now."""
         assert self.wanted is not None
-        (remedy, choice), self.wanted = self.wanted, None
+        (remedy, choice), self.wanted, self._told = self.wanted, None, None
         self._policy.changed(choice, step)
         if remedy.steady is not None:
             assert self._lanes is not None
@@ -182,7 +182,7 @@ class Mitigating:
     def _tell(self, choice: Choice, now: Situation, at_s: float) -> list[Effect]:
         """Once, unless something else is chosen, or for others."""
         option = choice.option
-        told = (option.action, option.subjects, option.action is not Action.WAIT and now.step)
+        told = (option.action, option.subjects)
         if told == self._told:
             return []
         self._told = told

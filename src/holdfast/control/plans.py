@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from holdfast.cluster import WorkerId
 from holdfast.control.clock import NUM_MEASURED
 from holdfast.control.run import HEALTHY, Run, Steady
-from holdfast.detection.diagnosis import Health, link_of
+from holdfast.detection.diagnosis import Health
 from holdfast.errors import WaitTimeout
 from holdfast.planner.problem import Link, Links, Member, Memory, Problem
 from holdfast.schedule.costs import Costs
@@ -123,8 +123,12 @@ class Plans:
         if all_there and not self._is_slow:  # as the user has chosen
             return first
         self._to_refine = problem
-        planned = self.planned(problem)
-        return min([planned, *([first] if all_there else [])], key=lambda one: one.period_s)
+        found = [self.planned(problem), *([first] if all_there else [])]
+        if self._run.health.links:
+            from holdfast.planner.places import eased
+
+            found.append(self.planned(eased(problem)))
+        return min(found, key=lambda one: one.period_s)
 
     def planned(self, problem: Problem) -> Steady:
         """What the planner says at once; nothing is looked for later."""
@@ -209,7 +213,7 @@ class Plans:
         self._refining, self._to_refine = False, None
         if not self._is_slow:
             return run.first._replace(period_s=self.period_s(run.first.schedule))
-        schedule = whole_pipelines(self.problem(run.stages))
+        schedule = whole_pipelines(self.problem(run.stages), run.config.schedule.name)
         return Steady(schedule, self.period_s(schedule), "shares of whole pipelines")
 
     @property
@@ -232,16 +236,12 @@ class Plans:
         pace = self._pace(self._run.health if health is None else health)
         return steady_period_s(schedule, costs, staggered=staggered, pace=pace)
 
-    def _pace(self, health: Health) -> Pace:
-        speeds, links = health
-        usual_s = self._costs_s().link_s
+    def _pace(self, health: Health) -> Pace | None:
+        if not any(health):
+            return None
+        from holdfast.planner.places import pace
 
-        def excess_s(one: WorkerId, other: WorkerId) -> float:
-            return links.get(link_of(one, other), 0.0)
-
-        if not links:
-            return Pace(speeds)
-        return Pace(speeds, hop_s=lambda _, a, b: usual_s + excess_s(a, b), meet_s=excess_s)
+        return pace(self.problem(self._run.stages, health=health))
 
     @property
     def unknown_unit(self) -> bool:

@@ -61,7 +61,6 @@ class LinkTrack:
         self.series: Series | None = None  # only while it is looked at closely
         self.probe: tuple[int, LinkSample] | None = None
         self.told: LinkSample | None = None  # as the last diagnosis had it
-        self.slow_probe: LinkSample | None = None  # the measurement that confirmed it
 
     def samples_since(self, step: int) -> list[LinkSample]:
         return [sample for at, sample in self.history if at >= step]
@@ -73,8 +72,6 @@ class LinkTrack:
         self.probe = (step, sample)
 
     def tell(self, *, idle: bool) -> None:
-        if self.case.probe is not None and self.probe is not None:
-            self.slow_probe = self.probe[1]
         if idle and self.probe is not None:
             self.told = self.probe[1]
             return
@@ -220,12 +217,7 @@ class Links:
         case = track.case
         if track.probe is None or case.asked is None or track.probe[0] < case.asked:
             return None
-        sample, slow = track.probe[1], track.slow_probe
-        if case.phase is not Phase.SLOW or slow is None:
-            return sample.value
-        # Its healthy time may never have been measured; then the fall since is what is known.
-        fall = math.log((self.floor_s + slow.moved_s) / (self.floor_s + sample.moved_s))
-        return min(sample.value, case.excess - fall)
+        return track.probe[1].value
 
     def _sleep(self, track: LinkTrack) -> None:
         recent = list(track.history)[-_NUM_NOW:]
