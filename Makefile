@@ -39,6 +39,8 @@ bench: $(READY)
 	$(BIN)/python bench/planner.py
 	$(BIN)/python bench/failstop.py
 	$(BIN)/python bench/recovery.py
+	$(BIN)/python bench/detect.py
+	$(BIN)/python bench/failslow.py
 	$(BIN)/python bench/peers_torchft.py
 
 chaos: $(READY)

@@ -70,9 +70,7 @@ random.Random("switches").shuffle(SINGLES)
 @pytest.mark.parametrize(
     ("layout", "worker", "step", "point"), SINGLES[:12] if QUICK else SINGLES[:300]
 )
-def test_a_worker_may_die_while_lanes_change(
-    arena, table, restless, layout, worker, step, point
-):
+def test_a_worker_may_die_while_lanes_change(arena, table, restless, layout, worker, step, point):
     restless.seed(f"{SEED}-{layout}-{worker}-{step}-{point}")
     kill = f"kill {worker} @ {step}.{point}".removesuffix(".begin")
     story = check_restless(arena, table, LAYOUTS[layout], [kill])

@@ -6,6 +6,7 @@ A worker's own thread begins steps; the test is the control thread.
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -202,50 +203,80 @@ def test_lanes_may_change_again_and_again() -> None:
 # --- many workers ---
 
 
+@dataclass
 class Offering:
-    """As the coordinator does it, with all answers known at last."""
+    """As the coordinator does it."""
 
-    def __init__(self, number: int, text: str) -> None:
-        self.number, self.text = number, text
-        self.steps: dict[int, int] = {}
-        self.first_step = -1
-        self.told: set[int] = set()
+    number: int
+    text: str
+    steps: dict[int, int] = field(default_factory=dict)  # what has been answered
+    told: set[int] = field(default_factory=set)
 
 
-@settings(deadline=None, max_examples=150)
-@given(st.data())
-def test_no_two_workers_ever_run_a_step_with_different_lanes(data: st.DataObject) -> None:
-    """Begin a step, hear an offer, hear the word: in any order that messages can come in."""
-    num_workers = data.draw(st.integers(2, 4))
-    workers = [Worker() for _ in range(num_workers)]
-    next_step, ran = [0] * num_workers, [dict[int, str]() for _ in range(num_workers)]
-    offering, num_offers = None, 0
-    for _ in range(data.draw(st.integers(0, 60))):
-        who = data.draw(st.integers(0, num_workers - 1))
-        worker = workers[who]
-        match data.draw(st.sampled_from(["step", "step", "step", "again", "word"])):
-            case "step" if next_step[who] <= min(next_step) + 2:
-                try:
-                    ran[who][next_step[who]] = worker.of(next_step[who], timeout_s=-1.0)
-                    next_step[who] += 1
-                except WaitTimeout:
-                    assert offering is not None, "nobody waits for nothing"
-                    assert who in offering.steps
-            case "again" if next_step[who]:
-                step = next_step[who] - 1
-                assert worker.of(step, timeout_s=-1.0) == ran[who][step]
-            case "word":
-                if offering is None:
-                    num_offers += 1
-                    offering = Offering(num_offers, data.draw(st.sampled_from(TEXTS)))
-                if who not in offering.steps:
-                    step = worker.lanes.offer(1, offering.number, offering.text)
-                    offering.steps[who] = step
-                elif len(offering.steps) == num_workers:
-                    first_step = max(offering.steps.values()) + 2
-                    worker.lanes.adopt(1, offering.number, first_step)
-                    offering.told.add(who)
-                    if len(offering.told) == num_workers:
-                        offering = None
-    for step in range(max(next_step)):
-        assert len({steps[step] for steps in ran if step in steps}) == 1, f"step {step}"
+class Fleet:
+    """Workers that begin steps, and messages that come to each of them in order."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.workers = [Worker() for _ in range(num_workers)]
+        self.ran: list[list[str]] = [[] for _ in self.workers]  # lanes of each step so far
+        self._offering: Offering | None = None
+        self._num_offers = 0
+
+    def begin(self, who: int, text: str) -> None:
+        """The next step, unless it is too far ahead of the others."""
+        step = len(self.ran[who])
+        if step > min(map(len, self.ran)) + 2:
+            return
+        try:
+            self.ran[who].append(self.workers[who].of(step, timeout_s=-1.0))
+        except WaitTimeout:
+            assert self._offering is not None, "nobody waits for nothing"
+            assert who in self._offering.steps
+
+    def begin_again(self, who: int, text: str) -> None:
+        if self.ran[who]:
+            step = len(self.ran[who]) - 1
+            assert self.workers[who].of(step, timeout_s=-1.0) == self.ran[who][step]
+
+    def hear(self, who: int, text: str) -> None:
+        """An offer, and when all have answered, the word."""
+        if self._offering is None:
+            self._num_offers += 1
+            self._offering = Offering(self._num_offers, text)
+        offering, lanes = self._offering, self.workers[who].lanes
+        if who not in offering.steps:
+            offering.steps[who] = lanes.offer(1, offering.number, offering.text)
+        elif len(offering.steps) == len(self.workers) and who not in offering.told:
+            lanes.adopt(1, offering.number, max(offering.steps.values()) + 2)
+            offering.told.add(who)
+        if len(offering.told) == len(self.workers):
+            self._offering = None
+
+
+ACTS = [Fleet.begin, Fleet.begin, Fleet.begin, Fleet.begin_again, Fleet.hear, Fleet.hear]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(2, 4),
+    st.lists(
+        st.tuples(st.sampled_from(ACTS), st.integers(0, 11), st.sampled_from(TEXTS)), max_size=120
+    ),
+)
+def test_no_two_workers_ever_run_a_step_with_different_lanes(num_workers, happenings) -> None:
+    """Steps, offers and words: in any order that messages can come in."""
+    fleet = Fleet(num_workers)
+    for act, who, text in happenings:
+        act(fleet, who % num_workers, text)
+    for step in range(max(map(len, fleet.ran))):
+        found = {lanes[step] for lanes in fleet.ran if step < len(lanes)}
+        assert len(found) == 1, f"step {step}"
+
+
+def test_the_messages_above_do_change_lanes() -> None:
+    fleet = Fleet(2)
+    for text in (NEW, NEWER):
+        for act in (Fleet.begin, Fleet.hear, Fleet.hear, Fleet.begin, Fleet.begin):
+            for who in (0, 1):
+                act(fleet, who, text)
+    assert fleet.ran == [[OLD, OLD, NEW, NEW, NEW, NEWER]] * 2

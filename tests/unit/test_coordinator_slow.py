@@ -6,7 +6,8 @@ The planner is the real one, but plans at once; times of operations are made up 
 from dataclasses import replace
 
 import pytest
-from coordinator_world import Pace, ScriptedPlanner, World, emitted, sent
+from coordinator_pace import Pace
+from coordinator_world import ScriptedPlanner, World, emitted, sent
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.run import RunPhase

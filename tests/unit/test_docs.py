@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast.cli import agent, main, plan, recovery_plan, trace, train, worker
+from holdfast.cli import agent, diagnose, main, plan, recovery_plan, trace, train, watch, worker
 from holdfast.config import RunConfig, config_from, known_keys
 from holdfast.observability.events import Event
 from holdfast.observability.summary import Summary
@@ -23,6 +23,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 REFERENCE = re.compile(r"`([a-z_/]+\.py)::([\w.]+)`")
+KINDS = {"train", "plan", "recovery-plan", "trace", "worker", "watch", "diagnose"}
 
 
 def by_name(path):
@@ -44,7 +45,7 @@ def commands(text):
 def understood(command, monkeypatch):
     """The parsed arguments of a command that is not run."""
     parsed = []
-    for module in (train, plan, recovery_plan, trace, agent, worker):
+    for module in (train, plan, recovery_plan, trace, agent, worker, watch, diagnose):
         monkeypatch.setattr(module, "run", lambda args: parsed.append(args) or 0)
     assert main.main(shlex.split(command)[1:]) == 0, f"does not parse: {command}"
     return parsed[0]
@@ -55,12 +56,12 @@ def understood(command, monkeypatch):
 
 def test_the_readme_shows_commands_of_every_kind():
     kinds = {command.split()[1] for command in commands(README)}
-    assert kinds == {"train", "plan", "recovery-plan", "trace", "worker"}
+    assert kinds == KINDS
 
 
 @pytest.mark.parametrize("command", commands(README))
 def test_a_command_of_the_readme_parses(command, monkeypatch):
-    if command.split()[1:] in (["train"], ["plan"], ["recovery-plan"], ["trace"], ["worker"]):
+    if command.split()[1:] in [[kind] for kind in KINDS]:
         return  # only its name
     args = understood(command, monkeypatch)
     if command.split()[1] == "train":
@@ -143,6 +144,10 @@ def test_every_function_that_is_named_exists(page):
 JOURNEYS = {
     "step": {"cli", "control", "runtime", "transport", "recovery", "observability", "schedule"},
     "lost-stage": {"control", "runtime", "recovery", "planner"},
+    "slow-worker": {
+        *("faults", "runtime", "transport", "control", "detection", "mitigation", "planner"),
+        *("observability", "cli"),
+    },
 }
 
 

@@ -17,6 +17,7 @@ from holdfast.mitigation.trial import Trial
 from holdfast.observability import events
 
 _NUM_SWAPS = 4  # candidates that are planned through
+_GOES_ON = ("holdfast", "swift")  # ways to recover in which a loss makes nobody go back
 _COPY_SHARE = 0.5  # of the time of a copy is lost while its worker helps nobody
 
 
@@ -80,7 +81,10 @@ class Mitigating:
             assert self._lanes is not None
             self._before = remedy.steady, self._lanes, dict(choice.factors)
             self._answered, self._lanes = dict(choice.factors), remedy.steady
-            self._trial.begin()
+            if remedy.option.action is Action.BACK:
+                self._trial.end()  # the way back is not judged: else it could go on for ever
+            else:
+                self._trial.begin()
         period_s, healthy_s = self._now
         now = Situation(step, 0, period_s, healthy_s, choice.factors)
         return remedy, self._tell(choice, now, at_s)
@@ -121,7 +125,7 @@ class Mitigating:
     def _work_out(self, factors: Mapping[str, float]) -> None:
         """Anew only if something has changed."""
         run = self._run
-        asked = (dict(factors), dict(run.stages), id(run.steady))
+        asked = (dict(factors), dict(run.stages), run.steady)
         if asked == self._asked:
             return
         assert run.steady is not None
@@ -160,14 +164,16 @@ class Mitigating:
             if any(len(run.holders(run.stages[w])) < 2 for w, _ in moves):
                 continue  # its stage would have no holder meanwhile
             steady = plans.planned(plans.problem(stages))
-            # Given no work, left, joined: three changes a worker, and its help is missed.
-            cost_s = len(moves) * (3 * run.stop_s + _COPY_SHARE * run.copy_s)
+            # It leaves and joins: two stops a worker, and its help is missed meanwhile.
+            cost_s = len(moves) * (2 * run.stop_s + _COPY_SHARE * run.copy_s)
             what = ", ".join(f"{worker} to stage {stage}" for worker, stage in moves)
             option = Option(Action.PLACES, steady.period_s, cost_s, subjects, what)
             yield Remedy(option, moves=moves)
 
     def _without_one(self, subjects: tuple[str, ...]) -> Iterator[Remedy]:
         run, plans = self._run, self._plans
+        if run.config.recovery.mode not in _GOES_ON:
+            return
         speeds, links = run.health
         suspects = {*speeds, *(worker for pair in links for worker in pair)} & run.stages.keys()
         for worker in sorted(suspects):
@@ -176,7 +182,7 @@ class Mitigating:
             others = {w: stage for w, stage in run.stages.items() if w != worker}
             steady = plans.planned(plans.problem(others))
             what = f"{worker} is left out"
-            option = Option(Action.DROP, steady.period_s, 2 * run.stop_s, subjects, what)
+            option = Option(Action.DROP, steady.period_s, run.stop_s, subjects, what)
             yield Remedy(option, drops=worker)
 
     def _tell(self, choice: Choice, now: Situation, at_s: float) -> list[Effect]:
