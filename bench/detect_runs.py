@@ -3,14 +3,16 @@
 Coordinator, executor, detection, injection and benchmarks are the real ones; devices are emulated
 (operations sleep), workers are threads of one process, the transport is in memory, and noise is
 what this machine adds. No ragged work: an emulated operation takes its time whatever its input.
+Threads share one interpreter: operations are longer the more workers there are.
 
 Must be told: a worker slower by 15 % or a link by half an operation, 8 steps in a row. May be told:
 who is less slow, or for 2 to 7 steps. Nobody else may, so also no single slow steps ("dips").
 Right: all are told that must be, before they are healthy again (plus GRACE steps), and nobody is
 who may not. Imbalance of model or data is no slowness; "slow machine" is wrong, as none is.
+Somebody who is told again before it was told to be over is not accused anew.
 A run that fails is neither right nor localised; the other rates are of those that ended well.
 
-    .venv/bin/python bench/detect_runs.py [--runs 300] [--processes 2]
+    .venv/bin/python bench/detect_runs.py [--runs 300] [--processes 2] [--op-ms 4]
 """
 
 import argparse
@@ -47,15 +49,15 @@ NUM_RUNS, NUM_QUICK, NUM_PROCESSES = 300, 6, 2
 STEPS, FIRST_FAULT, WARM_UP_STEPS = 60, 16, 2  # healthy times are learnt before the first fault
 STUDY_S = 36.0  # of the published study, for which a step stands
 RATE = 0.03  # chance a step that something becomes slow
-OP_MS, PER_PIPELINE = 4, 4
-LEAST_FACTOR, LEAST_DELAY_S, LEAST_STEPS = 1.15, OP_MS / 2e3, 8
-GRACE = 5
+OP_MS, PER_PIPELINE = 4.0, 4  # of four workers
+LEAST_FACTOR, LEAST_DELAY, LEAST_STEPS = 1.15, 0.5, 8  # delay: of an operation
+GRACE, RELIEF_WITHIN = 5, 12  # steps
 LATE = 1.1  # times an operation's set time
+MOST = 10_000  # of anything that is asked for
 LIMIT_S = 150.0  # a run takes some seconds
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny_gpt.py"  # its layers are not used
 SETTINGS = (
     *("workers.kind=threads", "mitigation.mode=observe"),
-    f"device.emulate=F={OP_MS}ms,B={OP_MS}ms,W={OP_MS}ms",
     *("checkpoint.every_steps=0", "checkpoint.at_end=false"),
 )
 LAYOUTS = ("2x2", "3x2", "2x2", "2x3", "4x2")
@@ -88,15 +90,13 @@ class Stretch(NamedTuple):
     end: int  # the first step after it
     clear: int | None  # from here on it is slow enough, and for long enough; None: it may be told
 
-    def holds(self, step: int) -> bool:
-        return self.begin <= step < self.end + GRACE
-
 
 class Case(NamedTuple):
     kind: str
     layout: str
     seed: int
     faults: tuple[str, ...]
+    op_ms: float
 
     def __str__(self) -> str:
         return f"{self.kind} {self.layout}, seed {self.seed} ({'; '.join(self.faults) or '-'})"
@@ -105,8 +105,12 @@ class Case(NamedTuple):
     def is_healthy(self) -> bool:
         return self.kind in HEALTHY
 
+    @property
+    def slow(self) -> list[Stretch]:
+        return stretches(map(parse_fault, self.faults), self.op_ms)
 
-def stretches(faults: Iterable[Fault]) -> list[Stretch]:
+
+def stretches(faults: Iterable[Fault], op_ms: float) -> list[Stretch]:
     """Without single slow steps, of which nothing may be told."""
     of_subject: dict[str, list[Fault]] = {}
     for fault in faults:
@@ -115,7 +119,7 @@ def stretches(faults: Iterable[Fault]) -> list[Stretch]:
     found = []
     for subject, own in of_subject.items():
         for begin, end in _in_a_row([any(f.covers(step) for f in own) for step in range(STEPS)]):
-            clear = [_is_clear(own, step) for step in range(begin, end)]
+            clear = [_is_clear(own, step, op_ms) for step in range(begin, end)]
             long = (begin + one for one, other in _in_a_row(clear) if other - one >= LEAST_STEPS)
             if end - begin > 1:
                 found.append(Stretch(subject, begin, end, next(long, None)))
@@ -130,34 +134,47 @@ def _in_a_row(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
             yield begin, at
 
 
-def _is_clear(own: Iterable[Fault], step: int) -> bool:
+def _is_clear(own: Iterable[Fault], step: int, op_ms: float) -> bool:
     """All that last count; a delay is of a link only."""
     lasting = [f.lasting for f in own if f.lasting is not None and f.covers(step)]
-    delay_s = sum(one.delay_s for one in lasting)
-    return math.prod(one.factor for one in lasting) >= LEAST_FACTOR or delay_s >= LEAST_DELAY_S
+    factor = math.prod(one.factor for one in lasting)
+    delay_ms = 1e3 * sum(one.delay_s for one in lasting)
+    return factor >= LEAST_FACTOR or delay_ms >= LEAST_DELAY * op_ms
 
 
-def case(number: int) -> Case:
+def case_of(number: int, op_ms: float) -> Case:
     """The first seed of its own whose faults are what the kind is about."""
     kind, layout = IN_TURN[number % len(IN_TURN)], LAYOUTS[number % len(LAYOUTS)]
     pipelines, stages = map(int, layout.split("x"))
-    first, mix = FIRST_SEED + number * SEEDS_A_RUN, MIXES[kind]
+    op_ms *= pipelines * stages / 4
+    first = FIRST_SEED + number * SEEDS_A_RUN
     for seed in range(first, first + SEEDS_A_RUN):
-        faults = () if mix is None else slowdowns(
-            seed, pipelines, stages, STEPS, STUDY_S,
-            rate=RATE, mix=mix, transfer_s=OP_MS / 1e3, first_step=FIRST_FAULT,
-        )  # fmt: skip
-        if _is_about(kind, faults):
-            return Case(kind, layout, seed, tuple(map(str, faults)))
+        faults = _faults(MIXES[kind], seed, pipelines, stages, op_ms)
+        case = Case(kind, layout, seed, tuple(map(str, faults)), op_ms)
+        if _is_about(case):
+            return case
     raise AssertionError(f"no seed from {first} on gives a run of kind {kind}")
 
 
-def _is_about(kind: str, faults: Sequence[Fault]) -> bool:
-    found = stretches(faults)
-    if kind in HEALTHY:
-        return not found and bool(faults) == (kind == "dips")
-    subjects = {stretch.subject for stretch in found if stretch.clear is not None}
-    return len(subjects) >= (2 if kind == "compound" else 1)
+def _faults(
+    mix: Mix | None, seed: int, pipelines: int, stages: int, op_ms: float
+) -> tuple[Fault, ...]:
+    if mix is None:
+        return ()
+    return slowdowns(
+        *(seed, pipelines, stages, STEPS, STUDY_S),
+        rate=RATE,
+        mix=mix,
+        transfer_s=op_ms / 1e3,
+        first_step=FIRST_FAULT,
+    )
+
+
+def _is_about(case: Case) -> bool:
+    if case.is_healthy:
+        return not case.slow and bool(case.faults) == (case.kind == "dips")
+    subjects = {stretch.subject for stretch in case.slow if stretch.clear is not None}
+    return len(subjects) >= (2 if case.kind == "compound" else 1)
 
 
 # --- what a run tells ---
@@ -177,22 +194,26 @@ class Ran(NamedTuple):
     error: str = ""
 
 
-def names(events: Sequence[Event]) -> tuple[Named, ...]:
-    found = []
-    for at, event in enumerate(events):
-        if isinstance(event, Diagnosed) and event.cause in SLOWNESS:
-            later = (e for e in events[at:] if isinstance(e, SlownessOver))
-            over = (e.step for e in later if (e.cause, e.subject) == (event.cause, event.subject))
-            until = next(over, math.inf)
-            found.append(Named(event.subject, event.cause, event.step, until))
+def names(events: Iterable[Event]) -> tuple[Named, ...]:
+    found: list[Named] = []
+    standing: dict[tuple[str, str], int] = {}  # (subject, cause) -> where in found
+    for event in events:
+        if not isinstance(event, Diagnosed | SlownessOver) or event.cause not in SLOWNESS:
+            continue
+        key = event.subject, event.cause
+        if isinstance(event, SlownessOver):
+            if (at := standing.pop(key, None)) is not None:
+                found[at] = found[at]._replace(until=event.step)
+        elif key not in standing:
+            standing[key] = len(found)
+            found.append(Named(*key, event.step, math.inf))
     return tuple(found)
 
 
-def late_share(events: Iterable[Event]) -> float:
-    steps = range(WARM_UP_STEPS, FIRST_FAULT)
+def late_share(events: Iterable[Event], op_ms: float) -> float:
+    steps, limit_s = range(WARM_UP_STEPS, FIRST_FAULT), LATE * op_ms / 1e3
     reports = [e for e in events if isinstance(e, WorkerStep) and e.step in steps]
     ops = [op for report in reports for op in report.ops if not op[0].endswith("R")]
-    limit_s = LATE * OP_MS / 1e3
     return sum(end_s - start_s > limit_s for _, start_s, end_s in ops) / max(1, len(ops))
 
 
@@ -200,12 +221,13 @@ def run_case(case: Case) -> Ran:
     from holdfast.cli.main import main  # torch: only where runs are
 
     pipelines, stages = case.layout.split("x")
-    microbatches = PER_PIPELINE * int(pipelines)
+    microbatches, op = PER_PIPELINE * int(pipelines), f"{case.op_ms:g}ms"
+    settings = (*SETTINGS, f"device.emulate=F={op},B={op},W={op}")
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="detect-runs-") as folder:
         words = ["train", str(EXAMPLE), "--run-dir", folder, "--steps", str(STEPS)]
         words += ["--pipelines", pipelines, "--stages", stages, "--microbatches", str(microbatches)]
-        words += [word for setting in SETTINGS for word in ("--set", setting)]
+        words += [word for setting in settings for word in ("--set", setting)]
         words += [word for fault in case.faults for word in ("--fault", fault)]
         output = io.StringIO()
         with redirect_stdout(io.StringIO()), redirect_stderr(output):
@@ -216,7 +238,7 @@ def run_case(case: Case) -> Ran:
     fired = {event.fault for event in events if isinstance(event, FaultFired)}
     if missing := set(case.faults) - fired:
         return Ran(error=f"never fired: {'; '.join(sorted(missing))}")
-    return Ran(names(events), late_share(events), time.monotonic() - start_s)
+    return Ran(names(events), late_share(events, case.op_ms), time.monotonic() - start_s)
 
 
 # --- many runs, side by side ---
@@ -301,6 +323,7 @@ class Verdict(NamedTuple):
     wrong: tuple[Named, ...]  # who was healthy
     missed: tuple[Stretch, ...]
     delays: tuple[int, ...]  # steps from the first clearly slow one to the telling, both counted
+    reliefs: tuple[bool, ...]  # of those told rightly that had time for it: told to be over
 
     @property
     def is_right(self) -> bool:
@@ -316,20 +339,24 @@ class Verdict(NamedTuple):
 def judge(case: Case, ran: Ran) -> Verdict:
     """Of a run that failed nothing is known. Who was told before it was clear has delay 0."""
     if ran.error:
-        return Verdict(case, ran, (), (), ())
-    slow = stretches(map(parse_fault, case.faults))
-    right = [n for n in ran.named if any(s.subject == n.subject and s.holds(n.step) for s in slow)]
-    missed, delays = [], []
-    for stretch in slow:
-        if stretch.clear is None:
-            continue
-        told = [n.step for n in right if _stands(n, stretch)]
-        if told:
-            delays.append(max(0, min(told) - stretch.clear + 1))
-        else:
+        return Verdict(case, ran, (), (), (), ())
+    right = [n for n in ran.named if any(_allows(stretch, n) for stretch in case.slow)]
+    missed, delays, reliefs = [], [], []
+    for stretch in (stretch for stretch in case.slow if stretch.clear is not None):
+        told = [name for name in right if _stands(name, stretch)]
+        if not told:
             missed.append(stretch)
+            continue
+        delays.append(max(0, told[0].step - stretch.clear + 1))
+        if stretch.end + RELIEF_WITHIN <= STEPS:
+            reliefs.append(told[-1].until < stretch.end + RELIEF_WITHIN)
     wrong = tuple(name for name in ran.named if name not in right)
-    return Verdict(case, ran, wrong, tuple(missed), tuple(delays))
+    return Verdict(case, ran, wrong, tuple(missed), tuple(delays), tuple(reliefs))
+
+
+def _allows(stretch: Stretch, name: Named) -> bool:
+    is_in_it = stretch.begin <= name.step < stretch.end + GRACE
+    return stretch.subject == name.subject and is_in_it
 
 
 def _stands(name: Named, stretch: Stretch) -> bool:
@@ -354,6 +381,7 @@ def figures(verdicts: Sequence[Verdict]) -> Figures:
         "localised": _share([v.is_right for v in slow]),
         "wrong_beside_a_fault": _share([bool(v.wrong) for v in disturbed]),
         "slow_machine_told": len(machines),
+        "relief_rate": _share([relief for v in ended for relief in v.reliefs]),
         "median_steps": _median([delay for v in ended for delay in v.delays]),
         "late_operations": _median([v.ran.late for v in ended]),
         "run_s": _median([v.ran.took_s for v in ended]),
@@ -387,15 +415,20 @@ def print_table(verdicts: Sequence[Verdict]) -> None:
 
 
 def run(
-    num_runs: int = NUM_RUNS, num_processes: int = NUM_PROCESSES, *, quick: bool = False
+    num_runs: int = NUM_RUNS,
+    num_processes: int = NUM_PROCESSES,
+    op_ms: float = OP_MS,
+    *,
+    quick: bool = False,
 ) -> Figures:
     num_runs = NUM_QUICK if quick else num_runs
     print(f"{num_runs} runs of {STEPS} steps, {num_processes} at a time: emulated devices, threads")
-    print(f"Seeds from {FIRST_SEED}; operations of {OP_MS} ms; nothing is done about slowness")
+    print(f"Seeds from {FIRST_SEED}; operations of {op_ms:g} ms and more; slowness is only told")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as every worker process has it
     loads, verdicts = [os.getloadavg()[0]], []
-    for done, ran in run_all(map(case, range(num_runs)), num_processes):
-        verdicts.append(judge(done, ran))
+    cases = [case_of(number, op_ms) for number in range(num_runs)]
+    for case, ran in run_all(cases, num_processes):
+        verdicts.append(judge(case, ran))
         loads.append(os.getloadavg()[0])
     verdicts.sort(key=lambda verdict: verdict.case.seed)
     print_table(verdicts)
@@ -416,11 +449,15 @@ def main() -> None:
     parser.add_argument(
         "--processes", type=int, default=NUM_PROCESSES, help=f"at a time ({NUM_PROCESSES})"
     )
+    parser.add_argument(
+        "--op-ms", type=float, default=OP_MS, help=f"of an operation, with 4 workers ({OP_MS:g})"
+    )
     args = parser.parse_args()
-    for name in ("runs", "processes"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} {getattr(args, name)}: expected at least 1")
-    print(json.dumps(run(args.runs, args.processes)))
+    for name in ("runs", "processes", "op_ms"):
+        if not 1 <= getattr(args, name) <= MOST:
+            flag = f"--{name.replace('_', '-')} {getattr(args, name)}"
+            parser.error(f"{flag}: expected a number from 1 to {MOST}")
+    print(json.dumps(run(args.runs, args.processes, args.op_ms)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Orders benchmarks of suspects. What is done about a slow worker or link is decid
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.run import Run
-from holdfast.detection.diagnosis import Cause, Diagnosis, Health, Over, Suspicion
+from holdfast.detection.diagnosis import Cause, Diagnosis, Health, Over, Suspicion, link_of
 from holdfast.detection.observation import OpTime, Transfer, WorkerStep
 from holdfast.detection.rounds import rounds
 from holdfast.detection.watcher import Watcher
@@ -74,8 +74,9 @@ class Slowness:
         for worker in new:
             watcher.joined(worker, run.hellos[worker].host or _HERE)
             self._known[worker] = run.hellos[worker].pid
-        probe = messages.Probe(step=step + 1 + _WARM_STEPS, compute=True, links=[])
-        return [Send(worker, probe) for worker in new]
+        links = [link_of(one, other) for one in new for other in sorted(run.stages) if one != other]
+        first = Suspicion(tuple(new), tuple(sorted(set(links))))
+        return self._probe(first, step + _WARM_STEPS)  # what is normal for each
 
     def _probe(self, suspicion: Suspicion, step: int) -> list[Effect]:
         """Benchmarks of all suspects at once; links in rounds, of one step each."""
