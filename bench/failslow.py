@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 from failslow_cases import MODES, OP_MS, Case, bound_s, cases, shares_of, undisturbed
 from failslow_run import Calm, Measured, median_step_s, run_calm, run_case
-from failstop_run import RunError
+from failstop_run import Job, RunError
 
 QUICK_CASE, QUICK_WAYS = "2x2 x2", ("nothing", "holdfast")
 
@@ -242,13 +242,13 @@ def harm_share(one: Calm) -> float:
 
 def overhead(bench: Bench) -> Figures:
     rounds = max(bench.rounds, 1 if bench.quick else 5)
-    headline(f"Median step with tracking (observe) over without (off), {rounds} rounds by turns")
+    headline(f"Median step with tracking (observe) over without (off), {rounds} rounds")
     print(" " * 14 + "".join(f"{name:>10}" for name in ("ratio", "least", "most")), flush=True)
     ratios: dict[str, list[float]] = {}
     for name, job in undisturbed(bench.op_ms).items():
         ratios[name] = []
         for number in range(rounds):
-            ratio = turn(bench, f"{name}, tracking", partial(median_step_s, job), number)
+            ratio = turn(bench, f"{name}, tracking", job, number)
             if ratio is not None:
                 ratios[name].append(ratio)
         if own := ratios[name]:
@@ -261,13 +261,13 @@ def overhead(bench: Bench) -> Figures:
     }
 
 
-def turn(
-    bench: Bench, what: str, step_s: Callable[[str, int, Path], float], number: int
-) -> float | None:
-    """One run each; every second time in the other order."""
+def turn(bench: Bench, what: str, job: Job, number: int) -> float | None:
+    """One run each; every second time in the other order. Real steps are short: there are more."""
+    is_emulated = any(setting.startswith("device.emulate=") for setting in job.settings)
+    num_steps = bench.steps * (1 if is_emulated else 4)
     found: dict[str, float | None] = {}
     for mode in ("off", "observe")[:: 1 if number % 2 == 0 else -1]:
-        found[mode] = bench.attempt(what, partial(step_s, mode, bench.steps))
+        found[mode] = bench.attempt(what, partial(median_step_s, job, mode, num_steps))
     on_s, off_s = found["observe"], found["off"]
     return None if on_s is None or off_s is None else on_s / off_s
 

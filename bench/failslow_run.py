@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from failslow_cases import FIRST, OP_MS, WARM_UP_STEPS, Case, lanes_without
+from failslow_cases import FIRST, MODES, OP_MS, WARM_UP_STEPS, Case, lanes_without
 from failstop_run import START_LIMIT_S, Job, Run, RunError, records
 from holdfast.detection.diagnosis import Cause
 from holdfast.faults.fault import parse_fault
@@ -166,8 +166,14 @@ class Measured(NamedTuple):
 
 
 def measured(
-    events: Sequence[Event], case: Case, num_disturbed: int, pause_s: float = 0.0
+    events: Sequence[Event],
+    case: Case,
+    num_disturbed: int,
+    *,
+    acts: bool = True,
+    pause_s: float = 0.0,
 ) -> Measured:
+    """``acts``: False if it only tells what it would do."""
     times_s = step_times(events)
     last = FIRST + num_disturbed
     if missing := set(range(WARM_UP_STEPS, last)) - times_s.keys():
@@ -187,7 +193,7 @@ def measured(
         after_s=statistics.median(after[-(len(after) // 3 or 1) :]),
         delays=_delays(case, num_disturbed, named),
         wrong=tuple(sorted({event.subject for event in named} - set(case.subjects))),
-        actions=_actions(events),
+        actions=_actions(events) if acts else (),
         switches=tuple(switches(events, case.changes(num_disturbed))),
         stop_s=max(stops_s, default=0.0),
         pause_s=pause_s,
@@ -222,9 +228,7 @@ def run_case(
         return _restarted(case, job, num_disturbed, folder, op_ms)
     with Watched(job, folder) as run:
         run.to_the_end()
-    found = measured(run.events, case, num_disturbed)
-    # Nothing is done with mode observe, but it tells what it would do.
-    return found._replace(actions=()) if way == "nothing" else found
+    return measured(run.events, case, num_disturbed, acts=MODES[way] != "observe")
 
 
 def _restarted(case: Case, job: Job, num_disturbed: int, folder: Path, op_ms: int) -> Measured:
@@ -245,7 +249,8 @@ def _restarted(case: Case, job: Job, num_disturbed: int, folder: Path, op_ms: in
     with Watched(replace(job, settings=settings, faults=()), folder, resume=True) as again:
         again.to_the_end()
     pause_s = again.of(StepFinished)[0].at_s - since_s
-    return measured([*run.events, *again.events], case, num_disturbed, pause_s)
+    events = [*run.events, *again.events]
+    return measured(events, case, num_disturbed, acts=False, pause_s=pause_s)
 
 
 # --- nothing happens ---
@@ -313,7 +318,7 @@ def run_calm(job: Job, minutes: float, folder: Path) -> Calm:
     """Mitigation is on. Ended from here."""
     settings = (*job.settings, "mitigation.mode=holdfast")
     with Watched(replace(job, steps=1_000_000, settings=settings), folder) as run:
-        run.wait_for_step(1, START_LIMIT_S)
+        run.wait_for_step(WARM_UP_STEPS, START_LIMIT_S)
         time.sleep(60 * minutes)
         if not run.poll():
             raise RunError(f"the run ended by itself: {run.last_words()}")

@@ -88,11 +88,11 @@ def slow_run(*others: Event) -> list[Event]:
     return [fault, *others, *ended(times_s)]
 
 
-def measured(*events: Event) -> Any:
+def measured(*events: Event, acts: bool = True) -> Any:
     from failslow_cases import cases
     from failslow_run import measured
 
-    return measured(events, cases()["2x2 x2"], NUM_DISTURBED)
+    return measured(events, cases()["2x2 x2"], NUM_DISTURBED, acts=acts)
 
 
 def test_the_disturbed_steps_count_from_the_first_slow_one_with_detection_and_pauses() -> None:
@@ -153,6 +153,8 @@ def test_actions_are_what_was_done_and_a_change_that_stops_everyone_has_its_time
     )
     found = measured(*slow_run(chosen(35, "wait"), chosen(40, "re-plan"), stop))
     assert found.actions == ("re-plan @ 40",)
+    only_told = measured(*slow_run(chosen(40, "re-plan")), acts=False)
+    assert only_told.actions == ()
     assert found.stop_s == pytest.approx(0.25)
     assert measured(*slow_run()).stop_s == 0.0
 

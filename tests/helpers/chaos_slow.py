@@ -14,7 +14,7 @@ from holdfast.faults.fault import FaultKind, parse_fault
 from holdfast.observability.events import Diagnosed, MitigationChosen, PlanSwitched, WorkerLost
 
 SPEEDS = (0.2, 0.4, 0.7, 1.0)
-EMULATED = "device.emulate=F=2ms,B=2ms,W=2ms"
+EMULATED = "device.emulate=F=4ms,B=4ms,W=4ms"
 
 
 class Restless:

@@ -146,6 +146,8 @@ def test_if_all_are_equally_slow_nobody_is_the_slow_one() -> None:
     world = healthy()
     world.pace.slow |= dict.fromkeys(["0.0", "0.1", "1.0", "1.1"], 2.0)
     world.step(30)
+    assert emitted(world.effects, events.Diagnosed), "it is told"
+    assert not world.run.run.health.speeds
     assert not sent(world.effects, messages.Offer)
 
 

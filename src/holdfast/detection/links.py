@@ -21,6 +21,7 @@ _NUM_LEAST = 3  # ... and how many must be there before it is used
 _NUM_HISTORY = 24
 _NUM_NOW = 5
 _AWAKE = math.log(1.35)  # a value above it: the link is looked at closely
+_LEAST_SHARE = 0.1  # of the floor: no time counts as less
 
 
 class _Baseline:
@@ -174,7 +175,10 @@ class Links:
             base_s = track.base_s  # the first measurement ever: as the ordinary messages
         if base_s is None or not self.floor_s:
             return None
-        value = math.log((self.floor_s + row.moved_s) / (self.floor_s + base_s))
+        # Clocks of two machines may make a time negative.
+        least_s = _LEAST_SHARE * self.floor_s
+        now_s = max(least_s, self.floor_s + row.moved_s)
+        value = math.log(now_s / max(least_s, self.floor_s + base_s))
         return LinkSample(value, row.moved_s, base_s)
 
     def _fleet_s(self, kind: str, num_bytes: float) -> float | None:

@@ -112,9 +112,10 @@ class Watcher:
         factors: dict[WorkerId, float] = {}
         for worker, track in self._workers.tracks.items():
             cases = (track.case, self._workers.machines[track.machine].case)
-            slow = [case.factor for case in cases if case.phase is Phase.SLOW]
-            if slow:
-                factors[worker] = quantised(max(slow), 0.03)
+            # What a worker has besides its machine's comes on top of that.
+            slow = math.prod(case.factor for case in cases if case.phase is Phase.SLOW)
+            if slow > 1:
+                factors[worker] = quantised(slow, 0.03)
         links = {
             pair: quantised(max(track.told.excess_s, 1e-6), 0.05)
             for pair, track in self._links.tracks.items()
@@ -172,7 +173,8 @@ class Watcher:
         told: list[_Outcome] = []
         found = []
         for long in imbalance.long_stages(self._predictor, settings.imbalance_factor):
-            alone = long.holders[0] if len(long.holders) == 1 else None
+            here = [worker for worker in long.holders if worker in self._workers.tracks]
+            alone = here[0] if len(here) == len(long.holders) == 1 else None
             level = math.log(long.factor)
             if alone and self._workers.slow_holder(alone, step, long.since, level):
                 found.append(Found(Move.TELL, alone))

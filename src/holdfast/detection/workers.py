@@ -82,7 +82,10 @@ class Workers:
         self.machines.setdefault(machine, Machine(self._settings))
 
     def remove(self, worker: WorkerId) -> None:
-        self.tracks.pop(worker, None)
+        track = self.tracks.pop(worker, None)
+        if track is not None and len(self.on(track.machine)) == 1:
+            # One alone has nothing in common with others: what was the machine's is its own now.
+            self.machines[track.machine] = Machine(self._settings)
 
     def on(self, machine: str) -> list[WorkerId]:
         return sorted(w for w, track in self.tracks.items() if track.machine == machine)
