@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "processes it starts here, and say on stderr which rank is slow, since when and why. "
         "Ends with COMMAND's own exit code.",
     )
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the findings as JSON")
+    parser.add_argument("--report", metavar="FILE", help="write the findings as JSON")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
@@ -30,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
             "watch: no command; put it after --, e.g. "
             "holdfast watch -- torchrun --nproc-per-node 4 train.py"
         )
-    if args.report and not args.report.parent.is_dir():
-        raise ConfigError(f"--report {args.report}: no such directory; choose another file")
+    report = None if args.report is None else _writable(args.report)
     # Here and not above: numbers are crunched by this command only.
     from holdfast.watch.findings import Findings
     from holdfast.watch.watching import watch
@@ -39,9 +39,21 @@ def run(args: argparse.Namespace) -> int:
     findings = Findings(_say)
     code = watch(words, findings)
     _say(findings.summary())
-    if args.report:
-        _write(args.report, findings.report(words, code))
+    if report is not None:
+        _write(report, findings.report(words, code))
     return code
+
+
+def _writable(text: str) -> Path:
+    """Before the command runs: a report that cannot be written would be lost after hours."""
+    path = Path(text)
+    if not path.name or not path.parent.is_dir():
+        raise ConfigError(f"--report {text!r}: no such directory; choose another file")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"--report {text!r}: is no file; choose another name")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"--report {text!r}: cannot be written; choose another place")
+    return path
 
 
 def _say(text: str) -> None:

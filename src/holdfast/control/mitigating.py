@@ -18,6 +18,7 @@ from holdfast.observability import events
 
 _NUM_SWAPS = 4  # candidates that are planned through
 _GOES_ON = ("holdfast", "swift")  # ways to recover in which a loss makes nobody go back
+_GREW = 1.1  # a factor that has grown so much since counts as something else
 _COPY_SHARE = 0.5  # of the time of a copy is lost while its worker helps nobody
 
 
@@ -94,6 +95,9 @@ class Mitigating:
         if self._before is None or self._run.steady is not self._before[0]:
             return
         _, steady, factors = self._before
+        grew = (f > _GREW * factors.get(subject, 1.0) for subject, f in self._factors().items())
+        if any(grew):
+            return  # not the lanes are to blame
         was_s, is_s = self._trial.was_s, self._trial.after_s
         what = f"it has not helped: {is_s:.3g} s a step, {was_s:.3g} s before"
         subjects = tuple(sorted(factors))

@@ -80,13 +80,14 @@ class Slowness:
 
     def _probe(self, suspicion: Suspicion, step: int) -> list[Effect]:
         """Benchmarks of all suspects at once; links in rounds, of one step each."""
-        turns = rounds(suspicion.links)
+        members = self._run.stages.keys()  # others are away, on the way to another stage
+        turns = rounds(link for link in suspicion.links if members >= set(link))
         sends: dict[WorkerId, list[list[object]]] = {}
         for number, pairs in enumerate(turns):
             for one, other in pairs:  # both ways
                 sends.setdefault(one, []).append([str(other), number])
                 sends.setdefault(other, []).append([str(one), number])
-        concerned = sorted({*suspicion.workers, *sends} & self._run.stages.keys())
+        concerned = sorted({*suspicion.workers, *sends} & members)
         return [
             Send(
                 worker,

@@ -57,7 +57,9 @@ class ControlLink:
             self._connection.send(message)
 
     def check(self, epoch: int) -> None:
-        """Raises if ``epoch`` is over."""
+        """Raises if ``epoch`` is over, or the run is."""
+        if self._stopped is not None:
+            raise self._stopped
         if epoch < self._halted_before:
             raise EpochPast(f"epoch {epoch} is over: {self._halted_before} begins")
 
