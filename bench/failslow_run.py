@@ -234,6 +234,8 @@ def run_case(
 def _restarted(case: Case, job: Job, num_disturbed: int, folder: Path, op_ms: int) -> Measured:
     """Interrupted when the slow one is named, and resumed at once without it."""
     (worker,) = case.subjects
+    lanes = folder / "lanes.txt"  # written before, so that planning is no part of the pause
+    lanes.write_text(lanes_without(case, worker, op_ms).dumps())
 
     def told() -> bool:
         return any(event.subject == worker for event in _named(run.events))
@@ -243,8 +245,6 @@ def _restarted(case: Case, job: Job, num_disturbed: int, folder: Path, op_ms: in
         run.wait(f"{worker} was named", told, LIMIT_S)
         since_s = run.interrupt()
         run.wait_for_end()
-    lanes = folder / "lanes.txt"
-    lanes.write_text(lanes_without(case, worker, op_ms).dumps())
     settings = (*job.settings, f"schedule.file={lanes}")
     with Watched(replace(job, settings=settings, faults=()), folder, resume=True) as again:
         again.to_the_end()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.cli import diagnose_report, diagnose_run, diagnose_run_report
 from holdfast.detection.causes import find_causes
-from holdfast.detection.trace import OPTIONAL, WANTED, Layout, Trace, trace_of
+from holdfast.detection.trace import MOST, OPTIONAL, WANTED, Layout, Trace, trace_of
 from holdfast.detection.trace_graph import graph_of
 from holdfast.detection.whatif import what_if
 from holdfast.errors import ConfigError
@@ -105,10 +105,11 @@ def read_trace(path: Path, layout: Layout | None = None, unit_s: float = 1.0) ->
     try:
         names = [name for name in parquet.read_schema(path).names if name in (*WANTED, *OPTIONAL)]
         read = parquet.read_table(path, columns=names)
-    except (ArrowException, OSError) as why:
+        columns = {name: read[name].to_numpy(zero_copy_only=False) for name in names}
+    # Text that is not UTF-8, and two columns of one name, are noticed only when they are used.
+    except (ArrowException, OSError, UnicodeDecodeError, KeyError) as why:
         first = str(why).splitlines()[0] if str(why) else type(why).__name__
         raise ConfigError(f"{path} cannot be read as a Parquet file: {first}") from why
-    columns = {name: read[name].to_numpy(zero_copy_only=False) for name in names}
     return trace_of(columns, layout=layout, unit_s=unit_s, source=str(path))
 
 
@@ -128,8 +129,11 @@ def read_layout(path: Path) -> Layout:
         )
     sizes = [found.get(key, "1") for key in (*_META, "vpp_size")]
     for key, value in zip((*_META, "vpp_size"), sizes, strict=True):
-        if not (value.isascii() and value.isdecimal() and int(value) > 0):
-            raise ConfigError(f"--meta {path}: {key}: {value!r} is not a whole number above 0")
+        is_short = value.isascii() and value.isdecimal() and len(value) <= len(str(MOST))
+        if not (is_short and 0 < int(value) <= MOST):
+            raise ConfigError(
+                f"--meta {path}: {key}: {value[:40]!r} is not a whole number from 1 to {MOST}"
+            )
     return Layout(*(int(value) for value in sizes))
 
 

@@ -4,12 +4,14 @@ finds in the recorded times afterwards, and how fast steps were before, during a
 Prints nothing.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypeVar
 
-from holdfast.cluster import parse_worker
+from holdfast.cluster import WorkerId, parse_worker
 from holdfast.detection.diagnosis import Cause, Diagnosis, Over
 from holdfast.detection.observation import OpTime, Transfer, WorkerStep
 from holdfast.detection.settings import WatchSettings
@@ -62,7 +64,7 @@ class RunOutcome:
 
 def look(source: str, recorded: Iterable[events.Event]) -> RunOutcome:
     recorded = list(recorded)
-    steps = _finished(recorded)
+    steps = _finished(source, recorded)
     if not steps:
         raise ConfigError(f"{source}: no step of this run has finished; there is nothing to judge")
     chosen = tuple(each for each in recorded if isinstance(each, events.MitigationChosen))
@@ -78,18 +80,43 @@ def look(source: str, recorded: Iterable[events.Event]) -> RunOutcome:
         num_steps=len(steps),
         step_s=median(each.took_s for each in warm),
         tokens_per_s=sum(each.tokens for each in warm) / took_s if took_s else 0.0,
-        by_run=timed(_episodes(_told(recorded))),
-        by_replay=timed(_episodes(_watched(recorded))),
+        by_run=timed(_episodes(_told(source, recorded))),
+        by_replay=timed(_episodes(_watched(source, recorded))),
         num_worker_steps=sum(bool(e.ops) for e in recorded if isinstance(e, events.WorkerStep)),
         mitigations=chosen,
         faults=tuple(each for each in recorded if isinstance(each, events.FaultFired)),
     )
 
 
-def _finished(recorded: Iterable[events.Event]) -> dict[int, events.StepFinished]:
+_E = TypeVar("_E", bound=events.Event)
+_T = TypeVar("_T")
+
+
+def _read(source: str, event: _E, meaning: Callable[[_E], _T]) -> _T:
+    """Types were checked when the event was read from its file; what it means, only here."""
+    try:
+        return meaning(event)
+    except ValueError as why:
+        raise ConfigError(
+            f"{source}: {type(event).__name__} with at_s = {event.at_s}: not written by this "
+            f"version of Holdfast: {why}; read it with the version that wrote it"
+        ) from why
+
+
+def _finished(source: str, recorded: Iterable[events.Event]) -> dict[int, events.StepFinished]:
     """As each step finished last."""
-    last = {each.step: each for each in recorded if isinstance(each, events.StepFinished)}
+    last = {}
+    for each in recorded:
+        if isinstance(each, events.StepFinished):
+            _read(source, each, lambda step: _check_times([step.took_s]))
+            last[each.step] = each
     return dict(sorted(last.items()))
+
+
+def _check_times(times_s: Iterable[float]) -> None:
+    for time_s in times_s:
+        if not 0 <= time_s < math.inf:
+            raise ValueError(f"{time_s} s; expected finite times of 0 or more")
 
 
 def _changed(recorded: Iterable[events.Event]) -> list[int]:
@@ -107,42 +134,50 @@ def _changed(recorded: Iterable[events.Event]) -> list[int]:
 _Told = tuple[int, Diagnosis | Over]  # with the step in which it is told
 
 
-def _told(recorded: Iterable[events.Event]) -> Iterator[_Told]:
+def _told(source: str, recorded: Iterable[events.Event]) -> Iterator[_Told]:
     for event in recorded:
         match event:
             case events.Diagnosed():
-                found = Diagnosis(
-                    cause=Cause(event.cause),
-                    subject=event.subject,
-                    factor=event.factor,
-                    excess_s=event.excess_s,
-                    since=event.since,
-                    confidence=event.confidence,
-                    evidence=event.evidence,
-                    workers=(),
-                )
-                yield event.step, found
-            case events.SlownessOver():
-                yield event.step, Over(Cause(event.cause), event.subject, event.since, ())
+                yield event.step, _read(source, event, _diagnosis)
+            case events.SlownessOver(subject=subject, since=since):
+                cause = _read(source, event, _cause)
+                yield event.step, Over(cause, subject, since, ())
             case events.WorkerLost():
                 yield event.step, _gone(event)
             case _:
                 pass
 
 
-def _watched(recorded: Iterable[events.Event]) -> Iterator[_Told]:
+def _diagnosis(event: events.Diagnosed) -> Diagnosis:
+    return Diagnosis(
+        cause=_cause(event),
+        subject=event.subject,
+        factor=event.factor,
+        excess_s=event.excess_s,
+        since=event.since,
+        confidence=event.confidence,
+        evidence=event.evidence,
+        workers=(),
+    )
+
+
+def _cause(event: events.Diagnosed | events.SlownessOver) -> Cause:
+    return Cause(event.cause)
+
+
+def _watched(source: str, recorded: Iterable[events.Event]) -> Iterator[_Told]:
     """The detector, fed with what was recorded. Nobody can be measured any more: no benchmarks."""
     watcher = Watcher({}, WatchSettings(validate=False))
     steps: dict[int, list[WorkerStep]] = {}
     for event in recorded:
         match event:
             case events.WorkerReady():
-                watcher.joined(parse_worker(event.worker), _MACHINE)
+                watcher.joined(_read(source, event, _worker), _MACHINE)
             case events.WorkerLost():
-                watcher.lost(parse_worker(event.worker))
+                watcher.lost(_read(source, event, _worker))
                 yield event.step, _gone(event)
             case events.WorkerStep(ops=ops) if ops:
-                steps.setdefault(event.step, []).append(observed(event))
+                steps.setdefault(event.step, []).append(_read(source, event, observed))
             case events.StepFinished(step=step):
                 for each in steps.pop(step, []):
                     watcher.observe(each)
@@ -151,6 +186,10 @@ def _watched(recorded: Iterable[events.Event]) -> Iterator[_Told]:
                         yield step, told
             case _:
                 pass
+
+
+def _worker(event: events.WorkerReady | events.WorkerLost) -> WorkerId:
+    return parse_worker(event.worker)
 
 
 def _gone(event: events.WorkerLost) -> Over:
@@ -169,10 +208,12 @@ def observed(event: events.WorkerStep) -> WorkerStep:
         for op, (_, start_s, end_s), cpu_s, size in rows
         if op.stage == stage and op.kind is not Kind.R
     ]
+    _check_times(time_s for row in times for time_s in (row.end_s - row.start_s, row.cpu_s))
     moved = [
         Transfer(parse_worker(source), kind, count, num_bytes, moved_s)
         for source, kind, count, num_bytes, moved_s in event.transfers
     ]
+    _check_times(row.moved_s for row in moved)
     return WorkerStep(parse_worker(event.worker), stage, event.step, tuple(times), tuple(moved))
 
 
@@ -214,13 +255,13 @@ def _speeds(
 ) -> Speeds | None:
     if slow.cause in _NO_TIMES:
         return None
-    last = max(steps) + 1
+    warm, last = min(steps) + 1, max(steps) + 1
     until = last if slow.until is None else slow.until
     acted = min((step for step in changed if slow.since < step < until), default=until)
 
     def middle_s(first: int, end: int) -> float | None:
         # The first step of a run warms up.
-        within = [steps[s].took_s for s in range(max(first, min(steps) + 1), end) if s in steps]
+        within = [each.took_s for s, each in steps.items() if max(first, warm) <= s < end]
         return median(within) if within else None
 
     return Speeds(

@@ -43,11 +43,10 @@ def candidates_of(graph: Graph) -> Iterator[Candidate]:
 
 
 def _workers(trace: Trace, found: Computing) -> Iterator[Candidate]:
-    noise, (_, pipelines, lanes) = noise_of(found.worker), found.worker.shape
-    for pipeline in range(pipelines):
-        for lane in range(lanes):
-            for run in runs(found.worker[:, pipeline, lane], noise):
-                yield _slow_worker(trace, found, pipeline, lane, run)
+    noise, is_there = noise_of(found.worker), ~np.isnan(found.worker).all(axis=0)
+    for pipeline, lane in np.argwhere(is_there).tolist():
+        for run in runs(found.worker[:, pipeline, lane], noise):
+            yield _slow_worker(trace, found, pipeline, lane, run)
 
 
 def _slow_worker(trace: Trace, found: Computing, pipeline: int, lane: int, run: Run) -> Candidate:

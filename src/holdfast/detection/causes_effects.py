@@ -4,6 +4,7 @@ all stages, what one worker or link adds. Logarithms of factors throughout.
 What it costs, and what to call it, is not known here.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,10 @@ import numpy as np
 from holdfast.detection.causes_runs import Run, middle, noise_of, runs
 from holdfast.detection.trace import Floats, Ints, Trace, place_among
 from holdfast.detection.trace_graph import Graph, Meeting, meeting
+from holdfast.errors import ConfigError
 
 _FEW_STEPS = 5
+_MOST_CELLS = 50_000_000
 _STEEPEST = 2.0  # attention: twice the length, four times the work
 
 
@@ -39,7 +42,7 @@ class Computing:
             noise = max(noise, float(np.sqrt(np.nanmean(away**2))))
         return [
             (pipeline, run)
-            for pipeline in range(self.pipeline.shape[1])
+            for pipeline in np.flatnonzero(~np.isnan(self.pipeline).all(axis=0)).tolist()
             for run in runs(self.pipeline[:, pipeline], noise)
         ]
 
@@ -178,8 +181,13 @@ def _usual(graph: Graph, rows: Ints, at: tuple[Ints, ...]) -> Floats:
 def table(values: Floats, at: tuple[Ints, ...]) -> Floats:
     """A value for each combination of indices: the mean of those that share it, or NaN."""
     shape = tuple(int(index.max()) + 1 for index in at)
+    size = math.prod(shape)
+    if size > _MOST_CELLS:
+        raise ConfigError(
+            f"{len(values)} operations are spread over {size:.0e} places; expected numbers without "
+            "large gaps: check the columns step, dp_rank, stage, rank and seq_id"
+        )
     flat = np.ravel_multi_index(at, shape)
-    size = int(np.prod(shape))
     total = np.bincount(flat, weights=values, minlength=size)
     count = np.bincount(flat, minlength=size)
     mean = np.divide(total, count, out=np.full(size, np.nan), where=count > 0)

@@ -5,6 +5,7 @@ Checks what comes in. Files, and what the times mean, are not known here.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +21,13 @@ Flags: TypeAlias = NDArray[np.bool_]
 WANTED = ("dp_rank", "stage", "step", "optype", "start_ts", "duration", "seq_id", "mb_id")
 OPTIONAL = ("rank", "mc", "gmc")
 _TIMES = ("start_ts", "duration")
+_PLACES = ("dp_rank", "stage")
 _MAY_BE_UNKNOWN = ("mb_id", "mc", "gmc")  # empty, or below 0: the operation is of none
+_NUMBERS = {int, float, Decimal, type(None)}  # not bool: True is no number of a step
+MOST = 10_000_000  # pipelines or stages; no job comes near
+_EXACT = 10**15  # whole numbers up to here are exact as floats
+_LONGEST_S = 1e20  # nanoseconds since 1970 taken for seconds are less
+_LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,7 @@ def trace_of(
         if name in columns and name not in ("optype", *_TIMES)
     }
     times = {name: _times(columns[name], name, source) * unit_s for name in _TIMES}
-    kinds, kind = np.unique(columns["optype"].astype(str), return_inverse=True)
+    kinds, kind = np.unique(_names(columns["optype"], source), return_inverse=True)
     steps, step = np.unique(numbers["step"], return_inverse=True)
     found = _layout(numbers, layout, source)
     worker = numbers["dp_rank"] * found.stages + numbers["stage"]
@@ -123,32 +130,59 @@ def _check_names(columns: Mapping[str, NDArray[Any]], source: str) -> None:
 
 
 def _numbers(column: NDArray[Any], name: str, source: str) -> Ints:
-    try:
-        values = column.astype(np.float64)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{source}: column {name} is not of whole numbers") from None
+    lowest, highest = (0, MOST) if name in _PLACES else (-_EXACT, _EXACT)
+    expected = f"whole numbers from {lowest} to {highest}"
+    values = _floats(column, name, source, expected)
     if name in _MAY_BE_UNKNOWN:
         values = np.where(np.isnan(values), -1.0, values)
-    if not (np.isfinite(values).all() and (values == np.floor(values)).all()):
-        raise ConfigError(f"{source}: column {name} is not of whole numbers")
-    if name in ("dp_rank", "stage") and values.min() < 0:
-        raise ConfigError(f"{source}: column {name} holds {values.min():g}; expected 0 or more")
+    good = (values >= lowest) & (values <= highest) & (values == np.floor(values))
+    _refuse(values, ~good, name, source, expected)
     return values.astype(np.int64)
 
 
 def _times(column: NDArray[Any], name: str, source: str) -> Floats:
-    try:
-        values = column.astype(np.float64)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{source}: column {name} is not of times") from None
-    lowest = 0.0 if name == "duration" else -np.inf
-    bad = ~np.isfinite(values) | (values < lowest)
+    lowest = 0.0 if name == "duration" else -_LONGEST_S
+    expected = "finite times, and durations of 0 or more"
+    values = _floats(column, name, source, expected)
+    _refuse(values, ~((values >= lowest) & (values <= _LONGEST_S)), name, source, expected)
+    return values
+
+
+def _floats(column: NDArray[Any], name: str, source: str, expected: str) -> Floats:
+    """Dates, flags and text have a value as numbers too, but never the one that was meant."""
+    if column.dtype.kind == "O":
+        odd = {type(each) for each in column} - _NUMBERS
+    else:
+        odd = set() if column.dtype.kind in "iuf" else {column.dtype.type}
+    if odd:
+        raise ConfigError(_of_type(odd.pop(), name, source, expected))
+    return column.astype(np.float64)
+
+
+def _names(column: NDArray[Any], source: str) -> NDArray[np.str_]:
+    odd = {type(each) for each in column} - {str, np.str_}
+    expected = "names of operations, such as forward-compute"
+    if odd:
+        raise ConfigError(_of_type(odd.pop(), "optype", source, expected))
+    longest = max(column, key=len)
+    if len(longest) > _LONGEST_NAME:
+        raise ConfigError(
+            f"{source}: column optype holds {longest[:20]!r}... of {len(longest)} letters; "
+            f"expected {expected}"
+        )
+    return column.astype(str)
+
+
+def _of_type(found: type, name: str, source: str, expected: str) -> str:
+    return f"{source}: column {name} holds values of type {found.__name__}; expected {expected}"
+
+
+def _refuse(values: Floats, bad: Flags, name: str, source: str, expected: str) -> None:
     if bad.any():
         raise ConfigError(
             f"{source}: column {name} holds {values[bad][0]:g} in {bad.sum()} of {len(bad)} rows; "
-            "expected finite times, and durations of 0 or more"
+            f"expected {expected}"
         )
-    return values
 
 
 def _layout(numbers: Mapping[str, Ints], stated: Layout | None, source: str) -> Layout:

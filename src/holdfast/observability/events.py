@@ -4,6 +4,7 @@
 """
 
 import json
+import reprlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,7 @@ from holdfast.observability.jsonfile import encode
 
 EVENTS_FILE = "events.jsonl"  # inside the directory of a run
 _BEGINNING = '{"event": '
+_MOST = 2**63 - 1
 
 OpTime: TypeAlias = tuple[str, float, float]
 """Operation in text form (``2F5``: stage 2, forward, micro-batch 5), start, end in seconds."""
@@ -352,10 +354,11 @@ def decode_event(line: str) -> Event:
     """Raises ValueError for anything but a line that :func:`encode_event` wrote."""
     try:
         values = json.loads(line)
-        hints = _HINTS[values.pop("event")]
-        read = {name: _READ.get(hints[name], _as_is)(value) for name, value in values.items()}
-        return hints[_CLASS](**read)  # type: ignore[no-any-return]
-    except (KeyError, TypeError, AttributeError) as why:
+        kind = values.pop("event")
+        readers = _READERS[kind]
+        read = {name: readers[name](value) for name, value in values.items()}
+        return _CLASSES[kind](**read)  # type: ignore[no-any-return]
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as why:
         raise ValueError(f"not an event: {why!r}") from why
 
 
@@ -384,35 +387,67 @@ def _foreign(path: Path, number: int, why: ValueError) -> str:
     return f"{path}:{number}: not written by this version of Holdfast: {why}"
 
 
-def _as_is(value: Any) -> Any:
+_Reader: TypeAlias = Callable[[Any], Any]
+
+
+def _only(kind: type[Any]) -> _Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:  # a bool is no number
+            raise TypeError(f"{reprlib.repr(value)}: expected {kind.__name__}")
+        return value
+
+    return read
+
+
+_text, _list, _dict = _only(str), _only(list), _only(dict)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not -_MOST <= value <= _MOST:
+        raise TypeError(f"{reprlib.repr(value)}: expected a whole number of at most 64 bits")
     return value
 
 
-def _maybe_float(value: float | str | None) -> float | None:
-    return None if value is None else float(value)
+def _maybe(read: _Reader) -> _Reader:
+    return lambda value: None if value is None else read(value)
+
+
+def _all(read: _Reader) -> _Reader:
+    return lambda values: tuple(map(read, _list(values)))
+
+
+def _by_name(read: _Reader) -> _Reader:
+    return lambda values: {name: read(value) for name, value in _dict(values).items()}
 
 
 def _op_times(ops: Iterable[tuple[str, float, float]]) -> tuple[OpTime, ...]:
-    return tuple((text, float(start_s), float(end_s)) for text, start_s, end_s in ops)
+    return tuple((_text(name), float(start_s), float(end_s)) for name, start_s, end_s in ops)
 
 
 def _transfer_times(rows: Iterable[TransferTime]) -> tuple[TransferTime, ...]:
     return tuple(
-        (who, kind, count, size, float(moved_s)) for who, kind, count, size, moved_s in rows
+        (_text(who), _text(kind), _whole(count), _whole(size), float(moved_s))
+        for who, kind, count, size, moved_s in rows
     )
 
 
-_CLASS = "class"  # a Python keyword, so never the name of a field
-_HINTS: dict[str, dict[str, Any]] = {
-    name: {**get_type_hints(cls), _CLASS: cls} for name, cls in _CLASSES.items()
-}
 # What JSON changes on the way: tuples become lists, and NaN and infinity are written as text.
-_READ: dict[Any, Callable[[Any], Any]] = {
+_READ: dict[Any, _Reader] = {
+    bool: _only(bool),
+    int: _whole,
     float: float,
-    float | None: _maybe_float,
-    tuple[int, ...]: tuple,
-    tuple[str, ...]: tuple,
-    tuple[float, ...]: tuple,
+    float | None: _maybe(float),
+    str: _text,
+    str | None: _maybe(_text),
+    tuple[int, ...]: _all(_whole),
+    tuple[str, ...]: _all(_text),
+    tuple[float, ...]: _all(float),
     tuple[OpTime, ...]: _op_times,
     tuple[TransferTime, ...]: _transfer_times,
+    Mapping[str, str]: _by_name(_text),
+    Mapping[str, int]: _by_name(_whole),
+}
+_READERS = {
+    name: {field: _READ[hint] for field, hint in get_type_hints(cls).items()}
+    for name, cls in _CLASSES.items()
 }
