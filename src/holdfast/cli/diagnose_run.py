@@ -213,7 +213,7 @@ def observed(event: events.WorkerStep) -> WorkerStep:
         Transfer(parse_worker(source), kind, count, num_bytes, moved_s)
         for source, kind, count, num_bytes, moved_s in event.transfers
     ]
-    _check_times(row.moved_s for row in moved)
+    _check_times(abs(row.moved_s) for row in moved)
     return WorkerStep(parse_worker(event.worker), stage, event.step, tuple(times), tuple(moved))
 
 

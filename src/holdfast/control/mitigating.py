@@ -19,6 +19,7 @@ from holdfast.observability import events
 _NUM_SWAPS = 4  # candidates that are planned through
 _GOES_ON = ("holdfast", "swift")  # ways to recover in which a loss makes nobody go back
 _GREW = 1.1  # a factor that has grown so much since counts as something else
+_RETURN_S = 10.0  # what a worker that was left out in vain would take to come back
 _COPY_SHARE = 0.5  # of the time of a copy is lost while its worker helps nobody
 
 
@@ -186,7 +187,7 @@ class Mitigating:
             others = {w: stage for w, stage in run.stages.items() if w != worker}
             steady = plans.planned(plans.problem(others))
             what = f"{worker} is left out"
-            option = Option(Action.DROP, steady.period_s, run.stop_s, subjects, what)
+            option = Option(Action.DROP, steady.period_s, run.stop_s + _RETURN_S, subjects, what)
             yield Remedy(option, drops=worker)
 
     def _tell(self, choice: Choice, now: Situation, at_s: float) -> list[Effect]:

@@ -13,12 +13,14 @@ from holdfast.cluster import WorkerId
 from holdfast.detection.case import Case, Move, Phase, Reading
 from holdfast.detection.diagnosis import Link, link_of
 from holdfast.detection.observation import Transfer
+from holdfast.detection.predicted import lower_median
 from holdfast.detection.series import Change, Series
 from holdfast.detection.settings import WatchSettings
 
 _NUM_BASELINE = 8  # values of a direction and kind that are its baseline
 _NUM_LEAST = 3  # ... and how many must be there before it is used
 _NUM_HISTORY = 24
+_NUM_CROWD = 3  # links of one step, of which two are most
 _NUM_NOW = 5
 _AWAKE = math.log(1.35)  # a value above it: the link is looked at closely
 _LEAST_SHARE = 0.1  # of the floor: no time counts as less
@@ -133,8 +135,20 @@ class Links:
             if ordinary:
                 self._note(track, step, _merged(ordinary))
 
+    def level(self, step: int) -> None:
+        """What most links have in common in a step is the machines' business, no link's."""
+        here = [t.history for t in self.tracks.values() if t.history and t.history[-1][0] == step]
+        if len(here) < _NUM_CROWD:
+            return
+        common = lower_median(history[-1][1].value for history in here)
+        if common > 0:
+            for history in here:
+                sample = history[-1][1]
+                history[-1] = (step, sample._replace(value=sample.value - common))
+
     def conclude(self, step: int, busy_ends: Callable[[Link], float]) -> list[tuple[Move, Link]]:
         """``busy_ends``: seconds that slowness of the two ends' own computation may explain."""
+        self.level(step)
         moves = []
         for link, track in self.tracks.items():
             if track.quiet():

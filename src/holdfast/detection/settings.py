@@ -42,7 +42,7 @@ class WatchSettings:
     num_recheck_steps: int = 10
     """A slow one that has no work is measured this often; doubled up to 4 times this."""
 
-    link_floor: float = 0.1
+    link_floor: float = 0.25
     """Share of the median operation: transfers shorter than this are noise."""
 
     imbalance_factor: float = 1.15

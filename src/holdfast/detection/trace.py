@@ -131,7 +131,7 @@ def _check_names(columns: Mapping[str, NDArray[Any]], source: str) -> None:
 
 def _numbers(column: NDArray[Any], name: str, source: str) -> Ints:
     lowest, highest = (0, MOST) if name in _PLACES else (-_EXACT, _EXACT)
-    expected = f"whole numbers from {lowest} to {highest}"
+    expected = f"whole numbers from {lowest:g} to {highest:g}"
     values = _floats(column, name, source, expected)
     if name in _MAY_BE_UNKNOWN:
         values = np.where(np.isnan(values), -1.0, values)
@@ -142,7 +142,7 @@ def _numbers(column: NDArray[Any], name: str, source: str) -> Ints:
 
 def _times(column: NDArray[Any], name: str, source: str) -> Floats:
     lowest = 0.0 if name == "duration" else -_LONGEST_S
-    expected = "finite times, and durations of 0 or more"
+    expected = f"finite times up to {_LONGEST_S:g}, and durations of 0 or more"
     values = _floats(column, name, source, expected)
     _refuse(values, ~((values >= lowest) & (values <= _LONGEST_S)), name, source, expected)
     return values

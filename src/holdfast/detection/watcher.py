@@ -141,6 +141,7 @@ class Watcher:
             found += self._workers.feed(at, samples)
             for report in self._first_steps[at]:
                 self._links.observe(at, report.worker, report.transfers)
+            self._links.level(at)
         self._first_steps = {}
         return self._tell(step, found)
 

@@ -31,8 +31,9 @@ class Trial:
         self._num_since = 0
 
     def end(self) -> None:
-        """It is not judged any more: something else has changed."""
+        """It is not judged any more: something else has changed, and steps before that are past."""
         self._before_s = None
+        self._recent_s.clear()
 
     def note_step(self, took_s: float) -> bool | None:
         """Whether the change has helped, once that is known: then it is no longer on trial."""
