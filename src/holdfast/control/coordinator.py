@@ -253,10 +253,19 @@ class Coordinator:
         first = self.reports.next_step
         effects = self.reports.on_step(report, at_s)
         for step in range(first, self.reports.next_step):
-            effects += self._slowness.concluded(step, at_s)
-            if not self._switching.under_way:
+            effects += self._watch(step, at_s)
+        return effects
+
+    def _watch(self, step: int, at_s: float) -> list[Effect]:
+        """Nobody trains worse for it if watching fails."""
+        try:
+            effects = self._slowness.concluded(step, at_s)
+            if self._quiet and self.run.steps_s:
                 took_s, left = self.run.steps_s[-1], self.reports.steps_left
                 effects += self._mitigating.note_step(step, left, took_s, at_s)
+        except (HoldfastError, ArithmeticError, ValueError) as why:
+            self._slowness.stop()
+            return self._mitigating.stop(str(why), step, at_s)
         return effects
 
     def _on_offered(self, offered: messages.Offered, at_s: float) -> list[Effect]:

@@ -15,6 +15,7 @@ from holdfast.mitigation.options import Action, Choice, Option, Situation
 from holdfast.mitigation.policy import DEARER_GAIN, Policy
 from holdfast.mitigation.trial import Trial
 from holdfast.observability import events
+from holdfast.planner.problem import Problem
 
 _NUM_SWAPS = 4  # candidates that are planned through
 _GOES_ON = ("holdfast", "swift")  # ways to recover in which a loss makes nobody go back
@@ -36,7 +37,7 @@ class Mitigating:
     def __init__(self, run: Run, plans: Plans) -> None:
         self._run, self._plans = run, plans
         settings = run.config.mitigation
-        self._mode = settings.mode
+        self._mode: str = settings.mode
         self._policy = Policy(settings.pays_within_steps, settings.drop)
         self._trial = Trial()
         self._before: tuple[Steady, Steady, dict[str, float]] | None = None
@@ -73,6 +74,13 @@ class Mitigating:
             self.wanted = remedy, choice
             return []
         return self._tell(choice, now, at_s)
+
+    def stop(self, why: str, step: int, at_s: float) -> list[Effect]:
+        """Something went wrong with watching: the run goes on without it."""
+        self._mode, self.wanted = "off", None
+        reason = f"nobody looks for slowness any more: {why}"
+        option = Option(Action.WAIT, 0.0, 0.0, (), "")
+        return self._tell(Choice(option, reason), Situation(step, 0, 0.0, 0.0), at_s)
 
     def take(self, step: int, at_s: float) -> tuple[Remedy, list[Effect]]:
         """What is wanted is done now."""
@@ -150,7 +158,7 @@ class Mitigating:
         if self._mode == "falcon":
             steady = plans.whole_pipelines()
         else:
-            steady = plans.steady(plans.problem(run.stages))
+            steady = plans.steady(self._problem(run.stages))
         what = "as nobody is slow any more" if is_over else steady.reason
         yield Remedy(Option(action, steady.period_s, run.stop_s, subjects, what), steady)
         nearly_s = (1 + DEARER_GAIN) * self._now[1]
@@ -159,16 +167,19 @@ class Mitigating:
         yield from self._changed_places(subjects)
         yield from self._without_one(subjects)
 
+    def _problem(self, stages: Mapping[WorkerId, int]) -> Problem:
+        return self._plans.problem(stages, health=self._run.health)
+
     def _changed_places(self, subjects: tuple[str, ...]) -> Iterator[Remedy]:
         from holdfast.planner.places import swaps  # loads the planner
 
         run, plans = self._run, self._plans
-        problem = plans.problem(run.stages)
+        problem = self._problem(run.stages)
         for stages in swaps(problem, _NUM_SWAPS):
             moves = tuple((w, s) for w, s in sorted(stages.items()) if s != run.stages[w])
             if any(len(run.holders(run.stages[w])) < 2 for w, _ in moves):
                 continue  # its stage would have no holder meanwhile
-            steady = plans.planned(plans.problem(stages))
+            steady = plans.planned(self._problem(stages))
             # It leaves and joins: two stops a worker, and its help is missed meanwhile.
             cost_s = len(moves) * (2 * run.stop_s + _COPY_SHARE * run.copy_s)
             what = ", ".join(f"{worker} to stage {stage}" for worker, stage in moves)
@@ -185,7 +196,7 @@ class Mitigating:
             if len(run.holders(run.stages[worker])) < 2:
                 continue
             others = {w: stage for w, stage in run.stages.items() if w != worker}
-            steady = plans.planned(plans.problem(others))
+            steady = plans.planned(self._problem(others))
             what = f"{worker} is left out"
             option = Option(Action.DROP, steady.period_s, run.stop_s + _RETURN_S, subjects, what)
             yield Remedy(option, drops=worker)

@@ -85,9 +85,10 @@ class Plans:
         steps_left: int = 0,
         health: Health | None = None,
     ) -> Problem:
-        """``health``: another than what was found out."""
+        """``health``: as what was found out is only told (observe), or another than that."""
         run = self._run
-        speeds, slow_links = run.health if health is None else health
+        acted_on = HEALTHY if run.config.mitigation.mode == "observe" else run.health
+        speeds, slow_links = acted_on if health is None else health
         return Problem(
             shape=run.shape,
             costs=self._costs_s(),
@@ -211,7 +212,7 @@ class Plans:
         run = self._run
         assert run.first is not None
         self._refining, self._to_refine = False, None
-        if not self._is_slow:
+        if not self._is_slow and run.stages == run.first_stages:
             return run.first._replace(period_s=self.period_s(run.first.schedule))
         schedule = whole_pipelines(self.problem(run.stages), run.config.schedule.name)
         return Steady(schedule, self.period_s(schedule), "shares of whole pipelines")

@@ -5,7 +5,7 @@ Orders benchmarks of suspects. What is done about a slow worker or link is decid
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.run import Run
+from holdfast.control.run import HEALTHY, Run
 from holdfast.detection.diagnosis import Cause, Diagnosis, Health, Over, Suspicion, link_of
 from holdfast.detection.observation import OpTime, Transfer, WorkerStep
 from holdfast.detection.rounds import rounds
@@ -23,6 +23,10 @@ class Slowness:
         self._run = run
         self._watcher = None if run.config.mitigation.mode == "off" else Watcher({})
         self._known: dict[WorkerId, int] = {}  # and its process
+
+    def stop(self) -> None:
+        """Nothing is looked for any more, and nobody counts as slow."""
+        self._watcher, self._run.health = None, HEALTHY
 
     def on_report(self, report: messages.StepReport) -> None:
         worker = parse_worker(report.worker)

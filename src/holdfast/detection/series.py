@@ -26,25 +26,26 @@ class Series:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._detector = ChangeDetector(settings)
-        self._steps: list[int] = []
+        self._num = 0  # values since the detector began
         self._recent: deque[tuple[int, float]] = deque(maxlen=_NUM_KEPT)
         self.healthy: float = 0.0
 
     def update(self, step: int, value: float) -> Change | None:
-        self._steps.append(step)
+        self._num += 1
         self._recent.append((step, value))
         shift = self._detector.update(value)
         if shift is None:
             return None
         if shift.onset and shift.before < self.healthy - _FAR:
             self.healthy = shift.before  # it had begun while the healthy level was learnt
-        since = self._steps[min(shift.began, len(self._steps) - 1)]
+        oldest = self._num - len(self._recent)
+        since = self._recent[min(max(shift.began - oldest, 0), len(self._recent) - 1)][0]
         excess = shift.after - self.healthy
         return Change(shift.onset, since, excess, shift.confidence, shift.how)
 
     def refine(self) -> None:
         """Healthy so far: with more values its healthy level is known better."""
-        if len(self._steps) in _REFINE_AT:
+        if self._num in _REFINE_AT:
             level = median(value for _, value in self._recent)
             if abs(level - self.healthy) < _FAR:  # else it is another level
                 self.healthy = level
@@ -53,7 +54,7 @@ class Series:
         """All values were this much too low: what they are compared with was wrong."""
         kept = [(step, value + by) for step, value in self._recent]
         self._detector = ChangeDetector(self._settings)
-        self._steps.clear()
+        self._num = 0
         self._recent.clear()
         for step, value in kept:
             self.update(step, value)

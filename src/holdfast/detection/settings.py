@@ -24,7 +24,7 @@ class WatchSettings:
     relief_factor: float = 1.07
     """Below it a slow one is healthy again. Less than ``slow_factor``, so that it cannot flap."""
 
-    start_factor: float = 1.15
+    start_factor: float = 1.25
     """Slower than the other holders of its stage by this from the first step on."""
 
     confirmed_share: float = 0.5

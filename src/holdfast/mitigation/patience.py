@@ -30,6 +30,12 @@ class _Record(NamedTuple):
         wait_steps: int = FIRST_WAIT_STEPS * 2 ** (self.num_changes - 1)
         return self.last_step + wait_steps
 
+    def back_at(self, step: int) -> "_Record":
+        """All may have gone back to a checkpoint since."""
+        return self._replace(
+            first_step=min(self.first_step, step), last_step=min(self.last_step, step)
+        )
+
     def at(self, step: int) -> "_Record":
         known = self.wish_step - self.first_step
         quiet = step - self.wish_step
@@ -64,7 +70,7 @@ class Patience:
         record = self._records.get(subject)
         if record is None:
             return step
-        record = record.at(step)
+        record = record.back_at(step).at(step)
         if factor >= GREW * record.largest_factor:
             return step
         return record.until_step
