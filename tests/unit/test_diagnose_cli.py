@@ -3,8 +3,10 @@
 import json
 import re
 import sys
+from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from helpers.op_traces import Slow, World, columns
@@ -94,6 +96,47 @@ def test_missing_columns_are_named_with_what_was_expected(capsys, tmp_path):
     assert "lacks the columns stage, seq_id: expected dp_rank, stage, step, optype," in shown
 
 
+def odd_columns():
+    num_rows = len(columns(World(pipelines=2, stages=2, steps=4))["step"])
+    days = np.full(num_rows, 19723).astype("datetime64[D]")
+    return {
+        "date": ("dp_rank", pa.array(days), "dp_rank holds values of type datetime64"),
+        "timestamp": ("start_ts", pa.array(days.astype("datetime64[us]")), "type datetime64"),
+        "flag": ("step", pa.array([True] * num_rows), "step holds values of type bool"),
+        "text": ("stage", pa.array(["1"] * num_rows), "stage holds values of type str"),
+        "bytes": ("optype", pa.array([b"\xff"] * num_rows), "optype holds values of type bytes"),
+        "lists": ("optype", pa.array([["x"]] * num_rows), "optype holds values of type ndarray"),
+        "not UTF-8": ("optype", not_utf8(num_rows), "cannot be read as a Parquet file"),
+        "nothing": ("optype", pa.nulls(num_rows), "optype holds values of type NoneType"),
+        "long": ("optype", pa.array(["x" * 1000] * num_rows), "of 1000 letters; expected names"),
+    }
+
+
+def not_utf8(num_rows):
+    ends = np.arange(num_rows + 1, dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"\xff" * num_rows)]
+    return pa.Array.from_buffers(pa.string(), num_rows, buffers)
+
+
+@pytest.mark.parametrize(("name", "values", "match"), odd_columns().values(), ids=odd_columns())
+def test_a_column_of_the_wrong_type_is_refused(capsys, tmp_path, name, values, match):
+    assert match in refused(capsys, written(tmp_path / "t.parquet", **{name: values}))
+
+
+def test_columns_of_one_name_are_refused(capsys, tmp_path):
+    path = written(tmp_path / "t.parquet")
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("stage", table["stage"]), path)
+    assert "cannot be read as a Parquet file: Multiple matches" in refused(capsys, path)
+
+
+def test_numbers_may_be_decimals_and_unknown_ones_empty(capsys, tmp_path):
+    rows = columns(World(pipelines=2, stages=2, steps=4))
+    decimals = pa.array([Decimal(str(round(each, 9))) for each in rows["duration"].tolist()])
+    path = written(tmp_path / "t.parquet", duration=decimals, mc=pa.nulls(len(decimals)))
+    assert "2 pipelines x 2 stages, 4 steps" in told(capsys, path)
+
+
 def test_an_empty_trace_is_refused(capsys, tmp_path):
     path = tmp_path / "t.parquet"
     pq.write_table(pq.read_table(written(path)).slice(0, 0), path)
@@ -105,7 +148,10 @@ def test_an_empty_trace_is_refused(capsys, tmp_path):
     [
         ("dp_size: 2\n", "lacks pp_size: expected lines such as"),
         ("", "lacks dp_size and pp_size"),
-        ("dp_size: 2\npp_size: two\n", "pp_size: 'two' is not a whole number above 0"),
+        ("dp_size: 2\npp_size: two\n", "pp_size: 'two' is not a whole number from 1 to"),
+        ("dp_size: 0\npp_size: 2\n", "dp_size: '0' is not a whole number from 1 to"),
+        ("dp_size: 2\npp_size: 10000001\n", "pp_size: '10000001' is not a whole number from"),
+        (f"dp_size: {'9' * 5000}\npp_size: 2\n", "9' is not a whole number from 1 to 10000000"),
         ("dp_size: 1\npp_size: 2\n", "description says 1 x 2"),
     ],
 )

@@ -1,9 +1,11 @@
 """``holdfast diagnose RUN_DIR``: what it told, what its recorded times show, how fast it was."""
 
 import json
+import math
 import random
 import re
 from dataclasses import replace
+from typing import get_type_hints
 
 import pytest
 
@@ -289,6 +291,82 @@ def test_a_run_in_which_no_step_has_finished_is_refused(capsys, tmp_path):
         look("a run", [])
     assert main(["diagnose", str(written(tmp_path, run_events()[:4]))]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+WORKER_STEP = run_events()[len(WORKERS)]
+FINISHED = run_events(operations=False)[-1]
+SOME_OPS = {"ops": (("0F0", 0.0, 1.0),), "cpu_s": (1.0,), "sizes": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("event", "changed", "match"),
+    [
+        (TOLD[0], {"cause": "a cause of later"}, "'a cause of later' is not a valid Cause"),
+        (TOLD[3], {"cause": "a cause of later"}, "'a cause of later' is not a valid Cause"),
+        (run_events()[0], {"worker": "zz"}, "not a worker: 'zz'"),
+        (WORKER_STEP, {"worker": "zz"}, "not a worker: 'zz'"),
+        (WORKER_STEP, {"cpu_s": (1.0,)}, "zip"),
+        (WORKER_STEP, {"ops": (("F", 0.0, 1.0),)}, "'F'"),
+        (WORKER_STEP, {**SOME_OPS, "cpu_s": (math.nan,)}, "nan s; expected finite times"),
+        (WORKER_STEP, {**SOME_OPS, "ops": (("0F0", 1.0, 0.5),)}, "-0.5 s; expected finite"),
+        (WORKER_STEP, {"transfers": (("0.0", "pipeline", 1, 1, math.inf),)}, "inf s; expected"),
+        (FINISHED, {"took_s": math.nan}, "nan s; expected finite times"),
+        (FINISHED, {"took_s": -1.0}, "-1.0 s; expected finite times"),
+    ],
+)
+def test_an_event_that_means_nothing_here_is_refused_in_one_line(
+    capsys, tmp_path, event, changed, match
+):
+    recorded = [*run_events(), replace(event, **changed)]
+    assert main(["diagnose", str(written(tmp_path, recorded))]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert f"{type(event).__name__} with at_s = " in shown
+    assert "not written by this version of Holdfast: " in shown
+    assert match in shown
+
+
+def refused_line(capsys, tmp_path, line):
+    path = written(tmp_path, run_events(operations=False)) / EVENTS_FILE
+    number = len(path.read_text().splitlines()) + 1
+    path.write_text(path.read_text() + line + "\n")
+    assert main(["diagnose", str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert f"{EVENTS_FILE}:{number}: not written by this version of Holdfast: " in shown
+    return shown
+
+
+@pytest.mark.parametrize("wrong", [{"x": [1]}, [[1]], [{}], True, None, 10**400, "zz"], ids=repr)
+def test_no_field_takes_a_value_of_another_type(wrong):
+    taken = set()
+    for event in (*TOLD, IN_FORCE, WORKER_STEP, FINISHED, run_events()[0]):
+        values = json.loads(encode_event(event))
+        for name in values.keys() - {"event"}:
+            try:
+                events.decode_event(json.dumps({**values, name: wrong}))
+            except ValueError:
+                continue
+            taken.add(get_type_hints(type(event))[name])
+    fits = {True: {float, float | None, bool}, None: {float | None}, "zz": {str}}
+    assert taken <= (fits.get(wrong, set()) if isinstance(wrong, bool | str | None) else set())
+
+
+def test_events_of_other_types_are_refused_with_their_line(capsys, tmp_path):
+    values = json.loads(encode_event(TOLD[0]))
+    for name, wrong in (("step", None), ("since", "1"), ("since", 2**63), ("subject", ["1.0"])):
+        assert "expected" in refused_line(capsys, tmp_path, json.dumps({**values, name: wrong}))
+    refused_line(capsys, tmp_path, "[" * 100_000 + "]" * 100_000)
+
+
+@pytest.mark.parametrize("event", [TOLD[0], TOLD[3], FINISHED], ids=["since", "until", "finished"])
+def test_a_step_far_away_costs_no_time(event):
+    far = {"step" if event is FINISHED else "since": 10**15}
+    told = [replace(each, **far) if each is event else each for each in TOLD]
+    recorded = run_events(operations=False, told=told)
+    if event is FINISHED:
+        recorded.append(replace(event, **far))
+    assert len(look("a run", recorded).by_run) == 1
 
 
 def test_a_directory_with_foreign_events_is_refused_in_one_line(capsys, tmp_path):

@@ -10,6 +10,7 @@ from helpers.op_traces import Slow, World, columns
 from holdfast.cli.diagnose import read_layout, read_trace
 from holdfast.cluster import WorkerId
 from holdfast.detection.causes import find_causes
+from holdfast.detection.causes_runs import runs
 from holdfast.detection.diagnosis import Cause
 from holdfast.detection.trace import Layout, trace_of
 from holdfast.detection.trace_graph import graph_of
@@ -229,9 +230,51 @@ def bad(change, match):
 def test_rows_that_make_no_sense_are_refused_by_name():
     bad(lambda rows: {"duration": -rows["duration"]}, "duration holds -0.*expected finite times")
     bad(lambda rows: {"start_ts": rows["start_ts"] * np.nan}, "start_ts holds nan")
-    bad(lambda rows: {"stage": rows["stage"] - 1}, "stage holds -1; expected 0 or more")
-    bad(lambda rows: {"step": rows["step"] + 0.5}, "column step is not of whole numbers")
-    bad(lambda rows: {"duration": np.array(["x"] * len(rows["step"]))}, "duration is not of times")
+    bad(lambda rows: {"stage": rows["stage"] - 1}, "stage holds -1 in .* from 0 to 1e.07")
+    bad(lambda rows: {"step": rows["step"] + 0.5}, "step holds 0.5 .*expected whole numbers")
+    bad(lambda rows: {"duration": np.array(["x"] * len(rows["step"]))}, "duration .* type str_;")
+    bad(lambda rows: {"duration": rows["duration"] + 1e300}, "duration holds 1e.300 .*up to 1e.20")
+
+
+@pytest.mark.parametrize("value", [1e8, 1e18, 1e30, np.inf])
+@pytest.mark.parametrize("name", ["dp_rank", "stage"])
+def test_more_pipelines_or_stages_than_any_job_has_are_refused(name, value):
+    bad(lambda rows: {name: np.r_[value, rows[name][1:]]}, f"{name} holds .* in 1 of")
+
+
+@pytest.mark.parametrize("value", [1e16, 1e18, 1e30, np.inf])
+@pytest.mark.parametrize("name", ["step", "seq_id", "mb_id", "rank"])
+def test_numbers_that_floats_do_not_hold_are_refused(name, value):
+    bad(lambda rows: {name: np.r_[value, rows[name][1:]]}, f"{name} holds .* in 1 of")
+
+
+@pytest.mark.parametrize("name", ["dp_rank", "stage"])
+def test_numbers_with_a_gap_too_large_to_work_with_are_refused(name):
+    rows = columns(World(pipelines=1, stages=1, steps=1))
+    first = int(np.flatnonzero(rows["optype"] == "forward-compute")[0])
+    rows[name][first] = 9_000_000
+    graph = graph_of(trace_of({**rows, "seq_id": np.arange(len(rows["step"]))}))
+    with pytest.raises(ConfigError, match=r"expected numbers without large gaps: check"):
+        find_causes(graph)
+
+
+def test_a_gap_in_the_numbers_of_pipelines_costs_no_time(monkeypatch):
+    rows, calls = columns(World(pipelines=2, stages=2, workers={(1, 1): Slow(1.8)})), []
+    rows["dp_rank"] = np.where(rows["dp_rank"] == 1, 500, 0)
+    for where in ("causes_candidates", "causes_effects"):
+        monkeypatch.setattr(
+            f"holdfast.detection.{where}.runs", lambda *of: calls.append(of) or runs(*of)
+        )
+    assert verdict(rows) == [(Cause.COMPUTE, "500.1")]
+    assert len(calls) < 50
+
+
+def test_a_trace_with_hardly_more_operations_than_workers_is_refused():
+    numbers = np.arange(2000)
+    rows = {name: np.zeros(2000) for name in ("stage", "step", "start_ts", "seq_id", "mb_id")}
+    rows |= {"dp_rank": numbers, "duration": np.ones(2000), "optype": np.full(2000, "x-compute")}
+    with pytest.raises(ConfigError, match="2000 operations of 2000 workers; expected 4 or more"):
+        trace_of(rows)
 
 
 def test_an_empty_micro_batch_number_is_none_at_all():

@@ -14,6 +14,7 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.schedule.operation import Kind, parse_op
 
+_NUM_BASELINES = 4  # more benchmarks of a worker that is new: the shortest counts
 _WARM_STEPS = 1  # before a worker's benchmark of its own: it would measure compilers
 _HERE = "this machine"
 
@@ -23,6 +24,7 @@ class Slowness:
         self._run = run
         self._watcher = None if run.config.mitigation.mode == "off" else Watcher({})
         self._known: dict[WorkerId, int] = {}  # and its process
+        self._unmeasured: dict[WorkerId, int] = {}  # benchmarks that are still to be ordered
 
     def stop(self) -> None:
         """Nothing is looked for any more, and nobody counts as slow."""
@@ -79,8 +81,15 @@ class Slowness:
             watcher.joined(worker, run.hellos[worker].host or _HERE)
             self._known[worker] = run.hellos[worker].pid
         links = [link_of(one, other) for one in new for other in sorted(run.stages) if one != other]
+        self._unmeasured |= dict.fromkeys(new, _NUM_BASELINES)
+        again = [worker for worker, left in self._unmeasured.items() if left and worker not in new]
+        for worker in again:
+            self._unmeasured[worker] -= 1
         first = Suspicion(tuple(new), tuple(sorted(set(links))))
-        return self._probe(first, step + _WARM_STEPS)  # what is normal for each
+        # What is normal for each.
+        return self._probe(first, step + _WARM_STEPS) + self._probe(
+            Suspicion(tuple(again), ()), step
+        )
 
     def _probe(self, suspicion: Suspicion, step: int) -> list[Effect]:
         """Benchmarks of all suspects at once; links in rounds, of one step each."""

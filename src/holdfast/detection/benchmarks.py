@@ -1,4 +1,4 @@
-"""Results of the workers' compute benchmarks, each against the first one of the same worker.
+"""Results of the workers' compute benchmarks, each against the first ones of the same worker.
 When they run, and what follows from them, is not known here."""
 
 import math
@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.detection.predicted import lower_median
+
+_NUM_FIRST_STEPS = 6  # results of so many steps from the first one on are its baseline
 
 
 class Benchmark(NamedTuple):
@@ -22,10 +24,11 @@ class Benchmarks:
     def add(self, worker: WorkerId, result: Benchmark) -> None:
         if result.wall_s <= 0:
             return
-        if worker in self._first:
+        first = self._first.setdefault(worker, result)
+        if result.step - first.step >= _NUM_FIRST_STEPS:
             self._newest[worker] = result
-        else:
-            self._first[worker] = result
+        elif result.wall_s < first.wall_s:  # others on the processor only ever make it longer
+            self._first[worker] = result._replace(step=first.step)
 
     def forget(self, worker: WorkerId) -> None:
         self._first.pop(worker, None)

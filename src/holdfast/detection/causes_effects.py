@@ -15,7 +15,8 @@ from holdfast.detection.trace_graph import Graph, Meeting, meeting
 from holdfast.errors import ConfigError
 
 _FEW_STEPS = 5
-_MOST_CELLS = 50_000_000
+_MANY_CELLS = 50_000_000
+_MOST_CELLS_A_ROW = 100
 _STEEPEST = 2.0  # attention: twice the length, four times the work
 
 
@@ -182,7 +183,7 @@ def table(values: Floats, at: tuple[Ints, ...]) -> Floats:
     """A value for each combination of indices: the mean of those that share it, or NaN."""
     shape = tuple(int(index.max()) + 1 for index in at)
     size = math.prod(shape)
-    if size > _MOST_CELLS:
+    if size > max(_MANY_CELLS, _MOST_CELLS_A_ROW * len(values)):
         raise ConfigError(
             f"{len(values)} operations are spread over {size:.0e} places; expected numbers without "
             "large gaps: check the columns step, dp_rank, stage, rank and seq_id"

@@ -28,6 +28,8 @@ MOST = 10_000_000  # pipelines or stages; no job comes near
 _EXACT = 10**15  # whole numbers up to here are exact as floats
 _LONGEST_S = 1e20  # nanoseconds since 1970 taken for seconds are less
 _LONGEST_NAME = 200
+_MANY_WORKERS = 1000  # each of them is replayed alone
+_LEAST_OPS = 4  # of each worker on average, if they are many
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ def trace_of(
     steps, step = np.unique(numbers["step"], return_inverse=True)
     found = _layout(numbers, layout, source)
     worker = numbers["dp_rank"] * found.stages + numbers["stage"]
+    _check_workers(worker, source)
     rank = numbers.get("rank", worker)
     return Trace(
         layout=found,
@@ -196,6 +199,15 @@ def _layout(numbers: Mapping[str, Ints], stated: Layout | None, source: str) -> 
             f"says {stated.pipelines} x {stated.stages}: is it of another trace?"
         )
     return stated
+
+
+def _check_workers(worker: Ints, source: str) -> None:
+    num_workers = len(np.unique(worker))
+    if num_workers > max(_MANY_WORKERS, len(worker) / _LEAST_OPS):
+        raise ConfigError(
+            f"{source}: {len(worker)} operations of {num_workers} workers; expected "
+            f"{_LEAST_OPS} or more of each: check the columns dp_rank and stage"
+        )
 
 
 def place_among(name: Ints, owner: Ints) -> Ints:
