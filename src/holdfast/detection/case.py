@@ -11,7 +11,6 @@ from holdfast.detection.settings import WatchSettings
 _NUM_STEADY = 8  # steps between two words on one slowness, if no change point is found
 
 _NUM_SOON = 50  # steps within which slowness that comes back is the same one
-_OBVIOUS = math.log(1.8)  # no benchmark can acquit of this
 _LITTLE = 0.25  # share of the slowness that a measurement may still show when it is over
 
 
@@ -116,7 +115,7 @@ class Case:
     def _refuse(self, reading: Reading) -> Move | None:
         self._num_refused += 1
         strong = (reading.now or 0.0) >= 2 * self._settings.slow
-        obvious = (reading.now or 0.0) >= _OBVIOUS
+        obvious = (reading.now or 0.0) >= math.log(self._settings.obvious_factor)
         if obvious or (self._num_refused >= self._settings.num_refusals and strong):
             self.confidence *= 0.6
             return self._tell(reading.step)

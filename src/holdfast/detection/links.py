@@ -105,7 +105,9 @@ class LinkTrack:
 class Links:
     def __init__(self, settings: WatchSettings) -> None:
         # A link's times are small numbers: more must happen before it counts.
-        self._settings = replace(settings, slow_factor=1.5, relief_factor=1.3)
+        self._settings = replace(
+            settings, slow_factor=1.5, relief_factor=1.3, obvious_factor=math.inf
+        )
         self._baselines: dict[tuple[WorkerId, WorkerId, str], _Baseline] = {}
         self.tracks: dict[Link, LinkTrack] = {}
         self.floor_s = 0.0

@@ -24,6 +24,9 @@ class WatchSettings:
     relief_factor: float = 1.07
     """Below it a slow one is healthy again. Less than ``slow_factor``, so that it cannot flap."""
 
+    obvious_factor: float = 1.8
+    """No benchmark can acquit of this: it may have been measured in a bad moment."""
+
     start_factor: float = 1.25
     """Slower than the other holders of its stage by this from the first step on."""
 
