@@ -57,7 +57,7 @@ class Mitigating:
             return []
         self._follow_lanes()
         if self._trial.note_step(took_s) is False and self._mode != "observe":
-            self._take_back(step)
+            self._take_back()
             if self.wanted is not None:
                 return []
         factors = self._factors()
@@ -99,7 +99,7 @@ class Mitigating:
         now = Situation(step, 0, period_s, healthy_s, choice.factors)
         return remedy, self._tell(choice, now, at_s)
 
-    def _take_back(self, step: int) -> None:
+    def _take_back(self) -> None:
         """Predictions err. What was measured not to help does not stay."""
         if self._before is None or self._run.steady is not self._before[0]:
             return
