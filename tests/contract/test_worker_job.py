@@ -11,6 +11,7 @@ from holdfast.errors import ConfigError
 from holdfast.protocol.spec import WorkerSpec
 from holdfast.recovery.manifest import file_digest
 from holdfast.runtime.worker import Worker
+from holdfast.transport.local import LocalHub, LocalTransport
 
 
 class NoLink:
@@ -21,7 +22,8 @@ class NoLink:
 def test_a_job_file_that_was_changed_since_the_run_began_is_refused(tmp_path) -> None:
     job = jobs.small(tmp_path)
     spec = WorkerSpec(WorkerId(0, 0), "h", 1, "00" * 16, str(job), file_digest(job), RunConfig())
-    worker = Worker(spec, NoLink(), None, nullcontext(), lambda *_: None, lambda: False)
+    transport = LocalTransport(spec.worker, LocalHub())
+    worker = Worker(spec, NoLink(), transport, nullcontext(), lambda *_: None, lambda: False)
     assert len(worker._load_job().layers) == 2
     job.write_text(job.read_text() + "\n")
     with pytest.raises(ConfigError, match="was changed since the run began"):
