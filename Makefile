@@ -28,10 +28,10 @@ test: check
 	$(MAKE) --no-print-directory --jobs 2 test-processes test-others
 
 test-processes: $(READY)
-	$(BIN)/pytest tests/multiprocess tests/bench -p no:cacheprovider
+	$(BIN)/pytest tests/multiprocess -p no:cacheprovider
 
 test-others: $(READY)
-	$(BIN)/pytest --ignore tests/multiprocess --ignore tests/bench
+	$(BIN)/pytest --ignore tests/multiprocess
 
 bench: $(READY)
 	$(BIN)/python bench/period.py
