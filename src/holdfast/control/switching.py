@@ -13,8 +13,6 @@ from holdfast.control.run import Run, Steady
 from holdfast.observability import events
 from holdfast.protocol import messages
 
-_AHEAD = 2  # whoever was in step k when it was offered begins k + 2 with the new lanes
-
 
 @dataclass
 class _Offer:
@@ -54,7 +52,7 @@ class Switching:
         if not run.stages.keys() <= offer.steps.keys():
             return []
         self._offer = None
-        first_step = max(offer.steps.values()) + _AHEAD
+        first_step = max(offer.steps.values()) + messages.OFFER_AHEAD
         run.steady, run.steady_from = offer.steady, first_step
         self._work.switch(first_step, offer.steady.schedule)
         adopt = messages.Adopt(epoch=run.epoch, number=self._number, first_step=first_step)

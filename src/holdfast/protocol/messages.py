@@ -273,11 +273,15 @@ class Proceed:
     saves: list[list[int]]  # as in SaveAt
 
 
+OFFER_AHEAD = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """coordinator -> member: other lanes for the same members, without a stop. Takes effect aside.
 
-    Whoever is in step k begins no step k + 2 before it has heard from which step on they hold.
+    Whoever is in step k begins no step k + OFFER_AHEAD before it has heard from which step on
+    they hold.
     """
 
     epoch: int

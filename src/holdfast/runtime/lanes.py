@@ -9,11 +9,11 @@ from collections.abc import Callable
 from time import monotonic
 
 from holdfast.errors import EpochPast, WaitTimeout
+from holdfast.protocol.messages import OFFER_AHEAD
 from holdfast.schedule.running import RunningStep
 from holdfast.schedule.schedule import loads
 
 _LOOK_S = 0.02  # a wait looks this often whether this worker is to stop
-AHEAD = 2  # an offer in step k holds from k + 2 on at the earliest
 
 
 class Lanes:
@@ -55,7 +55,7 @@ class Lanes:
         lanes = RunningStep.whole(0, 0, loads(schedule))
         with self._changed:
             self._require(epoch)
-            self._offer, self._hold_at = (number, lanes), self._newest + AHEAD
+            self._offer, self._hold_at = (number, lanes), self._newest + OFFER_AHEAD
             return self._newest
 
     def adopt(self, epoch: int, number: int, first_step: int) -> None:
