@@ -1,6 +1,7 @@
 """How much of a slowdown is removed, by the wall clock: detection, pauses and all.
 
-slow: real processes and transport on emulated devices (F, B and W sleep 10 ms each). Every run has
+slow: real processes and transport on emulated devices (F, B and W sleep 10 ms each, with 8
+pipelines 30 ms: sixteen processes share this machine). Every run has
 healthy steps, then disturbed ones. A step's time is the mean over all disturbed ones, from the end
 of the last healthy one. removed = (nothing - way) / (nothing - healthy); possible: the same for
 the planner's bound with the true speeds, scaled by measured over predicted healthy step (slow links
@@ -24,15 +25,27 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from failslow_cases import MODES, OP_MS, Case, bound_s, cases, shares_of, undisturbed
+from failslow_cases import (
+    LONG_OP_MS,
+    MANY,
+    MODES,
+    OP_MS,
+    Case,
+    bound_s,
+    cases,
+    shares_of,
+    undisturbed,
+)
 from failslow_run import Calm, Measured, median_step_s, run_calm, run_case
 from failstop_run import Job, RunError
 
 QUICK_CASE, QUICK_WAYS = "2x2 x2", ("nothing", "holdfast")
+MS = f"{OP_MS}, with {MANY} pipelines {LONG_OP_MS}"
 
 Figures = dict[str, Any]
 Found = TypeVar("Found")
@@ -44,10 +57,13 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.quick, self.steps, self.rounds = args.quick, args.steps, args.rounds
-        self.minutes, self.op_ms = args.minutes, args.op_ms
+        self.minutes = args.minutes
         self.sections: list[str] = args.section or list(SECTIONS)
         default = [QUICK_CASE] if args.quick else list(cases())
         self.cases = [cases()[name] for name in args.case or default]
+        if args.op_ms is not None:
+            self.cases = [replace(case, op_ms=args.op_ms) for case in self.cases]
+        self.calm = undisturbed(args.op_ms or OP_MS)
         self.ways: tuple[str, ...] = args.ways or (QUICK_WAYS if args.quick else tuple(MODES))
         self._keep: Path | None = args.keep
         self.failures: list[str] = []
@@ -91,8 +107,9 @@ def rounded(value: float | None) -> float | None:
 def slow(bench: Bench) -> Figures:
     rows: dict[str, Figures] = {}
     for case in bench.cases:
-        faults = ", ".join(case.job("nothing", bench.steps, bench.op_ms).faults)
-        headline(f"{case.name}: {faults}; emulated, {bench.steps} disturbed steps, s a step")
+        faults = ", ".join(case.job("nothing", bench.steps).faults)
+        size = f"{bench.steps} disturbed steps, {case.op_ms} ms operations"
+        headline(f"{case.name}: {faults}; emulated, {size}; s a step")
         found = outcomes(bench, case)
         if any(found.values()):
             rows[case.name] = row = case_figures(bench, case, found)
@@ -120,7 +137,7 @@ def outcomes(bench: Bench, case: Case) -> Outcomes:
     found: Outcomes = {way: [] for way in ways}
     for number in range(bench.rounds):
         for way in ways[:: 1 if number % 2 == 0 else -1]:
-            act = partial(run_case, case, way, bench.steps, op_ms=bench.op_ms)
+            act = partial(run_case, case, way, bench.steps)
             one = bench.attempt(f"{case.name}, {way}", act)
             if one is not None:
                 found[way].append(one)
@@ -130,7 +147,7 @@ def outcomes(bench: Bench, case: Case) -> Outcomes:
 def case_figures(bench: Bench, case: Case, found: Outcomes) -> Figures:
     """``healthy_s``: the median of all runs of the case."""
     healthy_s = statistics.median(one.healthy_s for many in found.values() for one in many)
-    limit_s = bound_s(case, bench.steps, healthy_s, bench.op_ms)
+    limit_s = bound_s(case, bench.steps, healthy_s)
     nothing_s = median_of(found.get("nothing", ()), "step_s")
     rows = {}
     for way, many in found.items():
@@ -141,7 +158,8 @@ def case_figures(bench: Bench, case: Case, found: Outcomes) -> Figures:
             rows[way] = way_figures(many, shares, case.shape.microbatches)
     return {
         "emulated": True,
-        "faults": list(case.job("nothing", bench.steps, bench.op_ms).faults),
+        "op_ms": case.op_ms,
+        "faults": list(case.job("nothing", bench.steps).faults),
         "healthy_s": rounded(healthy_s),
         "nothing_s": rounded(nothing_s),
         "bound_s": rounded(limit_s),
@@ -218,7 +236,7 @@ def no_harm(bench: Bench) -> Figures:
     names = ("steps", "step s", "named", "mitigated", "lost s", "share")
     print(" " * 14 + "".join(f"{name:>10}" for name in names), flush=True)
     calm: dict[str, Calm] = {}
-    for name, job in undisturbed(bench.op_ms).items():
+    for name, job in bench.calm.items():
         act = partial(run_calm, job, bench.minutes)
         one = bench.attempt(f"{name}, undisturbed", act)
         if one is not None:
@@ -245,7 +263,7 @@ def overhead(bench: Bench) -> Figures:
     headline(f"Median step with tracking (observe) over without (off), {rounds} rounds")
     print(" " * 14 + "".join(f"{name:>10}" for name in ("ratio", "least", "most")), flush=True)
     ratios: dict[str, list[float]] = {}
-    for name, job in undisturbed(bench.op_ms).items():
+    for name, job in bench.calm.items():
         ratios[name] = []
         for number in range(rounds):
             ratio = turn(bench, f"{name}, tracking", job, number)
@@ -291,13 +309,14 @@ def parse(arguments: Sequence[str] | None = None) -> Bench:
     parser.add_argument("--steps", type=int, default=0, help="disturbed ones of a run (90)")
     parser.add_argument("--rounds", type=int, default=1, help="ways take turns (1)")
     parser.add_argument("--minutes", type=float, default=0.0, help="of an undisturbed run (5)")
-    parser.add_argument("--op-ms", type=int, default=OP_MS, help="of an emulated operation (10)")
+    parser.add_argument("--op-ms", type=int, help=f"of an emulated operation ({MS})")
     parser.add_argument("--quick", action="store_true", help="a small sample of each section")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs' directories")
     args = parser.parse_args(arguments)
     args.steps = args.steps or (30 if args.quick else 90)
     args.minutes = args.minutes or (0.2 if args.quick else 5.0)
-    if args.steps < 20 or args.rounds < 1 or args.op_ms < 1 or args.minutes < 0:
+    numbers = (args.op_ms, args.minutes, args.rounds, args.steps - 19)
+    if any(number is not None and number <= 0 for number in numbers):
         parser.error("expected at least 20 steps, 1 round, operations of 1 ms and some minutes")
     return Bench(args)
 

@@ -25,6 +25,8 @@ from holdfast.schedule.timeline import steady_period_s
 from recovery_cases import emulated, real
 
 STAGES, PER_PIPELINE, OP_MS = 2, 8, 10
+# Sixteen processes on two cores: what they do besides sleeping must stay small next to it.
+MANY, LONG_OP_MS = 8, 30
 # Baselines are learnt, then the healthy pace is measured, then come the disturbed steps; the
 # steps after them show whether all is as before.
 WARM_UP_STEPS, HEALTHY_STEPS, AFTER_STEPS = 14, 16, 16
@@ -78,6 +80,7 @@ class Case:
     slow: tuple[Slow, ...]
     ways: tuple[str, ...] = _COMPUTE
     is_headline: bool = False  # one slow worker
+    op_ms: int = OP_MS  # of an emulated operation
 
     @property
     def shape(self) -> Shape:
@@ -92,8 +95,8 @@ class Case:
         spans = [slow.steps(num_disturbed) for slow in self.slow]
         return {FIRST + step for span in spans for step in (span[0], span[-1] + 1)}
 
-    def job(self, way: str, num_disturbed: int, op_ms: int = OP_MS) -> Job:
-        task = emulated(self.pipelines, STAGES, SCHEDULE, op_ms, PER_PIPELINE)
+    def job(self, way: str, num_disturbed: int) -> Job:
+        task = emulated(self.pipelines, STAGES, SCHEDULE, self.op_ms, PER_PIPELINE)
         return replace(
             task,
             steps=FIRST + num_disturbed + AFTER_STEPS,
@@ -109,6 +112,7 @@ def _one(pipelines: int, factor: str, *, restart: bool = False) -> Case:
         slow=(Slow("1.0", factor),),
         ways=_ALL if restart else _COMPUTE,
         is_headline=True,
+        op_ms=LONG_OP_MS if pipelines >= MANY else OP_MS,
     )
 
 
@@ -154,22 +158,20 @@ def undisturbed(op_ms: int = OP_MS) -> dict[str, Job]:
 # --- what is possible ---
 
 
-def costs_of(op_ms: int = OP_MS) -> Costs:
+def costs_of(op_ms: int) -> Costs:
     op_s = op_ms / 1e3
     costs = emulated_costs({"F": op_s, "B": op_s, "W": op_s, "BW": 2 * op_s, "R": 0.0}, STAGES)
     assert costs is not None
     return costs
 
 
-def problem_of(
-    case: Case, speeds: Mapping[str, float], absent: str = "", op_ms: int = OP_MS
-) -> Problem:
+def problem_of(case: Case, speeds: Mapping[str, float], absent: str = "") -> Problem:
     """As the coordinator asks it, if it knew the true speeds. Links are taken to be as usual."""
     everyone = [WorkerId(d, s) for d in range(case.pipelines) for s in range(STAGES)]
     members = (w for w in everyone if str(w) != absent)
     return Problem(
         shape=case.shape,
-        costs=costs_of(op_ms),
+        costs=costs_of(case.op_ms),
         memory=Memory(limit=float(default_memory(STAGES))),
         members=tuple(Member(w, w.stage, speeds.get(str(w), 1.0)) for w in members),
         two_stages=False,
@@ -177,14 +179,14 @@ def problem_of(
     )
 
 
-def predicted_healthy_s(case: Case, op_ms: int = OP_MS) -> float:
+def predicted_healthy_s(case: Case) -> float:
     """Of the lanes that the run begins with."""
-    costs = costs_of(op_ms)
+    costs = costs_of(case.op_ms)
     first = make(SCHEDULE, case.shape, costs, default_memory(STAGES), staggered=True)
     return steady_period_s(first, costs)
 
 
-def bound_s(case: Case, num_disturbed: int, healthy_s: float, op_ms: int = OP_MS) -> float:
+def bound_s(case: Case, num_disturbed: int, healthy_s: float) -> float:
     """What no plan can beat, on average over the disturbed steps, as measured time."""
     times = Counter(
         frozenset((s.subject, s.speed) for s in case.slow if step in s.steps(num_disturbed))
@@ -192,9 +194,9 @@ def bound_s(case: Case, num_disturbed: int, healthy_s: float, op_ms: int = OP_MS
     )
     whole_s = 0.0
     for slow, count in times.items():
-        problem = problem_of(case, {who: speed for who, speed in slow if speed < 1}, op_ms=op_ms)
+        problem = problem_of(case, {who: speed for who, speed in slow if speed < 1})
         whole_s += count * bound(Fleet.of(problem, unmoved(problem).stage_of)).period_s
-    return whole_s / num_disturbed * healthy_s / predicted_healthy_s(case, op_ms)
+    return whole_s / num_disturbed * healthy_s / predicted_healthy_s(case)
 
 
 def shares_of(
@@ -209,6 +211,6 @@ def shares_of(
     return {"removed": removed, "of_possible": removed / possible if worth else None}
 
 
-def lanes_without(case: Case, worker: str, op_ms: int = OP_MS) -> Schedule:
+def lanes_without(case: Case, worker: str) -> Schedule:
     assert parse_worker(worker).pipeline < case.pipelines
-    return first_plan(problem_of(case, {}, worker, op_ms)).schedule()
+    return first_plan(problem_of(case, {}, worker)).schedule()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from failslow_cases import FIRST, MODES, OP_MS, WARM_UP_STEPS, Case, lanes_without
+from failslow_cases import FIRST, MODES, WARM_UP_STEPS, Case, lanes_without
 from failstop_run import START_LIMIT_S, Job, Run, RunError, records
 from holdfast.detection.diagnosis import Cause
 from holdfast.faults.fault import parse_fault
@@ -220,22 +220,20 @@ def _actions(events: Iterable[Event]) -> tuple[str, ...]:
     return tuple(f"{one.action} @ {one.step}" for one in chosen if one.action != Action.WAIT)
 
 
-def run_case(
-    case: Case, way: str, num_disturbed: int, folder: Path, op_ms: int = OP_MS
-) -> Measured:
-    job = case.job(way, num_disturbed, op_ms)
+def run_case(case: Case, way: str, num_disturbed: int, folder: Path) -> Measured:
+    job = case.job(way, num_disturbed)
     if way == "restart":
-        return _restarted(case, job, num_disturbed, folder, op_ms)
+        return _restarted(case, job, num_disturbed, folder)
     with Watched(job, folder) as run:
         run.to_the_end()
     return measured(run.events, case, num_disturbed, acts=MODES[way] != "observe")
 
 
-def _restarted(case: Case, job: Job, num_disturbed: int, folder: Path, op_ms: int) -> Measured:
+def _restarted(case: Case, job: Job, num_disturbed: int, folder: Path) -> Measured:
     """Interrupted when the slow one is named, and resumed at once without it."""
     (worker,) = case.subjects
     lanes = folder / "lanes.txt"  # written before, so that planning is no part of the pause
-    lanes.write_text(lanes_without(case, worker, op_ms).dumps())
+    lanes.write_text(lanes_without(case, worker).dumps())
 
     def told() -> bool:
         return any(event.subject == worker for event in _named(run.events))

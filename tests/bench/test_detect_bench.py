@@ -169,6 +169,12 @@ def test_who_may_be_told_is_neither_missed_nor_wrong() -> None:
     assert verdict((WORKER, burst), told("1.0", 23), told("0.1", 23)).is_right
 
 
+def test_who_is_slow_in_every_other_step_may_be_told_and_after_two_such_steps_not() -> None:
+    dips = tuple(f"slow 0.1 @ {step} x1.25" for step in ("51-51", "53-53", "55-55"))
+    assert verdict((WORKER, *dips), told("1.0", 23), told("0.1", 55)).is_right
+    assert verdict((WORKER, *dips[:2]), told("1.0", 23), told("0.1", 55)).wrong
+
+
 def test_rates_are_of_the_runs_that_they_are_about() -> None:
     from detect_runs import figures
 

@@ -124,6 +124,14 @@ def test_a_ladder_of_small_steps_is_found():
     assert found[-1][1].factor > 1.1
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_ladder_whose_rungs_follow_each_other_soon_is_found(seed):
+    rungs = [Slow("1.0", step, factor=1.06) for step in (20, 36, 52)]
+    world = World(slow=rungs, noise=0.03, seed=seed)
+    step, told = only(world.run(world.watcher(), 64).faults())
+    assert (told.subject, step <= 62) == ("1.0", True)
+
+
 def test_steady_slowness_below_a_tenth_is_not_told():
     world = World(slow=[Slow("1.0", ONSET, factor=1.05)])
     assert world.run(world.watcher(), 200).faults() == []

@@ -5,7 +5,7 @@ import math
 from enum import Enum, auto
 from typing import NamedTuple
 
-from holdfast.detection.series import Change
+from holdfast.detection.series import NUM_LASTING, Change
 from holdfast.detection.settings import WatchSettings
 
 _NUM_STEADY = 8  # steps between two words on one slowness, if no change point is found
@@ -34,6 +34,7 @@ class Reading(NamedTuple):
     now: float | None  # median excess of the newest values; None: it has no work
     steady: float | None  # the same, if it has been so for several steps
     probe: float | None  # excess of a benchmark that has come since it was asked for
+    lasting: float | None = None  # the same as ``now``, of more values that are all high
 
 
 class Case:
@@ -86,12 +87,23 @@ class Case:
             return self.suspect(
                 reading.step, change.since, change.excess, change.confidence, change.how
             )
-        if self._next_try is None or reading.step < self._next_try:
+        if self._next_try is None:
+            return self._crept(reading)
+        if reading.step < self._next_try:
             return None
         if reading.now is None or reading.now < limit:
             self._next_try = None
             return None
         return self.suspect(reading.step, self.since, reading.now, self.confidence, self.how)
+
+    def _crept(self, reading: Reading) -> Move | None:
+        """By steps each of which was too small to be suspected. Noise can do that too: only a
+        measurement can tell."""
+        settings, lasting = self._settings, reading.lasting
+        if not settings.validate or lasting is None or lasting < settings.slow:
+            return None
+        since = reading.step - NUM_LASTING + 1
+        return self.suspect(reading.step, since, lasting, 0.8, "lasting level")
 
     def _suspect(self, reading: Reading) -> Move | None:
         assert self.asked is not None
@@ -199,7 +211,7 @@ class Case:
 
     @property
     def rests(self) -> bool:
-        """Only a change can stir it."""
+        """Only a change, or a high level that lasts, can stir it."""
         return self.phase is Phase.HEALTHY and not self.tried
 
     @property

@@ -10,6 +10,7 @@ from holdfast.detection.changepoint import ChangeDetector, Settings
 _NUM_KEPT = 64
 _FAR = 0.05
 _REFINE_AT = (16, 32)
+NUM_LASTING = 8  # values that show a level to which no single change has led
 
 
 class Change(NamedTuple):
@@ -29,6 +30,7 @@ class Series:
         self._num = 0  # values since the detector began
         self._recent: deque[tuple[int, float]] = deque(maxlen=_NUM_KEPT)
         self.healthy: float = 0.0
+        self._has_risen = False
 
     def update(self, step: int, value: float) -> Change | None:
         self._num += 1
@@ -36,6 +38,7 @@ class Series:
         shift = self._detector.update(value)
         if shift is None:
             return None
+        self._has_risen |= shift.onset
         if shift.onset and shift.before < self.healthy - _FAR:
             self.healthy = shift.before  # it had begun while the healthy level was learnt
         oldest = self._num - len(self._recent)
@@ -45,7 +48,7 @@ class Series:
 
     def refine(self) -> None:
         """Healthy so far: with more values its healthy level is known better."""
-        if self._num in _REFINE_AT:
+        if self._num in _REFINE_AT and not self._has_risen:
             level = median(value for _, value in self._recent)
             if abs(level - self.healthy) < _FAR:  # else it is another level
                 self.healthy = level
@@ -54,7 +57,7 @@ class Series:
         """All values were this much too low: what they are compared with was wrong."""
         kept = [(step, value + by) for step, value in self._recent]
         self._detector = ChangeDetector(self._settings)
-        self._num = 0
+        self._num, self._has_risen = 0, False
         self._recent.clear()
         for step, value in kept:
             self.update(step, value)
@@ -73,6 +76,13 @@ class Series:
         if len(self._recent) < num:
             return None
         values = [value for _, value in list(self._recent)[-num:]]
+        return median(values) - self.healthy
+
+    def lasting(self, least: float) -> float | None:
+        """Median excess of the last values, if nearly all of them are above ``least``."""
+        values = sorted(value for _, value in list(self._recent)[-NUM_LASTING:])
+        if len(values) < NUM_LASTING or values[1] - self.healthy < least:
+            return None
         return median(values) - self.healthy
 
     def steady(self) -> float | None:

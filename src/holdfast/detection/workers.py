@@ -165,7 +165,8 @@ class Workers:
         probe = self._benchmarks.since(worker, track.case.asked)
         probe = None if probe is None else probe + track.probe_base
         busy = track.last_step >= step - 1
-        return _read(track.case, track.own, step, change, probe, busy=busy)
+        lasting = track.own.lasting(self._settings.relief) if track.last_step == step else None
+        return _read(track.case, track.own, step, change, probe, lasting, busy=busy)
 
     def _settle_joiner(self, worker: WorkerId, step: int) -> Move | None:
         track = self.tracks[worker]
@@ -213,14 +214,21 @@ def _rebase(series: Series, case: Case, change: Change | None) -> None:
 
 
 def _read(
-    case: Case, series: Series, step: int, change: Change | None, probe: float | None, *, busy: bool
+    case: Case,
+    series: Series,
+    step: int,
+    change: Change | None,
+    probe: float | None,
+    lasting: float | None = None,
+    *,
+    busy: bool,
 ) -> Move | None:
-    if case.rests and change is None:
+    if case.rests and change is None and lasting is None:
         series.refine()
         return None
     suspect = case.phase is Phase.SUSPECT
     now, steady = (series.newest(_NUM_NOW), series.steady()) if busy else (None, None)
-    move = case.read(Reading(step, change, now, steady, probe))
+    move = case.read(Reading(step, change, now, steady, probe, lasting))
     if suspect and move is Move.TELL:  # more values are there now than when it was suspected
         case.refine(series.excess_since(case.since))
     return move
