@@ -5,6 +5,7 @@ import random
 import pytest
 
 from helpers.slow_worlds import Slow, World, w
+from holdfast.detection.case import Case, Move, Reading
 from holdfast.detection.diagnosis import Cause, Suspicion
 from holdfast.detection.observation import Transfer
 from holdfast.detection.settings import WatchSettings
@@ -71,6 +72,16 @@ def test_a_suspect_that_its_benchmark_acquits_is_not_told_at_once():
     story = world.run(world.watcher(), 100)
     assert world.num_asked >= 1
     assert story.faults() == []
+
+
+@pytest.mark.parametrize(("excess", "move"), [(0.05, None), (0.12, Move.TELL)])
+def test_a_suspect_whom_more_steps_clear_is_not_told_though_its_benchmark_was_slow_too(
+    excess, move
+):
+    case = Case(WatchSettings())
+    assert case.suspect(10, 8, 0.12, 0.9, "change point") is Move.ASK
+    case.weigh(excess)
+    assert case.read(Reading(11, None, excess, None, 0.1)) is move
 
 
 def test_slowness_that_no_benchmark_shows_is_told_when_it_lasts():

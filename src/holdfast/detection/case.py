@@ -111,6 +111,8 @@ class Case:
             return self._acquit(reading.step)
         if reading.change is not None:
             self.excess = reading.change.excess
+        if self.excess < self._settings.slow:
+            return self._acquit(reading.step)
         if reading.probe is not None:
             self.probe = reading.probe
             if reading.probe >= self._settings.confirmed_share * self.excess:
@@ -219,7 +221,7 @@ class Case:
         """Acquitted, and to be looked at again."""
         return self._next_try is not None
 
-    def refine(self, excess: float | None) -> None:
-        """A better estimate of what is about to be told."""
-        if excess is not None and excess >= self._settings.relief:
+    def weigh(self, excess: float | None) -> None:
+        """A better estimate of what it is suspected of."""
+        if excess is not None:
             self.excess = excess

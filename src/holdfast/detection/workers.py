@@ -226,9 +226,7 @@ def _read(
     if case.rests and change is None and lasting is None:
         series.refine()
         return None
-    suspect = case.phase is Phase.SUSPECT
+    if case.phase is Phase.SUSPECT:  # more values are there now than when it was suspected
+        case.weigh(series.excess_since(case.since))
     now, steady = (series.newest(_NUM_NOW), series.steady()) if busy else (None, None)
-    move = case.read(Reading(step, change, now, steady, probe, lasting))
-    if suspect and move is Move.TELL:  # more values are there now than when it was suspected
-        case.refine(series.excess_since(case.since))
-    return move
+    return case.read(Reading(step, change, now, steady, probe, lasting))
