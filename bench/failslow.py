@@ -22,14 +22,13 @@ import os
 import signal
 import statistics
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from attempts import Attempts, cell, headline, rounded
 from failslow_cases import (
     LONG_OP_MS,
     MANY,
@@ -42,20 +41,20 @@ from failslow_cases import (
     undisturbed,
 )
 from failslow_run import Calm, Measured, median_step_s, run_calm, run_case
-from failstop_run import Job, RunError
+from failstop_run import Job
 
 QUICK_CASE, QUICK_WAYS = "2x2 x2", ("nothing", "holdfast")
 MS = f"{OP_MS}, with {MANY} pipelines {LONG_OP_MS}"
 
 Figures = dict[str, Any]
-Found = TypeVar("Found")
 Outcomes = dict[str, list[Measured]]  # by way, one a round
 
 
-class Bench:
+class Bench(Attempts):
     """What was asked for, and what went wrong."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__("failslow", args.keep)
         self.quick, self.steps, self.rounds = args.quick, args.steps, args.rounds
         self.minutes = args.minutes
         self.sections: list[str] = args.section or list(SECTIONS)
@@ -65,40 +64,6 @@ class Bench:
             self.cases = [replace(case, op_ms=args.op_ms) for case in self.cases]
         self.calm = undisturbed(args.op_ms or OP_MS)
         self.ways: tuple[str, ...] = args.ways or (QUICK_WAYS if args.quick else tuple(MODES))
-        self._keep: Path | None = args.keep
-        self.failures: list[str] = []
-
-    @contextmanager
-    def place(self) -> Iterator[Path]:
-        """A directory for one run, which is kept if somebody wants to look at it."""
-        if self._keep is None:
-            with tempfile.TemporaryDirectory(prefix="failslow-") as folder:
-                yield Path(folder)
-        else:
-            self._keep.mkdir(parents=True, exist_ok=True)
-            yield Path(tempfile.mkdtemp(dir=self._keep))
-
-    def attempt(self, what: str, act: Callable[[Path], Found]) -> Found | None:
-        """None if the run fails: one that does must not take the other figures along."""
-        try:
-            with self.place() as folder:
-                return act(folder)
-        except RunError as why:
-            self.failures.append(f"{what}: {why}")
-            print(f"failed: {what}: {why}", flush=True)
-            return None
-
-
-def headline(text: str) -> None:
-    print(f"\n{text} (load {os.getloadavg()[0]:.1f})", flush=True)
-
-
-def cell(value: float | None, digits: int = 4) -> str:
-    return f"{'-' if value is None else f'{value:.{digits}f}':>10}"
-
-
-def rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
 
 
 # --- somebody is slow ---
@@ -138,7 +103,7 @@ def outcomes(bench: Bench, case: Case) -> Outcomes:
     for number in range(bench.rounds):
         for way in ways[:: 1 if number % 2 == 0 else -1]:
             act = partial(run_case, case, way, bench.steps)
-            one = bench.attempt(f"{case.name}, {way}", act)
+            one = bench.attempt_in_place(f"{case.name}, {way}", act)
             if one is not None:
                 found[way].append(one)
     return found
@@ -202,7 +167,7 @@ def print_case(row: Figures) -> None:
         "step", "steady", "after", "samples/s", "removed", "/possible", "delay", "missed",
         "switches", "stall", "excess", "stop", "pause",
     )  # fmt: skip
-    print(" " * 9 + "".join(f"{name:>10}" for name in names))
+    print(" " * 9 + "".join(f"{name:>11}" for name in names))
     keys = (
         "step_s", "steady_s", "after_s", "microbatches_per_s", "removed", "of_possible",
         "delay_steps", "num_missed", "num_switches", "stall_s", "excess_s", "stop_s", "pause_s",
@@ -234,16 +199,16 @@ def least(values: Iterable[float | None]) -> float | None:
 def no_harm(bench: Bench) -> Figures:
     headline(f"Nothing is injected, mitigation is on, {bench.minutes:g} minutes each")
     names = ("steps", "step s", "named", "mitigated", "lost s", "share")
-    print(" " * 14 + "".join(f"{name:>10}" for name in names), flush=True)
+    print(" " * 14 + "".join(f"{name:>11}" for name in names), flush=True)
     calm: dict[str, Calm] = {}
     for name, job in bench.calm.items():
         act = partial(run_calm, job, bench.minutes)
-        one = bench.attempt(f"{name}, undisturbed", act)
+        one = bench.attempt_in_place(f"{name}, undisturbed", act)
         if one is not None:
             calm[name] = one
-            counts = (f"{n:>10}" for n in (len(one.named), one.num_mitigations))
+            counts = (f"{n:>11}" for n in (len(one.named), one.num_mitigations))
             cells = (cell(one.step_s), *counts, cell(one.lost_s, 2), cell(harm_share(one)))
-            print(f"{name:14}{one.num_steps:>10}" + "".join(cells), ", ".join(one.named))
+            print(f"{name:14}{one.num_steps:>11}" + "".join(cells), ", ".join(one.named))
     return {
         "harm_share": most(harm_share(one) for one in calm.values()),
         "num_mitigations": sum(one.num_mitigations for one in calm.values()),
@@ -261,7 +226,7 @@ def harm_share(one: Calm) -> float:
 def overhead(bench: Bench) -> Figures:
     rounds = max(bench.rounds, 1 if bench.quick else 5)
     headline(f"Median step with tracking (observe) over without (off), {rounds} rounds")
-    print(" " * 14 + "".join(f"{name:>10}" for name in ("ratio", "least", "most")), flush=True)
+    print(" " * 14 + "".join(f"{name:>11}" for name in ("ratio", "least", "most")), flush=True)
     ratios: dict[str, list[float]] = {}
     for name, job in bench.calm.items():
         ratios[name] = []
@@ -285,7 +250,7 @@ def turn(bench: Bench, what: str, job: Job, number: int) -> float | None:
     num_steps = bench.steps * (1 if is_emulated else 4)
     found: dict[str, float | None] = {}
     for mode in ("off", "observe")[:: 1 if number % 2 == 0 else -1]:
-        found[mode] = bench.attempt(what, partial(median_step_s, job, mode, num_steps))
+        found[mode] = bench.attempt_in_place(what, partial(median_step_s, job, mode, num_steps))
     on_s, off_s = found["observe"], found["off"]
     return None if on_s is None or off_s is None else on_s / off_s
 

@@ -20,15 +20,14 @@ import random
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from attempts import Attempts, cell, headline
 from failstop_pace import (
     DEATHS,
     PER_PIPELINE,
@@ -41,7 +40,7 @@ from failstop_pace import (
     settled,
     steady_pace,
 )
-from failstop_run import START_LIMIT_S, Job, Run, RunError, Trial, names, trial_of
+from failstop_run import START_LIMIT_S, Job, Run, Trial, names, trial_of
 from holdfast.observability.events import FaultFired, StepFinished
 
 SILENCE_LIMIT_S = 1.0
@@ -53,42 +52,17 @@ KILLS_A_RUN, MOST_FAILED = 10, 3
 CHANGE_LIMIT_S = 60.0
 
 Figures = dict[str, Any]
-Found = TypeVar("Found")
 
 
-class Bench:
+class Bench(Attempts):
     """What was asked for, and what went wrong."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__("failstop", args.keep)
         self.quick, self.kills, self.steps = args.quick, args.kills, args.steps
         self.point: str = args.point
         self.restarts = 1 if args.quick else 3
         self.sections: list[str] = args.section or list(SECTIONS)
-        self._keep: Path | None = args.keep
-        self.failures: list[str] = []
-
-    @contextmanager
-    def place(self) -> Iterator[Path]:
-        """A directory for one run, which is kept if somebody wants to look at it."""
-        if self._keep is None:
-            with tempfile.TemporaryDirectory(prefix="failstop-") as folder:
-                yield Path(folder)
-        else:
-            self._keep.mkdir(parents=True, exist_ok=True)
-            yield Path(tempfile.mkdtemp(dir=self._keep))
-
-    def attempt(self, act: Callable[[], Found]) -> Found | None:
-        """None if the run fails: one that does must not take the other figures along."""
-        try:
-            return act()
-        except RunError as why:
-            self.failures.append(str(why))
-            print(f"failed: {why}", flush=True)
-            return None
-
-
-def headline(text: str) -> None:
-    print(f"\n{text} (load {os.getloadavg()[0]:.1f})", flush=True)
 
 
 # --- how long everyone stands still ---
@@ -162,7 +136,7 @@ def trials(bench: Bench, kills: int, number: signal.Signals, job: Job) -> list[T
 
     while len(found) < kills and num_failed < MOST_FAILED:
         before = len(found), len(bench.failures)
-        bench.attempt(run_one)
+        bench.attempt(number.name, run_one)
         num_failed += len(found) == before[0] or len(bench.failures) > before[1]
     return found
 
@@ -228,21 +202,17 @@ def hangs(bench: Bench) -> Figures:
 # --- how fast they train on ---
 
 
-def seconds(value: float | None) -> str:
-    return f"{'-' if value is None else f'{value:.4f}':>10}"
-
-
 def throughput(bench: Bench) -> Figures:
     headline("Steady step with some dead, s; 4x4 workers, 32 micro-batches, memory for 8")
     names = ("step", "mean", "plan", "refined", "bound", "step/plan", "dropped", "re-routed")
-    print(" " * 24 + "".join(f"{name:>10}" for name in names), flush=True)
+    print(" " * 24 + "".join(f"{name:>11}" for name in names), flush=True)
     job = job_of(4, PER_PIPELINE, "checkpoint.every_steps=0")
-    whole = bench.attempt(lambda: steady_pace(job, bench.steps, bench.place()))
-    print(f"{'nobody':24}" + "".join(map(seconds, whole or ())), flush=True)
+    whole = bench.attempt("nobody dead", lambda: steady_pace(job, bench.steps, bench.place()))
+    print(f"{'nobody':24}" + "".join(map(cell, whole or ())), flush=True)
     rows, dropped = {}, dict[int, Pace | None]()
     for name, dead in list(DEATHS.items())[: 1 if bench.quick else None]:
         rows[name] = row = deaths(bench, dead, dropped)
-        print(f"{name:24}" + "".join(map(seconds, row.values())), ", ".join(dead), flush=True)
+        print(f"{name:24}" + "".join(map(cell, row.values())), ", ".join(dead), flush=True)
     ratios = [row["over_plan"] for row in rows.values() if row["over_plan"] is not None]
     print(f"step/plan: bar {PERIOD_BAR}; a refined plan is adopted if it gains 1 %")
     return {
@@ -257,11 +227,13 @@ def deaths(
 ) -> dict[str, float | None]:
     """``dropped``: by the number of pipelines that are left; filled as they come up."""
     num = num_whole(dead)
-    mine = bench.attempt(lambda: settled(dead, bench.steps, bench.place()))
+    mine = bench.attempt("with dead", lambda: settled(dead, bench.steps, bench.place()))
     if num and num not in dropped:
-        dropped[num] = bench.attempt(lambda: dropped_pace(num, bench.steps, bench.place()))
+        dropped[num] = bench.attempt(
+            "pipelines dropped", lambda: dropped_pace(num, bench.steps, bench.place())
+        )
     pace = dropped.get(num)
-    routed = bench.attempt(lambda: rerouted_pace(dead, bench.steps, bench.place()))
+    routed = bench.attempt("re-routed", lambda: rerouted_pace(dead, bench.steps, bench.place()))
     row = {
         "step_s": mine and mine.pace.step_s,
         "mean_s": mine and mine.pace.mean_s,
@@ -278,7 +250,8 @@ def deaths(
 def restarts(bench: Bench) -> Figures:
     headline("Restart from a checkpoint, one every 10 steps; 4x4 workers, s")
     rng = random.Random(0)
-    tried = [bench.attempt(lambda: restart(rng, bench.place())) for _ in range(bench.restarts)]
+    act = lambda: restart(rng, bench.place())  # noqa: E731
+    tried = [bench.attempt("restart", act) for _ in range(bench.restarts)]
     found = [one for one in tried if one is not None]
     for one in found:
         print(

@@ -20,13 +20,12 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from failstop_run import RunError
+from attempts import Attempts, cell, headline, rounded
 from recovery_cases import HEADLINE, PEERS, PLAIN, REAL, TABLE, WAYS, Case, cases, races
 from recovery_pace import Cost, race
 from recovery_run import Clean, Outcome, crew_size, predicted_s, prepare, recover, undisturbed
@@ -38,48 +37,21 @@ COSTS_AS = {"restart": PLAIN, "no log": PLAIN}
 COSTS_AS |= dict.fromkeys(("helpers=0", "helpers=4", "helpers=-1"), "log")
 
 Figures = dict[str, Any]
-Found = TypeVar("Found")
 Outcomes = dict[str, list[Outcome]]
 
 
-class Bench:
+class Bench(Attempts):
     """What was asked for, what was found, and what went wrong."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__("recovery")
         self.quick, self.rounds, self.repeats = args.quick, args.rounds, args.repeats
         self.sections = SECTIONS[:-1] if args.section == "all" else (args.section,)
         self.only: str = args.case
-        self.failures: list[str] = []
         self.costs: dict[str, dict[str, Cost]] = {}  # by race and variant
         self.found: dict[str, Outcomes] = {}  # by case and way
         self.clean: dict[str, Clean] = {}
         self.num_kills = 0
-
-    @contextmanager
-    def place(self) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
-            yield Path(folder)
-
-    def attempt(self, what: str, act: Callable[[], Found]) -> Found | None:
-        """None if the run fails: one that does must not take the other figures along."""
-        try:
-            return act()
-        except RunError as why:
-            self.failures.append(f"{what}: {why}")
-            print(f"failed: {what}: {why}", flush=True)
-            return None
-
-
-def headline(text: str) -> None:
-    print(f"\n{text} (load {os.getloadavg()[0]:.1f})", flush=True)
-
-
-def cell(value: float | None, digits: int = 2) -> str:
-    return f"{'-' if value is None else f'{value:.{digits}f}':>11}"
-
-
-def rounded(value: float | None, digits: int = 4) -> float | None:
-    return None if value is None else round(value, digits)
 
 
 # --- while nothing happens ---
@@ -176,7 +148,7 @@ def print_way(bench: Bench, case: Case, way: str, one: Outcome, turn: int) -> No
     net_s = one.finished_s - clean.step_s
     times = (one.working_s, one.finished_s, net_s, ratio, one.replay_s, *models)
     counts = (one.steps_again, one.replayed_steps, one.operations_again)
-    cells = [cell(value) for value in times] + [f"{count:>11}" for count in counts]
+    cells = [cell(value, 2) for value in times] + [f"{count:>11}" for count in counts]
     crew_text = f"  by {one.num_replayers}" if one.num_replayers else ""
     why = f"  {one.why}" if one.why else ""
     print(f"{way:12}" + "".join(cells) + crew_text + why, flush=True)
