@@ -59,10 +59,11 @@ class Bench(Attempts):
         self.minutes = args.minutes
         self.sections: list[str] = args.section or list(SECTIONS)
         default = [QUICK_CASE] if args.quick else list(cases())
-        self.cases = [cases()[name] for name in args.case or default]
+        self.cases = [cases()[name] for name in args.case or default if name in cases()]
         if args.op_ms is not None:
             self.cases = [replace(case, op_ms=args.op_ms) for case in self.cases]
-        self.calm = undisturbed(args.op_ms or OP_MS)
+        calm = undisturbed(args.op_ms or OP_MS)
+        self.calm = {name: job for name, job in calm.items() if name in (args.case or calm)}
         self.ways: tuple[str, ...] = args.ways or (QUICK_WAYS if args.quick else tuple(MODES))
 
 
@@ -214,7 +215,6 @@ def no_harm(bench: Bench) -> Figures:
         "num_mitigations": sum(one.num_mitigations for one in calm.values()),
         "num_named": sum(len(one.named) for one in calm.values()),
         "undisturbed": {name: one._asdict() for name, one in calm.items()},
-        **overhead(bench),
     }
 
 
@@ -255,7 +255,11 @@ def turn(bench: Bench, what: str, job: Job, number: int) -> float | None:
     return None if on_s is None or off_s is None else on_s / off_s
 
 
-SECTIONS: dict[str, Callable[[Bench], Figures]] = {"slow": slow, "no-harm": no_harm}
+SECTIONS: dict[str, Callable[[Bench], Figures]] = {
+    "slow": slow,
+    "no-harm": no_harm,
+    "overhead": overhead,
+}
 
 
 def _ways(text: str) -> tuple[str, ...]:
@@ -269,7 +273,9 @@ def _ways(text: str) -> tuple[str, ...]:
 def parse(arguments: Sequence[str] | None = None) -> Bench:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--section", action="append", choices=list(SECTIONS), help="only these")
-    parser.add_argument("--case", action="append", choices=list(cases()), help="only these")
+    parser.add_argument(
+        "--case", action="append", choices=[*cases(), *undisturbed()], help="only these"
+    )
     parser.add_argument("--ways", type=_ways, help="e.g. nothing,holdfast (all that fit a case)")
     parser.add_argument("--steps", type=int, default=0, help="disturbed ones of a run (90)")
     parser.add_argument("--rounds", type=int, default=1, help="ways take turns (1)")

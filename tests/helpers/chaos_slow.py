@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from helpers.chaos import Layout, Story
 from holdfast.cluster import parse_worker
 from holdfast.control.coordinator import Coordinator
+from holdfast.control.moving import Order
 from holdfast.detection.diagnosis import Health
 from holdfast.faults.fault import FaultKind, parse_fault
 from holdfast.observability.events import Diagnosed, MitigationChosen, PlanSwitched, WorkerLost
@@ -32,12 +33,36 @@ class Restless:
 
     def _offer(self, coordinator, at_s):
         run, plans = coordinator.run, coordinator._plans
-        if coordinator._joining.under_way or coordinator._mover or not run.steps_s:
+        if coordinator._joining.under_way or coordinator._moving.under_way or not run.steps_s:
             return []  # before the first step is done, some may not have begun it
         speeds = {worker: self.dice.choice(SPEEDS) for worker in run.stages}
         steady = plans.planned(plans.problem(run.stages, health=Health(speeds, {})))
         self.num_offers += 1
         return coordinator._switching.begin(steady, "restless", at_s)
+
+
+class Swapping:
+    """Whenever nothing else is under way, some workers of different stages change places."""
+
+    def __init__(self) -> None:
+        self.dice = random.Random()
+
+    def watch(self, monkeypatch) -> None:
+        monkeypatch.setattr(Coordinator, "_mitigate", lambda run, at_s: self._swap(run, at_s))
+
+    def _swap(self, coordinator, at_s):
+        run, moving = coordinator.run, coordinator._moving
+        if coordinator._joining.under_way or moving.is_wanted or not run.steps_s:
+            return []
+        leaving = sorted(run.stages)
+        self.dice.shuffle(leaving)
+        leaving = leaving[: self.dice.choice((2, 2, 3))]
+        stages = [run.stages[worker] for worker in leaving]
+        if len(set(stages)) < 2:
+            return []
+        pairs = zip(leaving, [*stages[1:], stages[0]], strict=True)
+        moving.order(Order(w, stage, "swapped") for w, stage in pairs if run.stages[w] != stage)
+        return coordinator._move(at_s)
 
 
 def switches(story: Story, cause: str = "") -> list[PlanSwitched]:

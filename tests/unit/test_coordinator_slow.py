@@ -312,6 +312,8 @@ def test_a_slow_reduction_link_ends_with_other_places() -> None:
     assert set(world.stages.values()) == {0, 1}
     assert not emitted(world.effects, events.WentBack)
     assert len(emitted(world.effects, events.WorkerMoved)) == 2
+    stops = [e for e in emitted(world.effects, events.Recovered) if e.cause == "move"]
+    assert [len(stop.workers) for stop in stops] == [2, 2], "both leave at once and come at once"
     world.step(40)
     assert actions(world).count("change places") == 1
 

@@ -56,9 +56,8 @@ class Changes:
         change.entering |= set(wish.entering)
         for worker in wish.entering:
             self._joining.enters(worker)
-        if wish.leaving is not None:
-            change.leaving = dict([wish.leaving])
-            change.add(wish.cause, wish.leaving[0])
+        change.leaving = dict(wish.leaving)
+        change.add(wish.cause, *change.leaving)
         return self._halt(at_s)
 
     def again(self, at_s: float) -> list[Effect]:
@@ -236,7 +235,7 @@ class Changes:
         run = self._run
         stages = dict(run.stages)
         for worker in change.leaving:
-            if run.holders(run.stages[worker]) != [worker]:  # else the others have died meanwhile
+            if list(stages.values()).count(stages[worker]) > 1:  # else others have died meanwhile
                 del stages[worker]
         for worker in change.entering:
             stage = self._joining.joiners[worker].stage

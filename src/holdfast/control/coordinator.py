@@ -17,10 +17,11 @@ from holdfast.control.joining import Joiner, Joining
 from holdfast.control.log_policy import LogPolicy
 from holdfast.control.losses import Losses, Work
 from holdfast.control.mitigating import Mitigating
+from holdfast.control.moving import Moving, Order
 from holdfast.control.notices import Notices
 from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.reports import Reports
-from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase, Setting, Steady
+from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase, Setting
 from holdfast.control.save_interval import SaveInterval
 from holdfast.control.slowness import Slowness
 from holdfast.control.starting import Starting
@@ -68,11 +69,7 @@ class Coordinator:
         self._losses, self._work = losses, work
         self._switching = Switching(run, work)
         self._slowness, self._mitigating = Slowness(run), Mitigating(run, self._plans)
-        self._orders: list[tuple[WorkerId, int | None, str]] = []  # stage to hold; None: drop it
-        self._moves_due = False
-        self._moved_from: dict[WorkerId, int] = {}  # asked once: who could not leave stays
-        # Who, what it will be instead (None: it is dropped), and the plan that spares it.
-        self._mover: tuple[WorkerId, Joiner | None, Steady] | None = None
+        self._moving = Moving(run, self._plans, work, self._switching)
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             messages.Hello: self._on_hello,
             messages.LayerCosts: lambda costs, at_s: self._starting.on_costs(costs),
@@ -238,7 +235,7 @@ class Coordinator:
     def _settled(self, effects: list[Effect]) -> list[Effect]:
         """A change is complete: perhaps somebody should now hold another stage."""
         if effects:
-            self._moves_due = True
+            self._moving.members_changed()
             self._mitigating.wanted = None  # lanes for the members before
             self._plans.look_ahead()
         return effects
@@ -345,59 +342,24 @@ class Coordinator:
         return self._changes.begin(Wish("move" if moved else "join", entering=entering), at_s)
 
     def _move(self, at_s: float) -> list[Effect]:
-        """One worker at a time, and only while nobody else is on the way.
-
-        It is first given no work, and leaves when it has none: nothing is thrown away.
-        """
-        if self._mover is not None:
-            return self._leave(*self._mover, at_s)
+        """Only while nobody else is on the way."""
+        if self._moving.under_way:
+            return self._leave(self._moving.leaving(), at_s)
         if self._joining.under_way:
             return []
-        if self._orders:
-            return self._spare(*self._orders.pop(0), at_s)
-        if not self._moves_due:
-            return []
-        self._moves_due = False
-        if self.run.stages in (self.run.first_stages, self._moved_from):
-            return []
-        moves, reason = self._plans.moves(self.reports.steps_left)
-        for move in moves:
-            if move.from_stage is not None and len(self.run.holders(move.from_stage)) > 1:
-                self._moved_from = dict(self.run.stages)
-                return self._spare(move.worker, move.to_stage, reason, at_s)
-        return []
+        return self._moving.next(self.reports.steps_left, at_s)
 
-    def _spare(
-        self, worker: WorkerId, to_stage: int | None, reason: str, at_s: float
-    ) -> list[Effect]:
-        """It is given no more work."""
-        stage = self.run.stages.get(worker)
-        if stage is None or len(self.run.holders(stage)) < 2:
-            self._orders.clear()  # somebody was lost since
-            return []
-        idle = self._plans.without(worker)
-        joiner = None if to_stage is None else Joiner(to_stage, stage, reason)
-        self._mover = (worker, joiner, idle)
-        cause = "drop" if to_stage is None else "move"
-        return self._switching.begin(idle, cause, at_s)
-
-    def _leave(
-        self, worker: WorkerId, joiner: Joiner | None, idle: Steady, at_s: float
-    ) -> list[Effect]:
-        if self.run.steady is not idle:  # somebody was lost since, or came: ask anew
-            self._mover, self._moves_due = None, True
-            self._orders.clear()
-            return []
-        if self._work.step_of(worker) < self.run.steady_from:
-            return []
-        self._mover = None
-        if joiner is None:
-            return self._notices.refuse(worker, "it was too slow and is left out", at_s)
-        return self._changes.begin(Wish("move", leaving=(worker, joiner)), at_s)
+    def _leave(self, orders: Sequence[Order], at_s: float) -> list[Effect]:
+        joiners = []
+        for worker, stage, reason in orders:
+            if stage is None:
+                return self._notices.refuse(worker, "it was too slow and is left out", at_s)
+            joiners.append((worker, Joiner(stage, self.run.stages[worker], reason)))
+        return self._changes.begin(Wish("move", leaving=tuple(joiners)), at_s) if joiners else []
 
     def _mitigate(self, at_s: float) -> list[Effect]:
         """Something is slow, or is so no longer, and it pays to change who does what."""
-        if self._mitigating.wanted is None or self._mover or self._orders:
+        if self._mitigating.wanted is None or self._moving.is_wanted:
             return []
         if self._joining.under_way:
             return []
@@ -406,9 +368,9 @@ class Coordinator:
         if remedy.steady is not None:
             switch = self._switching.begin(remedy.steady, option.action.value, at_s)
             return effects + switch
-        self._orders = [(worker, stage, option.what) for worker, stage in remedy.moves]
+        self._moving.order(Order(worker, stage, option.what) for worker, stage in remedy.moves)
         if remedy.drops is not None:
-            self._orders = [(remedy.drops, None, option.what)]
+            self._moving.order([Order(remedy.drops, None, option.what)])
         return effects + self._move(at_s)
 
     def _try_better(self, at_s: float) -> list[Effect]:

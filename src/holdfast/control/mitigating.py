@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Effect, Emit
+from holdfast.control.moving import num_turns
 from holdfast.control.plans import Plans
 from holdfast.control.run import Run, Steady
 from holdfast.mitigation.options import Action, Choice, Option, Situation
@@ -177,11 +178,12 @@ class Mitigating:
         problem = self._problem(run.stages)
         for stages in swaps(problem, _NUM_SWAPS):
             moves = tuple((w, s) for w, s in sorted(stages.items()) if s != run.stages[w])
-            if any(len(run.holders(run.stages[w])) < 2 for w, _ in moves):
-                continue  # its stage would have no holder meanwhile
+            count = num_turns(dict(moves), run.stages)
+            if count is None:
+                continue  # a stage would have no holder meanwhile
             steady = plans.planned(self._problem(stages))
-            # It leaves and joins: two stops a worker, and its help is missed meanwhile.
-            cost_s = len(moves) * (2 * run.stop_s + _COPY_SHARE * run.copy_s)
+            # They leave and join: two stops, and their help is missed meanwhile.
+            cost_s = count * (2 * run.stop_s + _COPY_SHARE * run.copy_s)
             what = ", ".join(f"{worker} to stage {stage}" for worker, stage in moves)
             option = Option(Action.PLACES, steady.period_s, cost_s, subjects, what)
             yield Remedy(option, moves=moves)

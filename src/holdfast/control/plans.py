@@ -3,7 +3,7 @@
 The planner itself is loaded at the first question, since it takes a second.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from statistics import median
@@ -155,13 +155,14 @@ class Plans:
             self._to_refine, self._refining = None, True
         self._planner.prepare(self.problem(self._run.stages))
 
-    def without(self, idle: WorkerId) -> Steady:
-        """For the same members, but ``idle`` only reduces: it can go then, and nothing is lost."""
+    def without(self, idle: Collection[WorkerId]) -> Steady:
+        """For the same members, but these only reduce: they can go then, and nothing is lost."""
         run = self._run
         self._refining, self._to_refine = False, None
-        others = {worker: stage for worker, stage in run.stages.items() if worker != idle}
+        others = {worker: stage for worker, stage in run.stages.items() if worker not in idle}
         steady = self._as_steady(self._planner.plan_now(self.problem(others)))
-        lanes = {**steady.schedule.lanes, idle: (Op(run.stages[idle], Kind.R),)}
+        idling = {worker: (Op(run.stages[worker], Kind.R),) for worker in idle}
+        lanes = {**steady.schedule.lanes, **idling}
         return steady._replace(schedule=Schedule(run.shape, lanes))
 
     def better(self, steps_left: int) -> Steady | None:

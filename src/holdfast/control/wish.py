@@ -17,7 +17,7 @@ class Wish:
 
     cause: str
     entering: tuple[WorkerId, ...] = ()
-    leaving: tuple[WorkerId, Joiner] | None = None  # who, and what it will be instead
+    leaving: tuple[tuple[WorkerId, Joiner], ...] = ()  # who, and what it will be instead
     about: tuple[WorkerId, ...] = ()  # others whom it concerns
 
 
