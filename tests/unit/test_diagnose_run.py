@@ -149,6 +149,13 @@ def test_what_the_run_told_is_one_slowness_from_its_first_word_to_its_last():
     assert found.speeds.mitigated_s is None  # it was chosen, but never came into force
 
 
+def test_of_all_factors_that_were_told_the_largest_counts_with_its_evidence():
+    begun, chosen, worse, over = TOLD
+    better = replace(worse, step=45, factor=1.14, evidence="nearly over")
+    (found,) = look("a run", run_events(told=(begun, chosen, worse, better, over))).by_run
+    assert (found.factor, found.evidence) == (2.6, worse.evidence)
+
+
 SWITCHED = events.PlanSwitched(
     at_s=35.0, step=35, cause="better plan", took_s=0.1, period_s=0.6, reason="faster"
 )
@@ -247,7 +254,7 @@ def test_the_report_says_who_and_how_fast_and_counts_steps_from_one(capsys, tmp_
     assert "fault fired in step 31: slow 1.0 @ 31-50 x2.0" in shown
     assert (
         "told by the run itself:\n  slow computation: 1.0 x2.60 from step 31 until step 50, "
-        "told in step 34 (90% sure): its operations take longer\n    a step: before 0."
+        "told in step 34 (90% sure): its operations take longer still\n    a step: before 0."
     ) in shown
     assert re.search(r"step 35: mitigation.* it pays within 3 steps", shown)
     assert "found in the recorded times:\n  slow computation: 1.0 x" in shown

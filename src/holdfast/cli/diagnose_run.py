@@ -39,7 +39,7 @@ class Speeds:
 class Slowness:
     cause: str
     subject: str
-    factor: float  # as told last
+    factor: float  # the largest that was told, with its evidence
     excess_s: float
     since: int  # step
     told: int  # step
@@ -231,8 +231,9 @@ def _episodes(told: Iterable[_Told]) -> list[Slowness]:
         elif at is None:
             running[key] = len(found)
             found.append(_begun(each, step))
-        else:
-            found[at] = replace(found[at], factor=each.factor, excess_s=each.excess_s)
+        elif (each.factor, each.excess_s) > (found[at].factor, found[at].excess_s):
+            first = found[at]
+            found[at] = replace(_begun(each, first.told), since=first.since)
     return found
 
 
