@@ -250,8 +250,10 @@ def deaths(
 def restarts(bench: Bench) -> Figures:
     headline("Restart from a checkpoint, one every 10 steps; 4x4 workers, s")
     rng = random.Random(0)
-    act = lambda: restart(rng, bench.place())  # noqa: E731
-    tried = [bench.attempt("restart", act) for _ in range(bench.restarts)]
+    tried = [
+        bench.attempt("restart", lambda: restart(rng, bench.place()))
+        for _ in range(bench.restarts)
+    ]
     found = [one for one in tried if one is not None]
     for one in found:
         print(
