@@ -251,8 +251,7 @@ def restarts(bench: Bench) -> Figures:
     headline("Restart from a checkpoint, one every 10 steps; 4x4 workers, s")
     rng = random.Random(0)
     tried = [
-        bench.attempt("restart", lambda: restart(rng, bench.place()))
-        for _ in range(bench.restarts)
+        bench.attempt("restart", lambda: restart(rng, bench.place())) for _ in range(bench.restarts)
     ]
     found = [one for one in tried if one is not None]
     for one in found:
