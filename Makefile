@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 DEMO_DIR := runs/demo
 
-.PHONY: install demo test test-processes test-others check bench chaos clean
+.PHONY: install demo test test-all test-processes test-others check bench chaos clean
 
 install: $(READY)
 
@@ -28,10 +28,14 @@ test: check
 	$(MAKE) --no-print-directory --jobs 2 test-processes test-others
 
 test-processes: $(READY)
-	$(BIN)/pytest tests/multiprocess -p no:cacheprovider
+	$(BIN)/pytest tests/multiprocess -p no:cacheprovider -m 'not wide'
 
 test-others: $(READY)
-	$(BIN)/pytest --ignore tests/multiprocess
+	$(BIN)/pytest --ignore tests/multiprocess -m 'not wide'
+
+# What make test leaves out; .ci/run calls it after make test.
+test-all: $(READY)
+	$(BIN)/pytest -m wide --timeout 1800
 
 bench: $(READY)
 	$(BIN)/python bench/period.py
