@@ -15,7 +15,8 @@ LAYERS = [
     "models | planner | detection | mitigation",
     "observability | protocol | transport | job",
     "schedule",
-    "config | cluster",
+    "config | cluster | handshake",
+    "names",
     "errors",
 ]
 PURE = [
@@ -30,6 +31,8 @@ PURE = [
     "faults",
     "config",
     "cluster",
+    "handshake",
+    "names",
     "errors",
 ]
 RANK = {part: -row for row, parts in enumerate(LAYERS) for part in parts.split(" | ")}

@@ -5,7 +5,8 @@ HoldfastError                                                             exit c
 |  `- CheckpointError   ... because the checkpoint cannot be used         exit code 2
 |- ScheduleError        a schedule breaks a dependency or memory rule
 |- ProtocolError        a peer sent something we cannot accept
-|  `- EpochPast         ... or asked for something of an epoch that is over
+|  |- EpochPast         ... or asked for something of an epoch that is over
+|  `- HandshakeFailed   ... or has not proven who it is
 |- TransportClosed      our own transport was closed while we waited
 |- WaitTimeout          a wait reached its limit
 |- LogGap               something that a replay needs is in no log
@@ -34,6 +35,10 @@ class ProtocolError(HoldfastError):
 
 
 class EpochPast(ProtocolError):
+    pass
+
+
+class HandshakeFailed(ProtocolError):
     pass
 
 
