@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import names
-from holdfast.cluster import WorkerId, parse_worker
+from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.recovery.log_segment import segment_path
 from holdfast.recovery.manifest import partial_directory
@@ -58,11 +58,6 @@ def test_s5_whatever_fits_stays_below_its_directory(text):
         if form.fits(text):
             assert Path("a", text).parent == Path("a")
             assert not text.startswith(".") or form is names.RUN_ID
-
-
-def test_a_bad_worker_is_a_value_error_as_ever():
-    with pytest.raises(ValueError, match="not a worker"):
-        parse_worker(ARABIC)
 
 
 @pytest.mark.parametrize("value", [-1, 10000, True, 1.0, "1", None, 1 << 70])
