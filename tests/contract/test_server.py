@@ -49,6 +49,7 @@ def hello(token: str = TOKEN, worker: str = "0.0") -> messages.Hello:
         pid=1,
         fingerprint={},
         num_layers=2,
+        layer_hashes=["a", "b"],
         cut=[],
         host="127.0.0.1",
         port=1,

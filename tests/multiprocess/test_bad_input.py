@@ -155,6 +155,57 @@ def test_a_run_dir_that_is_a_regular_file_is_refused(job):
     refuse(job, run_dir, parts=[f"--run-dir {run_dir}: cannot be written"])
 
 
+# --- a job that is not the same everywhere ---
+
+DRAWN = ("def job():", "def job():\n    torch.manual_seed(int.from_bytes(os.urandom(4)))")
+
+
+def drawn_anew(folder, where="all"):
+    """The same job, but built from the system's own random numbers each time."""
+    text = "import os\n" + jobs.SMALL.replace("NUM_LAYERS", "2").replace(*DRAWN)
+    if where == "tied":  # both layers have the same weight, drawn by each worker
+        text = text.replace(
+            "[nn.Linear(4, 4) for _ in range(2)]",
+            "(lambda one: [one, nn.Sequential(one)])(nn.Linear(4, 4))",
+        )
+    return jobs.write(folder, f"drawn_{where}", text)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("layout", ["2x1", "1x2"])
+def test_a_job_that_builds_other_layers_on_each_worker_is_refused(tmp_path, run_dir, layout, mode):
+    job = drawn_anew(tmp_path)
+    words = [*runs.layout(layout), *settings(f"gradients.mode={mode}")]
+    refuse(job, run_dir, *words, parts=["layer 0 differs between workers 0.0 and", "Seed all"])
+
+
+def test_so_is_one_whose_layers_share_what_each_worker_draws(tmp_path, run_dir):
+    job = drawn_anew(tmp_path, "tied")
+    refuse(job, run_dir, *runs.layout("1x2"), parts=["layer 0 differs between workers 0.0 and 0.1"])
+
+
+LATER = """
+def job():
+    with open(__file__ + ".built", "a+") as file:
+        torch.manual_seed(file.tell() > 1)  # two workers, then those who go back
+        file.write("x")
+"""
+
+
+def test_a_job_that_builds_other_layers_later_is_refused_when_all_go_back(tmp_path, run_dir):
+    text = jobs.SMALL.replace("NUM_LAYERS", "2").replace("def job():", LATER.strip())
+    job = jobs.write(tmp_path, "later", text)
+    words = [*THREADS, *runs.layout("1x2"), "--fault", "kill 0.1 @ 2", "--steps", "4"]
+    words += settings("checkpoint.every_steps=0")
+    outcome = holdfast(["train", str(job), "--run-dir", str(run_dir), *words], run_dir)
+    assert outcome.exit_code == 2, outcome
+    assert "1 fault armed" in outcome.stdout
+    assert "all go back" in outcome.stdout
+    [line] = outcome.stderr.splitlines()
+    assert "layer " in line
+    assert "before: the job must build the same layers every time" in line
+
+
 # --- checkpoints ---
 
 

@@ -85,6 +85,7 @@ def hello(worker: str, **changes: Any) -> messages.Hello:
         "pid": pid_of(worker),
         "fingerprint": TORCH,
         "num_layers": NUM_LAYERS,
+        "layer_hashes": [f"layer {number}" for number in range(NUM_LAYERS)],
         "cut": [3],
         "host": "h",
         "port": 1,

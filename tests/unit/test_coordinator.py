@@ -151,6 +151,17 @@ def test_mixed_workers_never_get_an_assignment() -> None:
     assert not sent(effects, messages.Assign)
 
 
+def test_workers_that_have_built_other_layers_never_get_an_assignment() -> None:
+    world = World()
+    for worker in world.run.workers[:-1]:
+        world.come(str(worker))
+    hashes = [f"layer {number}" for number in range(6)]
+    effects = world.come("1.1", layer_hashes=[*hashes[:4], "another", hashes[5]])
+    assert "layer 4 differs between workers 0.0 and 1.1" in str(world.run.failure)
+    assert isinstance(world.run.failure, ConfigError)
+    assert not sent(effects, messages.Assign)
+
+
 def test_faults_are_given_to_their_worker_and_joins_to_nobody() -> None:
     world = World(faults=["kill 1.0 @ 3", "slow 0.1=0.5 @ 2", "join @ 4"])
     assigned = sent(say_hello(world), messages.Assign)

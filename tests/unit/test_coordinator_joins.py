@@ -251,6 +251,7 @@ def test_a_joiner_that_never_comes_frees_its_place_after_the_start_limit() -> No
     [
         ({"fingerprint": {"torch": "3"}}, "differ in torch"),
         ({"num_layers": 9}, "9 layers"),
+        ({"layer_hashes": ["other"] * 6}, "layer 0 differs between workers 0.0 and 1.0"),
     ],
 )
 def test_a_joiner_that_does_not_fit_is_told_so_and_its_place_stays_free(changes, words) -> None:

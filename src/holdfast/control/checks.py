@@ -1,6 +1,6 @@
 """What must fit before a run may start: the checkpoint to the job, the workers to each other."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.cluster import WorkerId
@@ -31,6 +31,25 @@ def check_alike(fingerprints: Mapping[str, Mapping[str, str]], *, allow_mixed: b
                     f"workers {first} and {other} differ in {key}: {one.get(key)} and "
                     f"{two.get(key)}; results would not be exact. Make them alike, or accept it "
                     "with --set workers.allow_mixed=true"
+                )
+
+
+def check_built_alike(built: Mapping[str, Sequence[str]]) -> None:
+    """Worker -> a hash of each layer before the first step: replicas must begin equal."""
+    first, *others = built
+    for other in others:
+        one, two = built[first], built[other]
+        if len(one) != len(two):
+            raise ConfigError(
+                f"the job has {len(one)} layers on worker {first}, {len(two)} on worker {other}; "
+                "it must build the same model everywhere"
+            )
+        for layer, (mine, theirs) in enumerate(zip(one, two, strict=True)):
+            if mine != theirs:
+                raise ConfigError(
+                    f"layer {layer} differs between workers {first} and {other} before the first "
+                    "step: the job must build the same layers everywhere. Seed all it draws at "
+                    "random; torch, random and numpy are seeded from train.seed before job() runs"
                 )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
-from holdfast.control.checks import check_alike
+from holdfast.control.checks import check_alike, check_built_alike
 from holdfast.control.effects import Effect, Emit, Send, StartWorker
 from holdfast.control.losses import Work
 from holdfast.control.plans import Plans
@@ -139,9 +139,12 @@ class Joining:
         """Whoever has come, for whatever it is needed; ConfigError: it cannot take part."""
         run = self._run
         worker = parse_worker(hello.worker)
-        num_layers = run.hellos[min(run.first_stages)].num_layers
+        first = min(run.first_stages)
+        num_layers = run.hellos[first].num_layers
         if hello.num_layers != num_layers:
             raise ConfigError(f"its job has {hello.num_layers} layers, the run's {num_layers}")
+        known = run.hellos[first].layer_hashes
+        check_built_alike({str(first): known, hello.worker: hello.layer_hashes})
         self._check_like(hello.worker, hello.fingerprint)
         run.membership.handle(m.SaidHello(worker, at_s))
         run.hellos[worker] = hello

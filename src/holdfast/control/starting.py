@@ -5,7 +5,7 @@ A worker that ends in this time ends the run: nothing is lost yet but its own st
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
-from holdfast.control.checks import check_alike, check_fits
+from holdfast.control.checks import check_alike, check_built_alike, check_fits
 from holdfast.control.costs import emulated_costs, layer_costs, measured_costs
 from holdfast.control.effects import Effect, Emit, OpenRun, Send
 from holdfast.control.losses import Work
@@ -58,6 +58,7 @@ class Starting:
             {str(worker): hello.fingerprint for worker, hello in sorted(run.hellos.items())},
             allow_mixed=run.config.workers.allow_mixed,
         )
+        check_built_alike({str(w): hello.layer_hashes for w, hello in sorted(run.hellos.items())})
         return ready + self._choose_cut(hello.num_layers, tuple(hello.cut))
 
     def _choose_cut(self, num_layers: int, wish: tuple[int, ...]) -> list[Effect]:

@@ -76,6 +76,7 @@ class Hello:
     pid: int
     fingerprint: dict[str, str]  # all that the bits of a result depend on
     num_layers: int
+    layer_hashes: list[str]  # of each layer as the job has built it: equal on all workers
     cut: list[int]  # the job's own wish; empty: none
     host: str
     port: int

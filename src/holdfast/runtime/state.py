@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from holdfast.errors import CheckpointError
@@ -99,11 +100,32 @@ def _owner(layers: Layers, key: str) -> tuple[nn.Module, str]:
     return layers[int(number)].get_submodule(module), name
 
 
+def hash_of_each(layers: Layers) -> dict[int, str]:
+    """A fast hash of all that a layer holds, to compare workers: 4 GB/s, but no proof."""
+    hashes: dict[int, str] = {}
+    for number, layer in layers.items():
+        hashes[number] = hash_of(dict(_tensors({number: layer})))
+    return hashes
+
+
+def hash_of(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, types, shapes and all bits."""
+    digest = xxhash.xxh3_128()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(_raw(tensor))
+    return digest.hexdigest()
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return raw.numpy().data
+
+
 def layer_digest(layer: nn.Module) -> str:
     """SHA-256 of a layer's parameters: names, types, shapes, all bits."""
     digest = hashlib.sha256()
     for name, parameter in layer.named_parameters():
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
-        raw = parameter.detach().contiguous().view(-1).view(torch.uint8)
-        digest.update(raw.numpy().data)
+        digest.update(_raw(parameter))
     return digest.hexdigest()

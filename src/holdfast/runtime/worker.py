@@ -38,7 +38,9 @@ from holdfast.runtime.injection import Act, Injector, LastingFaults
 from holdfast.runtime.link import ControlLink, Heart
 from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.replay import Replayer
+from holdfast.runtime.state import hash_of_each
 from holdfast.runtime.training import StageTraining
+from holdfast.schedule.cut import stage_ranges
 from holdfast.transport.base import Transport
 from holdfast.transport.tcp import TcpTransport
 
@@ -64,6 +66,7 @@ class Worker:
         self._heart = Heart(link.send)
         self._epoch = 0
         self._log = BoundaryLog()
+        self._hashes: dict[int, str] = {}  # of the layers as they were first built
         self.training: StageTraining | None = None
 
     @property
@@ -143,6 +146,21 @@ class Worker:
             return emulated_job(max(len(job.layers), self._config.parallel.stages))
         return job
 
+    def _load_again(self, assign: messages.Assign) -> Job:
+        """The layers have been trained, or given away, since they were first built."""
+        with self._compute:
+            job = self._load_job()
+        if not assign.checkpoint:
+            stage = stage_ranges(assign.cut, len(job.layers))[assign.stage]
+            for number, found in hash_of_each({n: job.layers[n] for n in stage}).items():
+                if found != self._hashes[number]:
+                    raise ConfigError(
+                        f"layer {number} differs from how worker {self._spec.worker} had built it "
+                        "before: the job must build the same layers every time. Seed all it draws "
+                        "at random"
+                    )
+        return job
+
     def _batches(self, job: Job) -> Batches:
         return Batches(job, self._config.train.seed, self._config.parallel.microbatches)
 
@@ -150,12 +168,14 @@ class Worker:
         host, port = "", 0
         if isinstance(self._transport, TcpTransport):
             host, port = self._transport.listen()
+        self._hashes = hash_of_each(dict(enumerate(job.layers)))
         hello = messages.Hello(
             token=self._spec.token,
             worker=str(self._spec.worker),
             pid=os.getpid(),
             fingerprint=fingerprint(),
             num_layers=len(job.layers),
+            layer_hashes=list(self._hashes.values()),
             cut=list(job.cut or ()),
             host=host,
             port=port,
@@ -177,8 +197,7 @@ class Worker:
             self._transport.disconnect(())  # the others have left this worker out
         self._log.close()  # of a replay
         if job is None:
-            with self._compute:
-                job = self._load_job()
+            job = self._load_again(assign)
         self.training = StageTraining(
             me=self._spec.worker,
             config=self._config,
