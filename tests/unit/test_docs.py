@@ -230,9 +230,10 @@ def test_the_tree_names_every_package_and_every_module_beside_them():
     assert sorted({*packages, *modules} - set(tree())) == []
 
 
-def test_decisions_are_numbered_without_gaps_and_have_the_three_parts():
+def test_decisions_have_a_number_each_and_the_three_parts():
     pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    numbers = [int(page.name[:4]) for page in pages]
+    assert len(set(numbers)) == len(numbers)
     for page in pages:
         text = page.read_text()
         assert text.startswith(f"# {page.name[:4]}: ")

@@ -29,6 +29,7 @@ from holdfast.observability.events import (
     StageRebuilt,
     StepFinished,
     StepTakenBack,
+    Warned,
     WentBack,
     WorkerJoined,
     WorkerLost,
@@ -136,6 +137,7 @@ EVENTS = [
         cost_s=0.1,
     ),
     PlanSwitched(at_s=3.0, step=9, cause="re-plan", took_s=0.01, period_s=0.4, reason="it pays"),
+    Warned(at_s=3.0, reason="layer 1 is compiled"),
     RunFailed(at_s=3.0, reason="a \u2028 line\nbreak"),
     RunFinished(
         at_s=3.1,

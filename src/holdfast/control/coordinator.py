@@ -34,6 +34,8 @@ from holdfast.protocol import messages
 from holdfast.recovery.manifest import Checkpoint
 from holdfast.schedule.schedule import Schedule
 
+_MOST_WARNINGS, _MOST_OF_A_WARNING = 50, 300
+
 
 class Coordinator:
     """Change it only through its public methods; each returns what is to be done."""
@@ -55,6 +57,7 @@ class Coordinator:
         self.run = run = Run.of(setting)
         self.failure: HoldfastError | None = None
         self.details = ""
+        self._warned: set[str] = set()
         work, losses = Work(), Losses()
         self._plans = Plans(run, planner)
         self.reports = Reports(run)
@@ -91,6 +94,7 @@ class Coordinator:
             messages.Finished: self._on_finished,
             messages.WorkerStarted: self._notices.on_started,
             messages.WorkerExited: self._notices.on_exited,
+            messages.Warned: self._on_warned,
             messages.Failed: self._on_failed,
         }
 
@@ -282,6 +286,14 @@ class Coordinator:
         self.reports.on_finished(finished)
         resumed = self._changes.on_resumed(parse_worker(finished.worker), at_s, at_s)
         return self._settled(resumed)
+
+    def _on_warned(self, warned: messages.Warned, at_s: float) -> list[Effect]:
+        """Every worker that has loaded the job says the same."""
+        reason = " ".join(warned.reason.split())[:_MOST_OF_A_WARNING]
+        if reason in self._warned or len(self._warned) >= _MOST_WARNINGS:
+            return []
+        self._warned.add(reason)
+        return [Emit(events.Warned(at_s=at_s, reason=reason))]
 
     def _on_failed(self, failed: messages.Failed, at_s: float) -> list[Effect]:
         if failed.lost or self._notices.is_joiner(failed.worker):

@@ -272,6 +272,14 @@ class PlanSwitched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """Something about the job that its user should know; each line once a run."""
+
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailed:
     at_s: float
     reason: str
@@ -312,6 +320,7 @@ Event: TypeAlias = (
     | SlownessOver
     | MitigationChosen
     | PlanSwitched
+    | Warned
     | RunFailed
     | RunFinished
 )

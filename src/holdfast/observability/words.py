@@ -16,6 +16,7 @@ from holdfast.observability.events import (
     SlownessOver,
     StageRebuilt,
     StepTakenBack,
+    Warned,
     WentBack,
     WorkerJoined,
     WorkerLost,
@@ -87,6 +88,8 @@ def _told_of_worker(event: Event) -> str | None:
         case JoinFailed():
             who = f"worker {event.worker}" if event.worker else "a worker"
             return f"{who} could not join: {event.reason}"
+        case Warned():
+            return f"warning: {event.reason}"
         case _:
             return None
 

@@ -441,6 +441,14 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """worker -> coordinator: something about the job that its user should know."""
+
+    worker: str
+    reason: str  # one line, the same from whoever says it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
     """worker -> coordinator, before it ends by itself."""
 
@@ -498,6 +506,7 @@ Message = (
     | Probed
     | CheckpointPart
     | Finished
+    | Warned
     | Failed
     | Stop
 )

@@ -4,12 +4,15 @@ Every layer's forward starts from its own seed, so dropout masks are the same
 wherever the stage borders lie and whichever worker runs the micro-batch.
 """
 
+import random
 import struct
 from hashlib import blake2b
 
+import numpy
 import torch
 
 _LARGEST_SEED = 2**63 - 1
+_LARGEST_NUMPY_SEED = 2**32 - 1
 
 
 def seed_for(seed: int, step: int, microbatch: int, layer: int) -> int:
@@ -23,5 +26,7 @@ def seed_layer(seed: int, step: int, microbatch: int, layer: int) -> None:
     value = seed_for(seed, step, microbatch, layer)
     # Not torch.manual_seed: it seeds every kind of device and takes 80 times as long.
     torch.default_generator.manual_seed(value)
+    random.seed(value)  # e.g. for layers that are left out at random
+    numpy.random.seed(value & _LARGEST_NUMPY_SEED)
     if torch.cuda.is_available():
         torch.cuda.manual_seed(value)

@@ -31,6 +31,7 @@ from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
 from holdfast.protocol.spec import WorkerSpec
 from holdfast.recovery.manifest import file_digest
+from holdfast.runtime.bit_changers import check_bits
 from holdfast.runtime.boundary_log import BoundaryLog, open_log
 from holdfast.runtime.duty_cycle import DutyCycle
 from holdfast.runtime.fingerprint import fingerprint
@@ -65,6 +66,7 @@ class Worker:
         self._lasting = LastingFaults(spec.worker, transport.hinder, DutyCycle().set)
         self._heart = Heart(link.send)
         self._epoch = 0
+        self._warnings: list[str] = []  # about the job
         self._log = BoundaryLog()
         self._hashes: dict[int, str] = {}  # of the layers as they were first built
         self.training: StageTraining | None = None
@@ -79,6 +81,8 @@ class Worker:
             job: Job | None = self._load_job()
         assert job is not None
         self._say_hello(job)
+        for line in self._warnings:
+            self._link.send(messages.Warned(worker=str(self._spec.worker), reason=line))
         limit_s = self._config.workers.start_limit_s
         try:
             while True:
@@ -144,6 +148,7 @@ class Worker:
         if self._config.device.emulate:
             torch.manual_seed(self._config.train.seed)
             return emulated_job(max(len(job.layers), self._config.parallel.stages))
+        self._warnings = check_bits(job, self._config)
         return job
 
     def _load_again(self, assign: messages.Assign) -> Job:

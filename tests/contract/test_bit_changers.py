@@ -1,0 +1,179 @@
+"""What would change bits without a word is refused by name, said, or made exact."""
+
+import random
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from helpers import jobs, runs
+from holdfast.config import config_from
+from holdfast.errors import ConfigError
+from holdfast.job import Job
+from holdfast.models.gpt import gpt_layers
+from holdfast.runtime.bit_changers import check_bits, set_stance
+from holdfast.runtime.stage import Stage
+
+EXACT = config_from({})
+FAST = config_from({"gradients": {"mode": "fast"}})
+TWO_BY_TWO = runs.layout("2x2")
+
+
+def compiled(what):
+    return torch.compile(what, backend="aot_eager")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+    torch.compiler.set_stance("default")
+
+
+def job(layers, **more):
+    return Job(
+        layers=layers,
+        loss=more.pop("loss", nn.functional.mse_loss),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data=more.pop("data", [(torch.zeros(4), torch.zeros(4))]),
+    )
+
+
+def convnet():
+    return [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.Flatten(), nn.Linear(4, 2))]
+
+
+def gpt():
+    return list(gpt_layers(vocabulary=9, context=8, width=8, heads=2, depth=1))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, of inductor
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("way", ["wrapped", "compiled"])
+@pytest.mark.parametrize("make", [convnet, gpt])
+def test_a_compiled_layer_is_refused_by_name_and_only_said_in_fast_mode(make, way, backend):
+    layers = make()
+    if way == "wrapped":
+        layers[1] = torch.compile(layers[1], backend=backend)
+    else:
+        layers[1].compile(backend=backend)
+    with pytest.raises(ConfigError, match=r"layer 1 .*compile.*gradients\.mode=fast"):
+        check_bits(job(layers), EXACT)
+    [line] = check_bits(job(layers), FAST)
+    assert line.startswith("layer 1 ")
+    assert "depend on the layout" in line
+
+
+class Inner(nn.Module):
+    @torch.compile(backend="aot_eager")
+    def scaled(self, x):
+        return 2 * x
+
+    def forward(self, x):
+        return self.scaled(x)
+
+
+class Holder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.function = compiled(torch.sin)
+
+
+@pytest.mark.parametrize(
+    ("layers", "loss", "part"),
+    [
+        ([nn.Sequential(nn.ReLU(), compiled(nn.Linear(2, 2)))], None, "layer 0, 1 "),
+        ([Inner()], None, r"layer 0 \(Inner\) is compiled by torch.compile \(scaled\)"),
+        ([Holder()], None, r"layer 0 \(Holder\).*\(function\)"),
+        ([nn.ReLU()], compiled(nn.functional.mse_loss), "Job.loss is compiled"),
+        ([nn.ReLU()], compiled(nn.MSELoss()), "Job.loss is compiled"),
+    ],
+)
+def test_compiled_parts_of_a_layer_and_a_compiled_loss_are_found(layers, loss, part):
+    with pytest.raises(ConfigError, match=part):
+        check_bits(job(layers, loss=nn.functional.mse_loss if loss is None else loss), EXACT)
+
+
+def test_a_compiled_function_that_a_layer_calls_runs_as_if_it_were_not():
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    function = torch.compile(lambda x: x.sin() + 1, backend=backend)
+    set_stance(EXACT)
+    function(torch.ones(2))
+    assert not seen
+    set_stance(FAST)
+    function(torch.ones(2))
+    assert seen
+
+
+def test_threads_set_by_the_job_are_refused():
+    torch.set_num_threads(2)
+    with pytest.raises(ConfigError, match=r"workers\.compute_threads=2 instead"):
+        check_bits(job([nn.ReLU()]), EXACT)
+    check_bits(job([nn.ReLU()]), FAST)
+
+
+@pytest.mark.parametrize(
+    "generator", [random.Random(0), numpy.random.default_rng(0), torch.Generator()]
+)
+def test_a_generator_of_its_own_is_said(generator):
+    class Data(list):
+        pass
+
+    layer, data = nn.ReLU(), Data([(torch.zeros(4), torch.zeros(4))])
+    layer.rng = data.rng = generator
+    first, second = check_bits(job([nn.ReLU(), layer], data=data), EXACT)
+    assert first.startswith("Job.data (Data) has a random generator of its own, rng")
+    assert second.startswith("layer 1 (ReLU) has a random generator of its own, rng")
+
+
+class Noise(nn.Module):
+    """Draws from Python's and NumPy's global generators, as e.g. LayerDrop does."""
+
+    def forward(self, x):
+        return x * random.random() + float(numpy.random.rand())
+
+
+def test_python_and_numpy_numbers_follow_from_step_microbatch_and_layer_alone():
+    stages = [Stage([Noise(), Noise()]), Stage([Noise()], first_layer=1)]
+    x = torch.ones(3)
+    [both] = stages[0].forward(4, 1, (x,))
+    random.seed(99)
+    [first] = Stage([Noise()]).forward(4, 1, (x,))
+    numpy.random.seed(99)
+    [second] = stages[1].forward(4, 1, (first,))
+    assert torch.equal(both, second)
+    [other] = Stage([Noise()]).forward(4, 2, (x,))
+    assert not torch.equal(first, other)
+
+
+COMPILED = jobs.SMALL.replace(
+    "[nn.Linear(4, 4) for _ in range(NUM_LAYERS)]",
+    '[nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend="aot_eager")]',
+)
+
+
+def test_a_run_with_a_compiled_layer_ends_with_one_line_and_code_2(tmp_path):
+    path = jobs.write(tmp_path, "compiled", COMPILED)
+    refused = runs.threads(path, tmp_path / "run", *TWO_BY_TWO, steps=2)
+    assert refused.exit_code == 2
+    [line] = refused.stderr.splitlines()
+    assert "layer 1 (OptimizedModule) is compiled by torch.compile" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own, of dynamo
+def test_in_fast_mode_it_trains_and_a_line_says_what_that_means(tmp_path):
+    path = jobs.write(tmp_path, "compiled", COMPILED)
+    fast = runs.settings("gradients.mode=fast")
+    done = runs.finished(runs.threads(path, tmp_path / "run", *TWO_BY_TWO, *fast, steps=2))
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    assert "layer 1 (OptimizedModule)" in line
+    assert "bits depend on the layout" in line
