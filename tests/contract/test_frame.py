@@ -8,23 +8,31 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.transport.base import Channel, Tag
 from holdfast.transport.frame import (
     FRAME_HEADER_BYTES,
-    HELLO_BYTES,
-    Hello,
+    Note,
+    checksum_of,
     decode_frame,
-    decode_hello,
+    decode_note,
     encode_frame,
-    encode_hello,
+    encode_note,
+    numbered,
     payload_view,
     wire_form,
 )
+from holdfast.transport.greeting import (
+    ANSWER_BYTES,
+    HELLO_BYTES,
+    Hello,
+    decode_answer,
+    decode_hello,
+    encode_answer,
+    encode_hello,
+)
 
 LIMIT_BYTES = 1 << 20
-TOKEN = b"sixteen byte key"
 DTYPES = [
     torch.float16,
     torch.float32,
@@ -44,8 +52,11 @@ u64 = st.integers(0, 2**64 - 1)
 tags = st.builds(Tag, st.sampled_from(Channel), u64, u32, u32, u32)
 shapes = st.lists(st.integers(0, 3), max_size=8).map(tuple)
 tensors = st.builds(torch.zeros, shapes, dtype=st.sampled_from(DTYPES))
-FRAME = encode_frame(3, Tag(Channel.GRADIENT, 7, 1, 2, 3), torch.zeros(2, 5), LIMIT_BYTES, 99)
-HELLO = encode_hello(TOKEN, WorkerId(1, 2), 3)
+FRAME = numbered(
+    encode_frame(3, Tag(Channel.GRADIENT, 7, 1, 2, 3), torch.zeros(2, 5), LIMIT_BYTES, sent_ns=99),
+    6,
+)
+HELLO = encode_hello(Hello(1 << 60, 3, True))
 
 
 def forged(header: bytes, offset: int, layout: str, value: int) -> bytes:
@@ -56,10 +67,12 @@ def forged(header: bytes, offset: int, layout: str, value: int) -> bytes:
 
 
 @untimed
-@given(epoch=u32, tag=tags, tensor=tensors, sent_ns=u64)
-def test_a_frame_reads_as_it_was_written(epoch, tag, tensor, sent_ns):
-    header = encode_frame(epoch, tag, tensor, LIMIT_BYTES, sent_ns)
+@given(epoch=u32, tag=tags, tensor=tensors, sent_ns=u64, checksum=u64, sequence=u64)
+def test_a_frame_reads_as_it_was_written(epoch, tag, tensor, sent_ns, checksum, sequence):
+    header = encode_frame(epoch, tag, tensor, LIMIT_BYTES, sent_ns=sent_ns, checksum=checksum)
+    header = numbered(header, sequence)
     assert len(header) == FRAME_HEADER_BYTES
+    assert decode_note(header) is None
     assert decode_frame(header, LIMIT_BYTES) == (
         epoch,
         tag,
@@ -67,16 +80,42 @@ def test_a_frame_reads_as_it_was_written(epoch, tag, tensor, sent_ns):
         tensor.shape,
         tensor.nbytes,
         sent_ns,
+        checksum,
+        sequence,
     )
 
 
 @untimed
-@given(token=st.binary(min_size=16, max_size=16), pipeline=u32, stage=u32, epoch=u32)
-def test_a_hello_reads_as_it_was_written(token, pipeline, stage, epoch):
-    sender = WorkerId(pipeline, stage)
-    data = encode_hello(token, sender, epoch)
+@given(session=u64, epoch=u32, resumes=st.booleans())
+def test_a_hello_reads_as_it_was_written(session, epoch, resumes):
+    data = encode_hello(Hello(session, epoch, resumes))
     assert len(data) == HELLO_BYTES
-    assert decode_hello(data, token) == Hello(sender, epoch)
+    assert decode_hello(data) == Hello(session, epoch, resumes)
+
+
+@untimed
+@given(num_received=u64)
+def test_an_answer_reads_as_it_was_written(num_received):
+    data = encode_answer(num_received)
+    assert len(data) == ANSWER_BYTES
+    assert decode_answer(data) == num_received
+
+
+@pytest.mark.parametrize("note", Note)
+def test_a_note_is_as_long_as_a_header_and_is_none(note):
+    data = encode_note(note)
+    assert decode_note(data) is note
+    with pytest.raises(ProtocolError):
+        decode_frame(data, LIMIT_BYTES)
+    assert decode_note(data[:-1] + b"?") is None
+
+
+@untimed
+@given(data=st.binary(min_size=1, max_size=300), bit=st.integers(0, 2399))
+def test_any_bit_that_differs_shows_in_the_checksum(data, bit):
+    damaged = bytearray(data)
+    damaged[bit // 8 % len(data)] ^= 1 << bit % 8
+    assert checksum_of(memoryview(damaged)) != checksum_of(memoryview(data))
 
 
 @untimed
@@ -94,7 +133,7 @@ def test_a_hello_with_any_byte_changed_is_refused(position, change):
     data = bytearray(HELLO)
     data[position] ^= change
     with pytest.raises(ProtocolError):
-        decode_hello(data, TOKEN)
+        decode_hello(data)
 
 
 @untimed
@@ -103,14 +142,14 @@ def test_other_bytes_are_neither_frame_nor_hello(data):
     with pytest.raises(ProtocolError):
         decode_frame(data, LIMIT_BYTES)
     with pytest.raises(ProtocolError):
-        decode_hello(data, TOKEN)
+        decode_hello(data)
 
 
 @pytest.mark.parametrize(
     ("offset", "layout", "value", "message"),
     [
         (0, "<I", 0, "expected a frame"),
-        (4, "<B", 9, "expected a frame of version 2"),
+        (4, "<B", 9, "expected a frame of version 3"),
         (5, "<B", 99, "unknown channel 99"),
         (6, "<B", 99, "dtype 99"),
         (7, "<B", 9, "9 dimensions"),
@@ -126,11 +165,6 @@ def test_a_well_formed_lie_is_refused_for_what_it_says(offset, layout, value, me
         decode_frame(forged(FRAME, offset, layout, value), LIMIT_BYTES)
 
 
-def test_a_wrong_token_is_refused():
-    with pytest.raises(ProtocolError, match="wrong job token"):
-        decode_hello(HELLO, bytes(16))
-
-
 def test_a_payload_over_the_limit_is_refused_on_both_sides():
     with pytest.raises(ProtocolError, match="40 bytes, the limit is 39"):
         encode_frame(0, Tag(Channel.NOTES, 0), torch.zeros(10), 39)
@@ -139,7 +173,7 @@ def test_a_payload_over_the_limit_is_refused_on_both_sides():
 
 
 def test_an_empty_tensor_with_a_huge_side_is_refused():
-    header = encode_frame(0, Tag(Channel.NOTES, 0), torch.zeros(0, 5), LIMIT_BYTES)
+    header = numbered(encode_frame(0, Tag(Channel.NOTES, 0), torch.zeros(0, 5), LIMIT_BYTES), 1)
     with pytest.raises(ProtocolError, match="over the limit"):
         decode_frame(forged(header, 16, "<Q", 2**63), LIMIT_BYTES)
 

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,8 +22,10 @@ from transport_harness import (
     LIMIT_S,
     TOKEN,
     Background,
+    Caller,
     TcpCluster,
     activation,
+    frame,
     state,
     wait_until,
 )
@@ -29,21 +33,17 @@ from transport_harness import (
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, EpochPast, PeerLost, TransportClosed, WaitTimeout
 from holdfast.transport.base import Limits
-from holdfast.transport.frame import (
-    FRAME_HEADER_BYTES,
-    HELLO_BYTES,
-    decode_frame,
-    encode_frame,
-    encode_hello,
-    payload_view,
-)
+from holdfast.transport.frame import FRAME_HEADER_BYTES
+from holdfast.transport.greeting import GOODBYE
 from holdfast.transport.incoming import Incoming
-from holdfast.transport.outgoing import Outgoing, _Message
+from holdfast.transport.outgoing import Outgoing
+from holdfast.transport.sockets import shut
 from holdfast.transport.tcp import TcpTransport
 
 MB = 1 << 20
 HUGE = torch.empty(64 * MB, dtype=torch.uint8)
-HUGE_HEADER = encode_frame(0, activation(1), HUGE, 1 << 30)
+HUGE_HEADER = frame(activation(1), HUGE)[:FRAME_HEADER_BYTES]
+HASTY = Limits(reconnect_limit_s=0.1)
 
 
 @pytest.fixture
@@ -61,17 +61,16 @@ def sink() -> Iterator[socket.socket]:
         yield listener
 
 
-def call(cluster: TcpCluster, callee: WorkerId, *, hello: bytes) -> socket.socket:
-    connection = socket.create_connection(cluster.addresses[callee], timeout=LIMIT_S)
-    connection.sendall(hello)
-    return connection
+def call(cluster: TcpCluster, callee: WorkerId, data: bytes = b"") -> Caller:
+    return Caller(cluster.addresses[callee]).say(data)
 
 
-def is_hung_up(connection: socket.socket) -> bool:
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
+def call_as(
+    me: WorkerId, cluster: TcpCluster, data: bytes = b"", *, epoch: int = 0, **more: int
+) -> Caller:
+    """Of a worker that calls Bob, and is known to him."""
+    caller = Caller(cluster.addresses[BOB]).introduce(me).hello(epoch, **more)
+    return caller.say(data)
 
 
 def check_still_works(alice: TcpTransport, bob: TcpTransport) -> None:
@@ -94,26 +93,36 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-HELLO_OF_CAROL = encode_hello(TOKEN, CAROL, 0)
+STRANGE = {
+    "noise": os.urandom(5000),
+    "http": b"GET / HTTP/1.1\r\nHost: somebody-else.example\r\nAccept: */*\r\n\r\n",
+}
+BROKEN = {
+    "bad-frame": b"x" * 5000,
+    "huge-frame": HUGE_HEADER,
+    "bad-checksum": HUGE_HEADER[:-1] + b"?",
+    "damaged": frame(activation(1), torch.ones(4), checksum=1),
+    "gap": frame(activation(1), torch.ones(4), sequence=3),
+}
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        os.urandom(5000),
-        b"GET / HTTP/1.1\r\nHost: somebody-else.example\r\nAccept: */*\r\n\r\n",
-        encode_hello(b"another job's id", CAROL, 0),
-        HELLO_OF_CAROL + b"x" * 5000,
-        HELLO_OF_CAROL + HUGE_HEADER,
-        HELLO_OF_CAROL + HUGE_HEADER[:-1] + b"?",
-    ],
-    ids=["noise", "http", "wrong-token", "bad-frame", "huge-frame", "bad-checksum"],
-)
+@pytest.mark.parametrize("data", STRANGE.values(), ids=STRANGE)
+def test_a_stranger_is_hung_up_on_and_the_others_go_on(cluster, data):
+    alice, bob = cluster.start(ALICE, BOB)
+    alice.send(BOB, activation(0), torch.ones(1))
+    with call(cluster, BOB, data) as stranger:
+        assert stranger.is_hung_up()
+    wait_until(lambda: bob.statistics.refused_connections == 1)
+    check_still_works(alice, bob)
+    assert bob.receive(ALICE, activation(0), LIMIT_S) == 1
+
+
+@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
 def test_a_caller_that_breaks_the_rules_is_hung_up_on_and_the_others_go_on(cluster, data):
     alice, bob = cluster.start(ALICE, BOB, limits=Limits(payload_bytes=MB))
     alice.send(BOB, activation(0), torch.ones(1))
-    with call(cluster, BOB, hello=data) as stranger:
-        assert is_hung_up(stranger)
+    with call_as(CAROL, cluster, data) as broken:
+        assert broken.is_hung_up()
     wait_until(lambda: bob.statistics.refused_connections == 1)
     check_still_works(alice, bob)
     assert bob.receive(ALICE, activation(0), LIMIT_S) == 1
@@ -121,16 +130,17 @@ def test_a_caller_that_breaks_the_rules_is_hung_up_on_and_the_others_go_on(clust
 
 def test_a_caller_that_says_nothing_is_hung_up_on(cluster):
     alice, bob = cluster.start(ALICE, BOB, limits=Limits(connect_limit_s=0.05))
-    with call(cluster, BOB, hello=b"") as stranger:
-        assert is_hung_up(stranger)
+    with call(cluster, BOB) as stranger:
+        assert stranger.is_hung_up()
     wait_until(lambda: bob.statistics.refused_connections == 1)
     check_still_works(alice, bob)
 
 
-def test_a_peer_that_breaks_the_rules_is_lost(cluster):
-    alice, bob = cluster.start(ALICE, BOB)
-    with call(cluster, BOB, hello=HELLO_OF_CAROL + b"x" * 5000):
-        with pytest.raises(PeerLost, match=r"worker 1\.0 broke the protocol"):
+def test_a_peer_that_breaks_the_rules_and_does_not_come_back_is_lost(cluster):
+    alice, bob = cluster.start(ALICE, BOB, limits=HASTY)
+    with call_as(CAROL, cluster, b"x" * 5000):
+        lost = r"worker 1\.0 broke the protocol, and was not back in 0\.1 s"
+        with pytest.raises(PeerLost, match=lost):
             bob.receive(CAROL, activation(1), LIMIT_S)
         check_still_works(alice, bob)
 
@@ -141,8 +151,10 @@ def test_a_peer_that_breaks_the_rules_is_lost(cluster):
     ids=["header", "payload"],
 )
 def test_a_message_that_breaks_off_loses_its_sender_only(cluster, data, what):
-    alice, bob = cluster.start(ALICE, BOB)
-    call(cluster, BOB, hello=HELLO_OF_CAROL + data).close()
+    alice, bob = cluster.start(ALICE, BOB, limits=HASTY)
+    with call_as(CAROL, cluster) as carol:
+        assert carol.answer() == 0
+        carol.say(data)
     with pytest.raises(PeerLost, match=what):
         bob.receive(CAROL, activation(1), LIMIT_S)
     assert bob.statistics.received_messages == 0
@@ -150,21 +162,23 @@ def test_a_message_that_breaks_off_loses_its_sender_only(cluster, data, what):
 
 
 KILLED_IN_MID_MESSAGE = """
-import signal, socket, sys
-port, opening = int(sys.argv[1]), bytes.fromhex(sys.argv[2])
-connection = socket.create_connection(("127.0.0.1", port))
-connection.sendall(opening + bytes(20 << 20))
+import signal, sys
+from transport_harness import CAROL, Caller
+caller = Caller(("127.0.0.1", int(sys.argv[1]))).introduce(CAROL).hello()
+caller.answer()
+caller.say(bytes.fromhex(sys.argv[2]) + bytes(20 << 20))
 print("sent", flush=True)
 signal.pause()
 """
 
 
 def test_a_peer_killed_in_the_middle_of_a_large_message_is_lost(cluster):
-    alice, bob = cluster.start(ALICE, BOB)
-    opening = (HELLO_OF_CAROL + HUGE_HEADER).hex()
+    alice, bob = cluster.start(ALICE, BOB, limits=HASTY)
     port = str(cluster.addresses[BOB][1])
-    command = [sys.executable, "-c", KILLED_IN_MID_MESSAGE, port, opening]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as carol:
+    command = [sys.executable, "-c", KILLED_IN_MID_MESSAGE, port, HUGE_HEADER.hex()]
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"PYTHONPATH": paths}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as carol:
         try:
             assert carol.stdout.readline() == b"sent\n"
             waiting = Background(bob.receive, CAROL, activation(1), LIMIT_S).wait_until_blocked()
@@ -204,19 +218,18 @@ def test_a_sender_is_told_of_a_receiver_killed_in_the_middle_of_a_large_message(
     check_still_works(alice, bob)
 
 
-def test_flush_waits_for_what_the_kernel_did_not_take(cluster, sink):
-    [alice] = cluster.start(ALICE)
-    alice.connect({CAROL: sink.getsockname()})
-    alice.send(CAROL, activation(1), HUGE)
-    with pytest.raises(WaitTimeout, match=r"still wait to leave for worker 1\.0"):
+def test_flush_waits_until_all_has_arrived(cluster):
+    limits = Limits(inbox_bytes=MB)
+    alice, bob = cluster.start(ALICE, BOB, limits=limits)
+    for step in range(3):
+        alice.send(BOB, activation(step), HUGE)
+    with pytest.raises(WaitTimeout, match=r"still wait to leave for worker 0\.1"):
         alice.flush(0.01)
     flushing = Background(alice.flush, LIMIT_S).wait_until_blocked()
-    connection, _ = sink.accept()
-    with connection:
-        num_left = len(encode_hello(TOKEN, ALICE, 0)) + len(HUGE_HEADER) + len(HUGE)
-        while num_left:
-            num_left -= len(connection.recv(min(num_left, MB)))
-        flushing.result()
+    for step in range(3):
+        bob.receive(ALICE, activation(step), LIMIT_S)
+    flushing.result()
+    assert not alice._outgoing[BOB]._unconfirmed
 
 
 def test_close_ends_a_flush(cluster, sink):
@@ -251,7 +264,8 @@ def deaf_address() -> Iterator[tuple[str, int]]:
 
 
 def test_an_address_that_does_not_answer_is_a_lost_peer(cluster, deaf_address):
-    [alice] = cluster.start(ALICE, limits=Limits(connect_limit_s=0.05))
+    limits = Limits(connect_limit_s=0.05, reconnect_limit_s=0.1)
+    [alice] = cluster.start(ALICE, limits=limits)
     alice.connect({CAROL: deaf_address})
     with pytest.raises(PeerLost, match=r"no connection within 0\.05 s"):
         send_until_lost(alice, CAROL)
@@ -265,69 +279,64 @@ def test_close_ends_an_attempt_to_connect(cluster, deaf_address):
     assert not holdfast_threads()
 
 
-def test_a_newer_connection_of_the_same_worker_takes_over(cluster):
+ONES = torch.ones(4)
+
+
+def test_a_newer_session_of_the_same_worker_takes_over(cluster):
     alice, bob = cluster.start(ALICE, BOB)
     check_still_works(alice, bob)
-    newer = encode_hello(TOKEN, ALICE, 1)
-    ones = torch.ones(4)
-    message = encode_frame(0, activation(1), ones, MB) + ones.numpy().tobytes()
-    with call(cluster, BOB, hello=newer + message):
-        assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), ones)
+    with call_as(ALICE, cluster, frame(activation(1), ONES), epoch=1):
+        assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), ONES)
         with pytest.raises(PeerLost):  # the old life speaks once more
             send_until_lost(alice, BOB)
-        wait_until(lambda: bob.statistics.refused_connections == 1)
+        wait_until(lambda: bob.statistics.refused_connections >= 1)
         with pytest.raises(WaitTimeout):  # refused, and no reason to count the new one as lost
             bob.receive(ALICE, activation(0), 0)
 
 
 def test_a_caller_of_an_earlier_epoch_cannot_take_over(cluster):
     [bob] = cluster.start(BOB)
-    ones = torch.ones(4)
-    message = encode_frame(0, activation(1), ones, MB) + ones.numpy().tobytes()
-    with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, 3) + message) as current:
+    with call_as(ALICE, cluster, frame(activation(1), ONES), epoch=3) as current:
         bob.receive(ALICE, activation(1), LIMIT_S)
-        with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, 2)) as stale:
-            assert is_hung_up(stale)
-        current.sendall(message)
-        assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), ones)
+        with call_as(ALICE, cluster, epoch=2) as stale:
+            assert stale.answer() == GOODBYE
+            assert stale.is_hung_up()
+        current.say(frame(activation(1), ONES, sequence=2))
+        assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), ONES)
 
 
 def test_a_connection_that_was_replaced_is_hung_up_on_although_it_says_nothing(cluster):
     [bob] = cluster.start(BOB)
-    ones = torch.ones(4)
-    message = encode_frame(0, activation(1), ones, MB) + ones.numpy().tobytes()
-    with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, 0) + message) as old:
+    with call_as(ALICE, cluster, frame(activation(1), ONES)) as old:
         bob.receive(ALICE, activation(1), LIMIT_S)
-        with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, 0) + message):
-            assert is_hung_up(old)
-            assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), ones)
+        with call_as(ALICE, cluster, frame(activation(1), ONES)):
+            assert old.is_hung_up()
+            assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), ONES)
 
 
 def test_a_timeless_message_does_not_let_a_caller_of_an_earlier_epoch_in(cluster):
     [bob] = cluster.start(BOB)
-    ones = torch.ones(4)
-    message = encode_frame(0, state(1), ones, MB) + ones.numpy().tobytes()
-    with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, 3) + message):
+    message = frame(state(1), ONES)
+    with call_as(ALICE, cluster, message, epoch=3):
         bob.receive(ALICE, state(1), LIMIT_S)
-        with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, 2) + message) as stale:
-            assert is_hung_up(stale)
+        with call_as(ALICE, cluster, message, epoch=2) as stale:
+            assert stale.is_hung_up()
         wait_until(lambda: bob.statistics.refused_connections == 1)
         assert not bob.has(ALICE, state(1))
 
 
 def test_the_old_bearer_of_a_dropped_name_is_refused_before_the_new_one_has_called(cluster):
     [bob] = cluster.start(BOB)
-    ones = torch.ones(4)
     for epoch in (0, 4):
-        message = encode_frame(epoch, activation(1), ones, MB) + ones.numpy().tobytes()
-        with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, epoch) + message) as dropped:
+        message = frame(activation(1), ONES, epoch=epoch)
+        with call_as(ALICE, cluster, message, epoch=epoch) as dropped:
             bob.advance(epoch)
             bob.receive(ALICE, activation(1), LIMIT_S)
             bob.advance(epoch + 4)
             bob.disconnect([])
-            assert is_hung_up(dropped)
-        with call(cluster, BOB, hello=encode_hello(TOKEN, ALICE, epoch + 3)) as old:
-            assert is_hung_up(old)
+            assert dropped.is_hung_up()
+        with call_as(ALICE, cluster, epoch=epoch + 3) as old:
+            assert old.is_hung_up()
 
 
 def test_a_new_address_means_a_new_process(cluster):
@@ -405,18 +414,15 @@ def test_disconnect_ends_an_attempt_to_connect(cluster, deaf_address):
 @pytest.mark.parametrize("how", ["disconnected", "replaced"])
 def test_a_reader_that_waits_for_room_ends_with_its_connection(cluster, how):
     [bob] = cluster.start(BOB, limits=Limits(inbox_bytes=1))
-    ones = torch.ones(4)
-    message = encode_frame(0, activation(1), ones, MB) + ones.numpy().tobytes()
-    hello = encode_hello(TOKEN, ALICE, 0)
-    with call(cluster, BOB, hello=hello + message) as full:
+    with call_as(ALICE, cluster, frame(activation(1), ONES)) as full:
         wait_until(lambda: bob.statistics.received_messages == 1)
         if how == "disconnected":
             bob.disconnect([])
             wait_until(lambda: holdfast_threads() == {"holdfast-0.1-accept"})
         else:
-            with call(cluster, BOB, hello=hello):
+            with call_as(ALICE, cluster):
                 wait_until(lambda: bob.statistics.refused_connections == 1)
-        assert is_hung_up(full)
+        assert full.is_hung_up()
 
 
 def test_two_hundred_lives_of_a_peer_leave_nothing_behind():
@@ -501,38 +507,136 @@ def test_a_token_of_the_wrong_size_is_refused():
         TcpTransport(ALICE, b"abc")
 
 
-def test_a_message_that_has_left_in_part_is_finished_in_the_next_epoch(sink) -> None:
+def test_a_message_that_has_left_in_part_is_finished_in_the_next_epoch(cluster) -> None:
     """Else the rest of its bytes would be read from the message after it."""
-    alice = TcpTransport(ALICE, TOKEN)
-    alice.connect({BOB: sink.getsockname()})
-    alice.send(BOB, activation(0), torch.tensor(1))
-    connection, _ = sink.accept()
-    alice.flush(LIMIT_S)  # connected: from now on the caller's thread writes
+    alice, bob = cluster.start(ALICE, BOB, limits=Limits(inbox_bytes=MB))
+    alice.send(BOB, activation(0), HUGE)
+    alice.send(BOB, activation(1), HUGE)  # Bob is full: of this one the kernel takes a part
     link = alice._outgoing[BOB]
-    with link._changed:  # the writer thread cannot take over what is left
-        link._queue.append(begun := half_sent(link, HUGE))
-        link._queued_bytes += begun.num_bytes
+    wait_until(lambda: link._unconfirmed.num_sent == 2 and bob.statistics.received_messages == 1)
     alice.advance(1)
     alice.send(BOB, activation(2), torch.tensor(7))
-    expected = [(0, torch.tensor(1)), (0, HUGE), (1, torch.tensor(7))]
-    skipped = HELLO_BYTES + sum(FRAME_HEADER_BYTES + t.nbytes for _, t in expected[:2])
-    connection.settimeout(LIMIT_S)
-    received = read_all(connection, skipped + FRAME_HEADER_BYTES)
-    header = decode_frame(received[skipped:], 1 << 30)
-    assert (header.epoch, header.tag) == (1, activation(2))
-    alice.close()
-    connection.close()
+    bob.advance(1)
+    assert bob.receive(ALICE, activation(2), LIMIT_S) == 7
+    assert bob.statistics.refused_past_epoch == 2
 
 
-def half_sent(link, tensor: torch.Tensor):
-    """As ``send`` leaves a message of which the kernel took only the beginning."""
-    message = _Message(0, [HUGE_HEADER, payload_view(tensor)])
-    message.written(link._socket.send(HUGE_HEADER))
-    return message
+# --- what is damaged or repeated ---
 
 
-def read_all(connection: socket.socket, num_bytes: int) -> bytearray:
-    received = bytearray()
-    while len(received) < num_bytes:
-        received += connection.recv(min(1 << 20, num_bytes - len(received)))
-    return received
+class Meddler:
+    """Stands between two workers and changes bytes on their way."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._there = address
+        self.change: Callable[[bytearray], None] | None = None
+        self.num_connections = 0
+        self._thread = Background(self._run)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                here, _ = self._listener.accept()
+            except OSError:
+                return
+            self.num_connections += 1
+            there = socket.create_connection(self._there)
+            Background(self._carry, here, there, True)
+            Background(self._carry, there, here, False)
+
+    def _carry(self, source: socket.socket, to: socket.socket, may_change: bool) -> None:
+        with source, to:
+            with suppress(OSError):
+                while data := bytearray(source.recv(1 << 16)):
+                    if may_change and self.change is not None:
+                        self.change(data)
+                    to.sendall(data)
+            shut(source)
+            shut(to)
+
+    def close(self) -> None:
+        shut(self._listener)
+        self._listener.close()
+
+
+@pytest.fixture
+def meddled(cluster) -> Iterator[tuple[TcpTransport, TcpTransport, Meddler]]:
+    """Alice and Bob, and somebody between them."""
+    limits = Limits(reconnect_limit_s=2.0)
+    alice, bob = cluster.start(ALICE, BOB, limits=limits)
+    meddler = Meddler(cluster.addresses[BOB])
+    alice.connect({BOB: meddler.address})
+    check_still_works(alice, bob)
+    yield alice, bob, meddler
+    meddler.close()
+
+
+@pytest.mark.parametrize("where", [-1, 10, -50], ids=["payload", "header", "checksum"])
+def test_s5_a_damaged_message_is_sent_again(meddled, where):
+    alice, bob, meddler = meddled
+    num_before = meddler.num_connections
+    tensor = torch.arange(8.0)
+    num_bytes = FRAME_HEADER_BYTES + tensor.nbytes
+
+    def damage(data: bytearray) -> None:
+        if len(data) == num_bytes:
+            data[where] ^= 1
+            meddler.change = None
+
+    meddler.change = damage
+    alice.send(BOB, activation(1), tensor)
+    assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), tensor)
+    assert meddler.change is None, "nothing was damaged: this test proves nothing"
+    assert meddler.num_connections == num_before + 1
+    assert alice.statistics.reconnections == 1
+    if where == -1:
+        wait_until(lambda: bob.statistics.damaged_messages == 1)
+    check_still_works(alice, bob)
+
+
+def test_s5_a_message_that_is_damaged_every_time_loses_the_peer_in_the_end(meddled):
+    alice, bob, meddler = meddled
+
+    def damage(data: bytearray) -> None:
+        if data.startswith(b"HFtn"):
+            data[FRAME_HEADER_BYTES] ^= 1
+
+    meddler.change = damage
+    alice.send(BOB, activation(1), torch.arange(8.0))
+    with pytest.raises(PeerLost):
+        send_until_lost(alice, BOB)
+    assert not bob.has(ALICE, activation(1))
+
+
+def test_a_message_that_comes_twice_is_taken_once(cluster):
+    [bob] = cluster.start(BOB)
+    messages = [frame(activation(step), torch.tensor(step), sequence=step) for step in (1, 2)]
+    with call_as(ALICE, cluster, b"".join([*messages, messages[0], messages[1]])) as alice:
+        alice.say(frame(activation(3), torch.tensor(3), sequence=3))
+        assert bob.receive(ALICE, activation(3), LIMIT_S) == 3
+        assert [int(bob.receive(ALICE, activation(step), 0)) for step in (1, 2)] == [1, 2]
+        assert bob.statistics.received_messages == 3
+        assert bob.statistics.unread_bytes == 0
+
+
+def test_a_sender_that_is_back_hears_what_has_come(cluster):
+    [bob] = cluster.start(BOB)
+    with call_as(ALICE, cluster, frame(activation(1), ONES), session=7) as alice:
+        assert (alice.answer(), alice.answer()) == (0, 1)
+    with call_as(ALICE, cluster, session=7, resumes=True) as again:
+        assert again.answer() == 1
+        again.say(frame(activation(2), ONES, sequence=2))
+        assert again.answer() == 2
+        assert torch.equal(bob.receive(ALICE, activation(2), LIMIT_S), ONES)
+
+
+def test_a_session_that_was_dropped_cannot_be_resumed(cluster):
+    [bob] = cluster.start(BOB)
+    with call_as(ALICE, cluster, frame(activation(1), ONES), session=7) as alice:
+        alice.answer()
+        bob.disconnect([])
+    with call_as(ALICE, cluster, session=7, resumes=True) as again:
+        assert again.answer() == GOODBYE
+        assert again.is_hung_up()

@@ -1,6 +1,8 @@
 """What every transport promises, asked of each of them."""
 
 import itertools
+import random
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -799,6 +801,56 @@ def test_a_name_is_taken_over_in_a_later_epoch_and_its_old_bearer_refused(cluste
     assert not bob.has(ALICE, state(0))
     new.send(BOB, activation(2), torch.tensor(9))
     assert bob.receive(ALICE, activation(2), LIMIT_S) == 9
+
+
+# --- connections that break ---
+
+
+def cut_often(cluster, stop: threading.Event, cuts: list[int]) -> None:
+    dice = random.Random(1)
+    while not stop.wait(dice.uniform(0.0, 0.004)):
+        cuts.append(cluster.cut())
+
+
+def test_r4_a_broken_connection_costs_nothing_and_nobody(cluster):
+    """Each message arrives once and in the order of its tag, whenever connections break."""
+    alice, bob = cluster.start(ALICE, BOB)
+    sizes = (1, 1000, 300_000)
+    stop, cuts = threading.Event(), []
+    cutting = Background(cut_often, cluster, stop, cuts)
+
+    def talk(me: Transport, other: WorkerId) -> list[tuple[int, int]]:
+        heard = []
+        for step in range(150):
+            me.send(other, activation(step % 7), torch.full((sizes[step % 3],), step))
+            got = me.receive(other, activation(step % 7), LIMIT_S)
+            heard.append((len(got), int(got[-1])))
+        return heard
+
+    try:
+        talks = [Background(talk, alice, BOB), Background(talk, bob, ALICE)]
+        heard = [talk.result() for talk in talks]
+    finally:
+        stop.set()
+        cutting.result()
+    assert heard == [[(sizes[step % 3], step) for step in range(150)]] * 2
+    if isinstance(cluster, TcpCluster):
+        made_anew = alice.statistics.reconnections + bob.statistics.reconnections
+        assert sum(cuts) > 5
+        assert made_anew > 5, "no connection was made anew: this test proves nothing"
+    for transport in (alice, bob):
+        transport.flush(LIMIT_S)
+        assert transport.statistics.unread_bytes == 0
+
+
+def test_r4_a_break_while_nobody_sends_is_mended_too(cluster):
+    alice, bob = cluster.start(ALICE, BOB)
+    for step in range(20):
+        alice.send(BOB, activation(step), torch.tensor(step))
+        cluster.cut()
+    assert [int(bob.receive(ALICE, activation(step), LIMIT_S)) for step in range(20)] == [
+        *range(20)
+    ]
 
 
 # --- settings ---

@@ -1,5 +1,7 @@
 """Connected transports for the tests, and threads that can be seen to wait."""
 
+import itertools
+import socket
 import sys
 import threading
 import time
@@ -12,6 +14,14 @@ import torch
 from holdfast.cluster import WorkerId
 from holdfast.errors import TransportClosed
 from holdfast.transport.base import Channel, Limits, Tag, Transport
+from holdfast.transport.frame import checksum_of, encode_frame, numbered, payload_view
+from holdfast.transport.greeting import (
+    ANSWER_BYTES,
+    Hello,
+    decode_answer,
+    encode_caller,
+    encode_hello,
+)
 from holdfast.transport.local import LocalHub, LocalTransport
 from holdfast.transport.tcp import TcpTransport
 
@@ -33,6 +43,71 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, "waited in vain"
         time.sleep(0.001)
+
+
+def frame(
+    tag: Tag,
+    tensor: torch.Tensor,
+    *,
+    sequence: int = 1,
+    epoch: int = 0,
+    checksum: int | None = None,
+) -> bytes:
+    """A whole message as it travels."""
+    payload = payload_view(tensor)
+    checksum = checksum_of(payload) if checksum is None else checksum
+    header = encode_frame(epoch, tag, tensor, 1 << 40, checksum=checksum)
+    return numbered(header, sequence) + bytes(payload)
+
+
+_sessions = itertools.count(1)
+
+
+class Caller:
+    """A worker that is nothing but a socket. As a context it hangs up at its end."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address, timeout=LIMIT_S)
+
+    def __enter__(self) -> "Caller":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def introduce(self, me: WorkerId) -> "Caller":
+        self.socket.sendall(encode_caller(TOKEN, me))
+        return self
+
+    def hello(
+        self, epoch: int = 0, *, session: int | None = None, resumes: bool = False
+    ) -> "Caller":
+        session = next(_sessions) if session is None else session
+        self.socket.sendall(encode_hello(Hello(session, epoch, resumes)))
+        return self
+
+    def say(self, data: bytes) -> "Caller":
+        with suppress(ConnectionError):  # it may have been hung up on already
+            self.socket.sendall(data)
+        return self
+
+    def answer(self) -> int:
+        data = b""
+        while len(data) < ANSWER_BYTES:
+            news = self.socket.recv(ANSWER_BYTES - len(data))
+            if not news:
+                raise ConnectionError("hung up on")
+            data += news
+        return decode_answer(data)
+
+    def is_hung_up(self) -> bool:
+        """Waits for it."""
+        try:
+            while self.socket.recv(4096):
+                pass
+        except ConnectionResetError:
+            return True
+        return True
 
 
 class Background(threading.Thread):
@@ -90,6 +165,10 @@ class LocalCluster:
     def connect_all(self) -> None:
         """Everyone can always find everyone."""
 
+    def cut(self) -> int:
+        """Nothing to cut: there are no connections."""
+        return 0
+
     def close(self) -> None:
         for transport in self._transports:
             transport.close()
@@ -118,6 +197,18 @@ class TcpCluster:
     def connect_all(self) -> None:
         for transport in self._transports.values():
             transport.connect(self.addresses)
+
+    def cut(self) -> int:
+        """Break every connection, as the kernel or the network would; returns how many."""
+        num_cut = 0
+        for transport in self._transports.values():
+            for link in list(transport._outgoing.values()):
+                connection = link._socket
+                if connection is not None:
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
+                        num_cut += 1
+        return num_cut
 
     def close(self) -> None:
         for transport in [*self._transports.values(), *self._replaced]:

@@ -108,9 +108,18 @@ def _actions(
 
 
 def transport_limits(config: RunConfig) -> Limits:
-    """A full receiver is waited for as long as a missing tensor."""
-    wait_s = config.workers.start_limit_s
-    return Limits(send_limit_s=wait_s, silence_limit_s=max(wait_s, Limits().silence_limit_s))
+    """A full receiver is waited for as long as a missing tensor.
+
+    A connection may be away for as long as a worker may be silent, but not so long that a
+    wait for a tensor would end before it.
+    """
+    wait_s, usual = config.workers.start_limit_s, Limits()
+    silent_s = config.workers.silence_limit_s or usual.reconnect_limit_s
+    return Limits(
+        send_limit_s=wait_s,
+        silence_limit_s=max(wait_s, usual.silence_limit_s),
+        reconnect_limit_s=min(silent_s, usual.reconnect_limit_s),
+    )
 
 
 def prepare_torch(config: RunConfig) -> None:

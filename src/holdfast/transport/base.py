@@ -122,7 +122,10 @@ class Limits:
     """Longest wait of ``send`` for room."""
 
     connect_limit_s: float = 5.0
-    """Longest wait for a connection and for its first bytes."""
+    """Longest wait for a connection, and for its whole handshake."""
+
+    reconnect_limit_s: float = 10.0
+    """A peer whose connection broke, and that is not back after this long, is lost."""
 
     silence_limit_s: float = 120.0
     """A peer's machine that acknowledges nothing for this long is lost."""
@@ -153,10 +156,16 @@ class Statistics:
     refused_past_epoch: int = 0  # messages
     refused_forgotten: int = 0  # messages
     refused_connections: int = 0  # closed for what they sent, or for a newer one of that name
+    reconnections: int = 0  # connections to peers that were made anew
+    damaged_messages: int = 0  # whose checksum was wrong: they were asked for again
 
 
 class Transport(Protocol):
-    """Every blocking call ends by its limit, and at once when the transport is closed."""
+    """Every blocking call ends by its limit, and at once when the transport is closed.
+
+    A broken connection is made anew, and what had not arrived is sent again: nobody notices
+    unless the peer stays away for longer than the reconnect limit. Then it is gone.
+    """
 
     def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
         """Hand over ``tensor``; neither side may change its contents afterwards.
@@ -236,7 +245,7 @@ class Transport(Protocol):
         ...
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all that was sent has left, or its peer is lost. Call before a clean exit."""
+        """Wait until all that was sent has arrived, or its peer is lost. For a clean exit."""
         ...
 
     def close(self) -> None:

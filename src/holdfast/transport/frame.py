@@ -1,39 +1,36 @@
-"""Tensors and greetings as bytes: a fixed header with a checksum, then the tensor's own memory.
+"""Tensors as bytes: a header with a checksum of itself and one of the tensor, then its memory.
 
 Knows nothing of sockets. Whatever cannot be a header raises ProtocolError before
 a byte of its payload is believed.
 """
 
-import hmac
 import math
 import struct
 import zlib
+from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
-from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.transport.base import Channel, Tag
 
-VERSION = 2
+VERSION = 3
 MAX_DIMS = 8
-TOKEN_BYTES = 16
 
 _FRAME_MAGIC = b"HFtn"
-_HELLO_MAGIC = b"HFhi"
 _CRC = struct.Struct("<I")
-# What differs from message to message: epoch, step, attempt, microbatch, part, time of sending ...
-_NAME = struct.Struct("<IQ3IQ")
+_SEQUENCE = struct.Struct("<Q")
+# What differs from message to message: epoch, step, attempt, microbatch, part, time of sending,
+# checksum of the tensor ...
+_NAME = struct.Struct("<IQ3IQQ")
 # ... and what hardly ever does: magic, version, channel, dtype, ndim | shape | payload bytes
 _FORM = struct.Struct(f"<4s4B{MAX_DIMS}QQ")
-# magic, version | token | pipeline, stage, epoch
-_HELLO = struct.Struct(f"<4sB{TOKEN_BYTES}s3I")
 
-FRAME_HEADER_BYTES = _FORM.size + _NAME.size + _CRC.size
-HELLO_BYTES = _HELLO.size + _CRC.size
+FRAME_HEADER_BYTES = _FORM.size + _NAME.size + _SEQUENCE.size + _CRC.size
 
 _DTYPES = {  # codes are part of the wire format: add, never renumber
     1: torch.float16,
@@ -60,11 +57,15 @@ class FrameHeader(NamedTuple):
     shape: tuple[int, ...]
     payload_bytes: int
     sent_ns: int  # by the sender's monotonic clock
+    checksum: int  # of the payload
+    sequence: int  # of its link, from 1 on
 
 
-class Hello(NamedTuple):
-    sender: WorkerId
-    epoch: int
+class Note(Enum):
+    """What is said between frames. As long as a header, so that one read serves both."""
+
+    BYE = b"HFby"  # nothing more will come
+    SYNC = b"HFsy"  # acknowledge what has come
 
 
 def wire_form(tensor: Tensor) -> Tensor:
@@ -86,26 +87,54 @@ def payload_view(tensor: Tensor) -> memoryview:
     return tensor.numpy().data.cast("B")
 
 
+def checksum_of(payload: memoryview) -> int:
+    """Of what is sent, and of what has arrived."""
+    return xxh3_64_intdigest(payload)
+
+
 def encode_frame(
-    epoch: int, tag: Tag, tensor: Tensor, payload_limit_bytes: int, sent_ns: int = 0
+    epoch: int,
+    tag: Tag,
+    tensor: Tensor,
+    payload_limit_bytes: int,
+    *,
+    sent_ns: int = 0,
+    checksum: int = 0,
 ) -> bytes:
-    """The header that goes before ``payload_view(tensor)``; ``tensor`` is in wire form."""
+    """Most of the header that goes before ``payload_view(tensor)``, which is in wire form.
+
+    It is ``numbered`` when it leaves: what never does leaves no gap.
+    """
     if tensor.nbytes > payload_limit_bytes:
         raise ProtocolError(
             f"{tag} has {tensor.nbytes} bytes, the limit is {payload_limit_bytes} of the transport"
         )
     channel, *name = tag
     form = _encode_form(channel, tensor.dtype, tensor.shape)
-    return _sealed(form + _pack(_NAME, epoch, *name, sent_ns))
+    return form + _pack(_NAME, epoch, *name, sent_ns, checksum)
+
+
+def numbered(header: bytes, sequence: int) -> bytes:
+    return sealed(header + _SEQUENCE.pack(sequence))
+
+
+def encode_note(note: Note) -> bytes:
+    return sealed(note.value.ljust(FRAME_HEADER_BYTES - _CRC.size, b"\0"))
+
+
+def decode_note(data: bytes | bytearray) -> Note | None:
+    """None: it is no note."""
+    return None if data.startswith(_FRAME_MAGIC) else _NOTES.get(bytes(data))
 
 
 def decode_frame(data: bytes | bytearray, payload_limit_bytes: int) -> FrameHeader:
-    _check_seal(data, FRAME_HEADER_BYTES)
+    check_seal(data, FRAME_HEADER_BYTES)
     form = bytes(data[: _FORM.size])
     channel, dtype, shape, payload_bytes = _decode_form(form, payload_limit_bytes)
-    epoch, step, attempt, microbatch, part, sent_ns = _NAME.unpack_from(data, _FORM.size)
-    tag = Tag(channel, step, attempt, microbatch, part)
-    return FrameHeader(epoch, tag, dtype, shape, payload_bytes, sent_ns)
+    epoch, *name, sent_ns, checksum = _NAME.unpack_from(data, _FORM.size)
+    (sequence,) = _SEQUENCE.unpack_from(data, _FORM.size + _NAME.size)
+    tag = Tag(channel, *name)
+    return FrameHeader(epoch, tag, dtype, shape, payload_bytes, sent_ns, checksum, sequence)
 
 
 # A job uses few shapes, over and over: remembered, a form costs a tenth.
@@ -145,21 +174,6 @@ def empty_tensor(header: FrameHeader) -> Tensor:
         raise ProtocolError(f"no room for {header.tag}, {header.payload_bytes} bytes") from error
 
 
-def encode_hello(token: bytes, sender: WorkerId, epoch: int) -> bytes:
-    return _sealed(_pack(_HELLO, _HELLO_MAGIC, VERSION, token, *sender, epoch))
-
-
-def decode_hello(data: bytes | bytearray, token: bytes) -> Hello:
-    """Who is calling. ProtocolError unless the caller knows the job's ``token``."""
-    _check_seal(data, HELLO_BYTES)
-    magic, version, their_token, pipeline, stage, epoch = _HELLO.unpack_from(data)
-    if magic != _HELLO_MAGIC or version != VERSION:
-        raise ProtocolError(f"expected a hello of version {VERSION}, got {magic!r} {version}")
-    if not hmac.compare_digest(their_token, token):
-        raise ProtocolError("wrong job token")
-    return Hello(WorkerId(pipeline, stage), epoch)
-
-
 def _pack(layout: struct.Struct, *values: object) -> bytes:
     try:
         return layout.pack(*values)
@@ -167,12 +181,15 @@ def _pack(layout: struct.Struct, *values: object) -> bytes:
         raise ProtocolError(f"{values} does not fit the wire format: {error}") from error
 
 
-def _sealed(body: bytes) -> bytes:
+def sealed(body: bytes) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def _check_seal(data: bytes | bytearray, expected_bytes: int) -> None:
+def check_seal(data: bytes | bytearray, expected_bytes: int) -> None:
     if len(data) != expected_bytes:
         raise ProtocolError(f"expected {expected_bytes} bytes, got {len(data)}")
     if zlib.crc32(data[: -_CRC.size]) != _CRC.unpack_from(data, expected_bytes - _CRC.size)[0]:
         raise ProtocolError("checksum of the header does not match")
+
+
+_NOTES = {encode_note(note): note for note in Note}

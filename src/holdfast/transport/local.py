@@ -216,7 +216,8 @@ class LocalTransport:
         try:
             if inbox not in self._greeted:
                 # The newest epoch: a held message may be of an earlier one, and timeless.
-                inbox.welcome(self.me, max(epoch, self._mailbox.epoch), self._mailbox)
+                newest = max(epoch, self._mailbox.epoch)
+                inbox.welcome(self.me, newest, self._mailbox, resumes=False)
                 self._greeted.add(inbox)
             inbox.put(self.me, self._mailbox, epoch, tag, tensor, sent_ns=sent_ns)
         except ProtocolError as error:

@@ -4,10 +4,12 @@ Deliverers call ``welcome``, ``put``, ``wait_for_room`` and ``lose``; the worker
 Knows nothing of sockets.
 """
 
+import math
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic, monotonic_ns
 
 from torch import Tensor
@@ -23,12 +25,40 @@ _TRANSFERS_KEPT = 8192  # far more than a step has; nobody may be asking for the
 _Key = tuple[WorkerId, Tag]
 
 
+@dataclass(slots=True)
+class _Source:
+    """Who may deliver under one name; nobody, if ``connection`` is None: it was dropped.
+
+    Whoever comes back must be in ``epoch`` or a later one.
+    """
+
+    connection: object
+    epoch: int
+    session: int
+    num_received: int = 0
+
+    def counts(self, sequence: int) -> bool:
+        """Whether the message with this number is new; they come in order."""
+        if sequence > self.num_received + 1:
+            raise ProtocolError(f"message {sequence} came after message {self.num_received}")
+        is_new = sequence > self.num_received
+        self.num_received = max(self.num_received, sequence)
+        return is_new
+
+
 class Mailbox:
-    def __init__(self, me: WorkerId, *, epoch: int, inbox_bytes: int) -> None:
+    def __init__(
+        self,
+        me: WorkerId,
+        *,
+        epoch: int,
+        inbox_bytes: int,
+        reconnect_limit_s: float = 10.0,
+    ) -> None:
         self.me = me
         self.epoch = epoch  # written under the lock; others may read it at any time
         self.closed = False  # likewise
-        self._inbox_bytes = inbox_bytes
+        self._inbox_bytes, self._reconnect_limit_s = inbox_bytes, reconnect_limit_s
         self._interrupted_before = 0  # nobody waits in an epoch before this one
         self._changed = threading.Condition(threading.Lock())
         self._messages: dict[_Key, deque[Tensor]] = {}
@@ -38,10 +68,9 @@ class Mailbox:
         self._num_waiting_for: Counter[WorkerId] = Counter()
         self._num_paused = 0
         self._num_held_up = 0
-        # The connection a source may deliver on, and the epoch of its hello; or, if it was
-        # dropped, None and the epoch that whoever comes back under its name must be in.
-        self._connections: dict[WorkerId, tuple[object, int]] = {}
+        self._sources: dict[WorkerId, _Source] = {}
         self._lost: dict[WorkerId, str] = {}
+        self._away: dict[WorkerId, tuple[float, str]] = {}  # lost at this time, unless it is back
         self._received_messages = self._received_bytes = 0
         self._refused_past_epoch = self._refused_forgotten = 0
         # Source, channel, bytes, nanoseconds: what is taken off a deque needs no lock.
@@ -111,14 +140,15 @@ class Mailbox:
         Returns their connections, on which nothing is taken any more.
         """
         with self._changed:
-            known = dict.fromkeys(self._lost, (None, 0)) | self._connections
-            gone = {source: c for source, c in known.items() if is_gone(source, c[1])}
-            for source, (_, epoch) in gone.items():
-                self._connections[source] = (None, max(epoch, self.epoch))
-                self._lost.pop(source, None)
+            known = {source: _Source(None, 0, 0) for source in self._lost} | self._sources
+            gone = {name: source for name, source in known.items() if is_gone(name, source.epoch)}
+            for name, source in gone.items():
+                self._sources[name] = _Source(None, max(source.epoch, self.epoch), 0)
+                self._lost.pop(name, None)
+                self._away.pop(name, None)
             if gone:
                 self._keep_only([entry for entry in self._unread() if entry[1][0] not in gone])
-            return [connection for connection, _ in gone.values() if connection is not None]
+            return [s.connection for s in gone.values() if s.connection is not None]
 
     def close(self) -> None:
         with self._changed:
@@ -137,21 +167,29 @@ class Mailbox:
 
     # --- for deliverers ---
 
-    def welcome(self, source: WorkerId, epoch: int, connection: object) -> object:
-        """From now on ``source`` delivers on ``connection`` only: it is back, if it was lost.
+    def welcome(
+        self, name: WorkerId, epoch: int, connection: object, session: int = 0, *, resumes: bool
+    ) -> tuple[int, object, bool]:
+        """From now on ``name`` delivers on ``connection`` only: it is back, if it was lost.
 
-        Returns the connection it had before, or None.
+        Returns how many messages of the session have come, the connection it had before (or
+        None), and whether that was of another session.
         """
         with self._changed:
-            before, known_epoch = self._connections.get(source, (None, 0))
-            if epoch < known_epoch:
+            source = self._sources.get(name) or _Source(None, 0, 0)
+            if epoch < source.epoch:
                 raise EpochPast(
-                    f"worker {source} called with epoch {epoch}, but it was dropped or a later "
-                    f"one of that name called in epoch {known_epoch}"
+                    f"worker {name} called with epoch {epoch}, but it was dropped or a later "
+                    f"one of that name called in epoch {source.epoch}"
                 )
-            self._connections[source] = (connection, epoch)
-            self._lost.pop(source, None)
-            return before
+            is_same = source.connection is not None and source.session == session
+            if resumes and not is_same:
+                raise ProtocolError(f"worker {name} goes on with a session that is over")
+            num_received = source.num_received if is_same else 0
+            self._sources[name] = _Source(connection, epoch, session, num_received)
+            self._lost.pop(name, None)
+            self._away.pop(name, None)
+            return num_received, source.connection, not is_same
 
     def put(
         self,
@@ -162,12 +200,16 @@ class Mailbox:
         tensor: Tensor,
         *,
         sent_ns: int,
+        sequence: int | None = None,
     ) -> bool:
         """Deliver. True if the source should now ``wait_for_room`` before it delivers more."""
         channel, took_ns = tag.channel, monotonic_ns() - sent_ns
         with self._changed:
-            if self._connections.get(source, (None, 0))[0] is not connection:
+            known = self._sources.get(source)
+            if known is None or known.connection is not connection:
                 raise ProtocolError(f"another connection now speaks for worker {source}")
+            if sequence is not None and not known.counts(sequence):
+                return False  # it has come already
             if channel.is_timed:
                 self._transfers.append((source, channel, tensor.nbytes, took_ns))
             if channel.is_timeless:
@@ -232,17 +274,28 @@ class Mailbox:
             finally:
                 self._num_paused -= 1
 
-    def lose(self, source: WorkerId, connection: object, reason: str) -> None:
-        """``source`` will deliver no more, unless another connection has taken over."""
+    def lose(
+        self, source: WorkerId, connection: object, reason: str, *, may_return: bool = False
+    ) -> None:
+        """``source`` will deliver no more, unless another connection has taken over.
+
+        Or, if it ``may_return``, unless one does within the reconnect limit.
+        """
         with self._changed:
-            if self._connections.get(source, (connection, 0))[0] is connection:
+            known = self._sources.get(source)
+            if known is not None and known.connection is not connection:
+                return
+            if may_return:
+                self._away[source] = (monotonic() + self._reconnect_limit_s, reason)
+            else:
                 self._lost[source] = reason
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     def expect(self, source: WorkerId) -> None:
         """``source`` is said to be alive: wait for it even if an earlier connection was lost."""
         with self._changed:
             self._lost.pop(source, None)
+            self._away.pop(source, None)
 
     def wake(self) -> None:
         """Let everyone who waits check again."""
@@ -267,7 +320,7 @@ class Mailbox:
                 left_s = deadline_s - monotonic()
                 if left_s <= 0:
                     raise WaitTimeout(f"{self._story(wanted)} for {timeout_s} s: it did not come")
-                self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+                self._changed.wait(min(left_s, self._return_s(sources), threading.TIMEOUT_MAX))
                 found = self._look(wanted, epoch)
         finally:
             for source in sources:
@@ -285,13 +338,27 @@ class Mailbox:
         for index, key in enumerate(wanted):
             if key in self._messages:
                 return index
-        for source, tag in wanted if self._lost else ():
-            if source in self._lost:
+        for source, tag in wanted if self._lost or self._away else ():
+            if reason := self._why_lost(source):
                 raise PeerLost(
-                    f"worker {self.me} cannot get {tag}: worker {source} {self._lost[source]}",
-                    str(source),
+                    f"worker {self.me} cannot get {tag}: worker {source} {reason}", str(source)
                 )
         return None
+
+    def _why_lost(self, source: WorkerId) -> str | None:
+        if source in self._lost:
+            return self._lost[source]
+        until_s, reason = self._away.get(source, (math.inf, ""))
+        if monotonic() < until_s:
+            return None
+        return f"{reason}, and was not back in {self._reconnect_limit_s:g} s"
+
+    def _return_s(self, sources: Iterable[WorkerId]) -> float:
+        """How long it may be until the first one that is away counts as lost."""
+        if not self._away:
+            return math.inf
+        until_s = [self._away[source][0] for source in sources if source in self._away]
+        return max(0.0, min(until_s, default=math.inf) - monotonic())
 
     def _story(self, wanted: Sequence[_Key]) -> str:
         names = " or ".join(f"{tag} from worker {source}" for source, tag in wanted)

@@ -19,16 +19,15 @@ from holdfast.transport.base import NO_HINDRANCE, Hindrance, Limits
 class Waiting:
     """One message that waits. ``epoch`` is None if it is true in every one."""
 
-    __slots__ = ("due_s", "epoch", "is_begun", "num_bytes")
+    __slots__ = ("due_s", "epoch", "num_bytes")
 
     def __init__(self, epoch: int | None, num_bytes: int) -> None:
         self.epoch = epoch
         self.num_bytes = num_bytes  # left to send
-        self.is_begun = False
         self.due_s = 0.0
 
     def is_needed_in(self, epoch: int) -> bool:
-        return self.is_begun or self.epoch is None or self.epoch >= epoch
+        return self.epoch is None or self.epoch >= epoch
 
 
 _Message = TypeVar("_Message", bound=Waiting)
@@ -70,7 +69,7 @@ class Outbox(Generic[_Message]):
             self._hindrance = hindrance
 
     def drop_before(self, epoch: int) -> None:
-        """What waits of earlier epochs would be refused: do not send it, unless it is half sent."""
+        """What waits of earlier epochs would be refused: do not send it."""
         with self._changed:
             kept = deque(message for message in self._queue if message.is_needed_in(epoch))
             self._queued_bytes -= sum(m.num_bytes for m in self._queue)

@@ -1,41 +1,66 @@
-"""One outgoing connection: what waits to leave for one peer, and the thread that sees it off.
+"""One link to one peer: what waits to leave, and the thread that sees it off.
 
 The caller's thread writes what the kernel takes at once; only the rest is left to the writer
-thread, so small messages need no thread change and large ones never hold up the caller.
+thread, so small messages need no thread change and large ones never hold up the caller. The
+writer also hears what has arrived, and connects anew when a connection breaks.
 """
 
 import os
+import secrets
 import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from time import monotonic
 
 from holdfast.cluster import WorkerId
+from holdfast.errors import ProtocolError, TransportClosed
 from holdfast.transport.base import Hindrance, Limits
+from holdfast.transport.dialing import Dialer
+from holdfast.transport.frame import FRAME_HEADER_BYTES, Note, encode_note, numbered
+from holdfast.transport.greeting import ANSWER_BYTES, GOODBYE, Hello, decode_answer
 from holdfast.transport.outbox import Outbox, Waiting
-from holdfast.transport.sockets import Address, is_hung_up, shut, tune_outgoing
+from holdfast.transport.sockets import shut
+from holdfast.transport.unconfirmed import Unconfirmed
 
-_Buffer = bytes | memoryview
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5  # between two attempts to connect
+_BYE, _SYNC = encode_note(Note.BYE), encode_note(Note.SYNC)
+_ANSWERS_AT_ONCE = 512
 
 
 class _Message(Waiting):
-    """What is left to write of one message."""
+    """One message, and what is left to write of it. A note, if it has no header."""
 
-    __slots__ = ("buffers",)
+    __slots__ = ("_header", "_payload", "buffers")
 
-    def __init__(self, epoch: int | None, buffers: list[_Buffer]) -> None:
-        super().__init__(epoch, sum(map(len, buffers)))
-        self.buffers = buffers
+    def __init__(self, epoch: int | None, header: bytes | None, payload: memoryview) -> None:
+        super().__init__(epoch, FRAME_HEADER_BYTES + len(payload))
+        self._header, self._payload = header, payload
+        self.buffers: list[bytes | memoryview] = [_SYNC]
+
+    @property
+    def is_note(self) -> bool:
+        return self._header is None
+
+    def begin(self, sequence: int) -> None:
+        """Also again, from its first byte."""
+        assert self._header is not None
+        self.buffers = [numbered(self._header, sequence), self._payload]
+        self.num_bytes = FRAME_HEADER_BYTES + len(self._payload)
 
     def written(self, num_bytes: int) -> None:
-        self.is_begun = True
         self.num_bytes -= num_bytes
         buffers = self.buffers
         while buffers and num_bytes >= len(buffers[0]):
             num_bytes -= len(buffers.pop(0))
         if num_bytes:
             buffers[0] = memoryview(buffers[0])[num_bytes:]
+
+
+class _Over(Exception):
+    """The peer does not want this session, or is not there any more."""
 
 
 class Outgoing(Outbox[_Message]):
@@ -45,9 +70,9 @@ class Outgoing(Outbox[_Message]):
         self,
         me: WorkerId,
         peer: WorkerId,
-        address: Address,
+        dialer: Dialer,
         *,
-        hello: Callable[[], bytes],
+        epoch: Callable[[], int],
         may_wait_in: Callable[[int], bool],
         while_held_up: Callable[[], AbstractContextManager[None]],
         limits: Limits,
@@ -61,22 +86,41 @@ class Outgoing(Outbox[_Message]):
             limits=limits,
             hindrance=hindrance,
         )
-        self.address = address
-        self.sent_messages = self.sent_bytes = 0
-        self._hello = hello
+        self.sent_messages = self.sent_bytes = self.reconnections = 0
+        self._dialer, self._epoch = dialer, epoch
+        self._session = secrets.randbits(64)
         self._socket: socket.socket | None = None
-        self._is_ready = False  # connected, and the hello is written
+        self._connection: socket.socket | None = None  # the same, once it was answered
+        self._was_answered = False
+        self._trouble_s: float | None = monotonic()  # since when nothing has got through
+        self._pause_s = 0.0  # before the next attempt
+        self._unconfirmed: Unconfirmed[_Message] = Unconfirmed()
+        self._begun: deque[_Message] = deque()  # numbered, not yet written: before the queue
+        self._answers = bytearray()
+        self._asked: tuple[socket.socket | None, int] = (None, 0)  # to confirm so many
+        self._rouser = -1
         name = f"holdfast-{me}-write-{peer}"
         self._writer = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        self._writer.start()
+        self._rouser = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._writer.start()
+        except RuntimeError:
+            os.close(self._rouser)
+            raise
 
     @property
     def is_broken(self) -> bool:
+        """Not while it may connect anew."""
         with self._changed:
-            if self._is_ready and self._socket is not None and is_hung_up(self._socket):
-                self._break("it closed the connection")
+            if self._connection is not None:
+                try:
+                    self._hear(self._connection)
+                except _Over as why:
+                    self._break(str(why))
+                except (OSError, ProtocolError):
+                    shut(self._connection)  # the writer finds out
             return self._broken is not None
 
     @property
@@ -87,99 +131,241 @@ class Outgoing(Outbox[_Message]):
     def send(
         self, epoch: int, header: bytes, payload: memoryview, *, is_timeless: bool = False
     ) -> None:
-        message = _Message(None if is_timeless else epoch, [header, payload])
+        message = _Message(None if is_timeless else epoch, header, payload)
         with self._changed:
             self._check()
-            if self._is_ready and not self.holds_up:
-                self._write_at_once(message)
+            if self._connection is not None and not self.holds_up:
+                self._write_at_once(message, self._connection)
             else:
                 self._wait_for_room(epoch)
-            if message.num_bytes:
                 self._enqueue(message)
+                self._rouse()
             self.sent_messages += 1
             self.sent_bytes += len(payload)
+
+    def flush(self, deadline_s: float) -> None:
+        with self._changed:
+            while (self._queued_bytes or self._unconfirmed) and not self._ended:
+                self._ask_to_confirm()
+                self._wait_until(deadline_s, "for the last messages to arrive")
+            if self._closed:
+                raise TransportClosed(f"closed before all had reached worker {self.peer}")
 
     def abandon(self, reason: str) -> None:
         """The peer is gone, or somewhere else. Its thread and its socket end by themselves."""
         with self._changed:
+            self._say_bye()
             self._break(reason)
-            if self._socket is not None:
-                shut(self._socket)
 
     def close(self) -> None:
         with self._changed:
+            self._say_bye()
             self._closed = True
-            self._changed.notify_all()
-            if self._socket is not None:
-                shut(self._socket)
+            self._end()
 
     def join(self, timeout_s: float) -> None:
-        self._writer.join(timeout_s)
+        if self._writer.ident is not None:
+            self._writer.join(timeout_s)
 
     # --- with the lock held ---
 
-    def _write_at_once(self, message: _Message) -> None:
-        assert self._socket is not None
+    @property
+    def _ended(self) -> bool:
+        return self._closed or self._broken is not None
+
+    def _break(self, reason: str) -> None:
+        super()._break(reason)
+        self._begun.clear()
+        self._unconfirmed.clear()
+        self._end()
+
+    def _end(self) -> None:
+        self._changed.notify_all()
+        self._rouse()
+        if self._socket is not None:
+            shut(self._socket)
+
+    def _rouse(self) -> None:
+        """The writer waits for the kernel, not for the lock."""
+        if self._rouser >= 0:
+            with suppress(BlockingIOError):  # it was roused often enough
+                os.eventfd_write(self._rouser, 1)
+
+    def _say_bye(self) -> None:
+        """Unless a message is half sent: then its receiver waits whether we come back."""
+        if self._connection is not None and not self._begun:
+            with suppress(OSError):
+                self._connection.send(_BYE, socket.MSG_DONTWAIT)
+
+    def _write_at_once(self, message: _Message, connection: socket.socket) -> None:
+        message.begin(self._unconfirmed.add(message))
         try:
-            message.written(self._socket.sendmsg(message.buffers, (), socket.MSG_DONTWAIT))
+            message.written(connection.sendmsg(message.buffers, (), socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            pass
+        except OSError:  # it will be sent again
+            self._connection = None
+            shut(connection)
+            self._rouse()
+            return
+        if message.num_bytes:
+            self._begun.append(message)
+            self._queued_bytes += message.num_bytes
+            self._rouse()
+
+    def _ask_to_confirm(self) -> None:
+        wanted = (self._connection, self._unconfirmed.num_sent)
+        if self._connection is not None and not self._queued_bytes and self._asked != wanted:
+            self._asked = wanted
+            self._enqueue(_Message(None, None, memoryview(b"")))
+            self._rouse()
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Read what the peer has confirmed, without waiting."""
+        try:
+            news = connection.recv(_ANSWERS_AT_ONCE * ANSWER_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except OSError as error:
-            self._break(str(error))
-            self._check()
+        self._answers += news
+        while len(self._answers) >= ANSWER_BYTES:
+            num_received = decode_answer(self._answers[:ANSWER_BYTES])
+            del self._answers[:ANSWER_BYTES]
+            if num_received == GOODBYE:
+                raise _Over("it closed the connection")
+            if self._unconfirmed.confirm(num_received):
+                self._trouble_s, self._pause_s = None, 0.0
+                self._changed.notify_all()
+        if not news:
+            raise ConnectionError("it closed the connection")
+
+    def _resume(self, connection: socket.socket, num_received: int) -> None:
+        """What has not come goes first."""
+        self._unconfirmed.confirm(num_received)
+        self._begun = deque(self._unconfirmed.all())
+        for sequence, message in enumerate(self._begun, num_received + 1):
+            message.begin(sequence)
+        self._queued_bytes += sum(message.num_bytes for message in self._begun)
+        self._answers.clear()
+        self._connection = connection
+        self.reconnections += self._was_answered
+        self._was_answered = True
+        if not self._begun:
+            self._trouble_s, self._pause_s = None, 0.0
+        self._changed.notify_all()
+
+    def _interrupted(self, connection: socket.socket) -> None:
+        """The connection has broken; nothing that was sent on it counts as written."""
+        self._connection = self._socket = None
+        connection.close()
+        self._begun.clear()
+        self._queue = deque(message for message in self._queue if not message.is_note)
+        self._queued_bytes = sum(message.num_bytes for message in self._queue)
+        if self._trouble_s is None:
+            self._trouble_s = monotonic()
+        self._changed.notify_all()
 
     # --- the writer thread ---
 
     def _run(self) -> None:
         try:
-            connection = self._connect()
-            while self._write_next(connection):
-                pass
-        except OSError as error:
+            while not self._ended:
+                self._serve_once()
+        except (_Over, OSError) as why:
             with self._changed:
-                self._break(str(error))
+                self._break(str(why))
         finally:
             with self._changed:
-                self._is_ready = False
-                if self._socket is not None:
-                    shut(self._socket)  # a caller's thread may not write half a message to it
-                    self._socket.close()
+                os.close(self._rouser)
+                self._rouser = -1
 
-    def _connect(self) -> socket.socket:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            *self.address, type=socket.SOCK_STREAM
-        )[0]
-        connection = socket.socket(family, kind, protocol)
-        connection.setblocking(False)
+    def _serve_once(self) -> None:
+        """Connect, and work until that breaks."""
+        try:
+            self._keep_up(self._dial())
+        except ConnectionRefusedError:
+            raise  # nobody listens there: that process is gone
+        except (OSError, ProtocolError) as why:
+            self._pause(why)
+
+    def _pause(self, why: Exception) -> None:
         with self._changed:
-            self._socket = connection
-            if self._closed or self._broken is not None:
-                raise ConnectionAbortedError("closed before it was connected")
-            tune_outgoing(connection, self._limits.silence_limit_s)
-            # Begun under the lock, so that close() finds something it can break.
-            connection.connect_ex(address)
-        self._wait_connected(connection)
-        connection.setblocking(True)
-        connection.sendall(self._hello())
-        with self._changed:
-            self._is_ready = True
+            assert self._trouble_s is not None
+            pause_s, self._pause_s = (
+                self._pause_s,
+                min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S),
+            )
+            deadline_s = monotonic() + pause_s
+            if deadline_s > self._trouble_s + self._limits.reconnect_limit_s:
+                raise _Over(str(why))
+            while not self._ended and monotonic() < deadline_s:
+                self._changed.wait(deadline_s - monotonic())
+
+    def _dial(self) -> socket.socket:
+        connection, resolved = self._dialer.new_socket()
+        try:
+            with self._changed:
+                if self._ended:
+                    raise ConnectionAbortedError("closed before it was connected")
+                self._socket = connection
+                # Begun under the lock, so that close() finds something it can break.
+                self._dialer.begin(connection, resolved)
+            hello = Hello(self._session, self._epoch(), self._was_answered)
+            num_received = self._dialer.finish(connection, hello)
+            if num_received == GOODBYE:
+                raise _Over("it closed the connection")
+            with self._changed:
+                self._resume(connection, num_received)
+        except BaseException:
+            with self._changed:
+                self._interrupted(connection)
+            raise
         return connection
 
-    def _wait_connected(self, connection: socket.socket) -> None:
+    def _keep_up(self, connection: socket.socket) -> None:
+        """Write, and hear what has come, until the connection breaks."""
         poll = select.poll()
-        poll.register(connection, select.POLLOUT)
-        if not poll.poll(self._limits.connect_limit_s * 1000):
-            raise TimeoutError(f"no connection within {self._limits.connect_limit_s} s")
-        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            raise OSError(code, os.strerror(code))
+        poll.register(connection, select.POLLIN)
+        poll.register(self._rouser, select.POLLIN)
+        try:
+            while not self._ended:
+                message, wait_s = self._next_begun()
+                if message is not None:
+                    self._write(message, connection)
+                ready = poll.poll(None if wait_s is None else wait_s * 1000)
+                self._take_news(connection, {descriptor for descriptor, _ in ready})
+        finally:
+            with self._changed:
+                self._interrupted(connection)
 
-    def _write_next(self, connection: socket.socket) -> bool:
-        """False at its end. The message is a local: its tensor is let go when it has left."""
-        message = self._next()
-        if message is None:
-            return False
+    def _take_news(self, connection: socket.socket, ready: set[int]) -> None:
+        if self._rouser in ready:
+            os.eventfd_read(self._rouser)
+        if connection.fileno() in ready:
+            with self._changed:
+                if not self._ended:
+                    self._hear(connection)
+
+    def _next_begun(self) -> tuple[_Message | None, float | None]:
+        """What is to be written now, and how long may be waited after it (None: for ever)."""
+        with self._changed:
+            if self._begun:
+                return self._begun[0], 0
+            if not self._queue:
+                return None, None
+            wait_s = self._queue[0].due_s - monotonic()
+            if wait_s > 0:
+                return None, min(wait_s, threading.TIMEOUT_MAX)
+            message = self._queue.popleft()
+            if not message.is_note:
+                message.begin(self._unconfirmed.add(message))
+            self._begun.append(message)
+            return message, 0
+
+    def _write(self, message: _Message, connection: socket.socket) -> None:
         queued_bytes = message.num_bytes
         while message.num_bytes:
             message.written(connection.sendmsg(message.buffers))
+        with self._changed:
+            if self._begun and self._begun[0] is message:
+                self._begun.popleft()
         self._has_left(queued_bytes)
-        return True

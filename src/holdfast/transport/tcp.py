@@ -24,13 +24,9 @@ from holdfast.transport.base import (
     Tag,
     TransferTime,
 )
-from holdfast.transport.frame import (
-    TOKEN_BYTES,
-    encode_frame,
-    encode_hello,
-    payload_view,
-    wire_form,
-)
+from holdfast.transport.dialing import Dialer
+from holdfast.transport.frame import checksum_of, encode_frame, payload_view, wire_form
+from holdfast.transport.greeting import TOKEN_BYTES, encode_caller
 from holdfast.transport.incoming import Incoming
 from holdfast.transport.mailbox import Mailbox
 from holdfast.transport.outgoing import Outgoing
@@ -57,20 +53,25 @@ class TcpTransport:
         self._token = token
         self._listen_address = (listen_host, listen_port)
         self._limits = limits or Limits()
-        self._mailbox = Mailbox(me, epoch=epoch, inbox_bytes=self._limits.inbox_bytes)
+        self._mailbox = Mailbox(
+            me,
+            epoch=epoch,
+            inbox_bytes=self._limits.inbox_bytes,
+            reconnect_limit_s=self._limits.reconnect_limit_s,
+        )
         self._lock = threading.Lock()  # for all below
         self._addresses: dict[WorkerId, Address] = {}
         self._outgoing: dict[WorkerId, Outgoing] = {}
         self._hindrances: dict[WorkerId, Hindrance] = {}  # of links now and to come
         self._abandoned: list[Outgoing] = []  # kept until their threads have ended
-        self._sent_before = (0, 0)  # messages and bytes, of links that are not kept any more
+        self._sent_before = (0, 0, 0)  # messages, bytes, reconnections of links no longer kept
         self._incoming: set[Incoming] = set()
         self._listener: socket.socket | None = None
         self._accepter = threading.Thread(
             target=self._accept, name=f"holdfast-{me}-accept", daemon=True
         )
         self._closing = threading.Event()
-        self._refused_connections = 0
+        self._refused_connections = self._damaged_messages = 0
 
     def listen(self) -> Address:
         """Start to take connections. Returns the host and port to give to the others."""
@@ -109,9 +110,17 @@ class TcpTransport:
     def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
         sent_ns, epoch = monotonic_ns(), self._mailbox.epoch
         tensor = wire_form(tensor)
-        header = encode_frame(epoch, tag, tensor, self._limits.payload_bytes, sent_ns)
+        payload = payload_view(tensor)
+        header = encode_frame(
+            epoch,
+            tag,
+            tensor,
+            self._limits.payload_bytes,
+            sent_ns=sent_ns,
+            checksum=checksum_of(payload),
+        )
         link = self._outgoing.get(to) or self._open(to)
-        link.send(epoch, header, payload_view(tensor), is_timeless=tag.channel.is_timeless)
+        link.send(epoch, header, payload, is_timeless=tag.channel.is_timeless)
 
     def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
         return self._mailbox.receive(source, tag, timeout_s)
@@ -183,13 +192,23 @@ class TcpTransport:
         received = self._mailbox.statistics()
         with self._lock:
             links = [*self._outgoing.values(), *self._abandoned]
-            num_before, bytes_before = self._sent_before
+            messages, num_bytes, reconnections = self._sent_with(links)
             return replace(
                 received,
-                sent_messages=num_before + sum(link.sent_messages for link in links),
-                sent_bytes=bytes_before + sum(link.sent_bytes for link in links),
+                sent_messages=messages,
+                sent_bytes=num_bytes,
+                reconnections=reconnections,
                 refused_connections=self._refused_connections,
+                damaged_messages=self._damaged_messages,
             )
+
+    def _sent_with(self, links: Iterable[Outgoing]) -> tuple[int, int, int]:
+        messages, num_bytes, reconnections = self._sent_before
+        for link in links:
+            messages += link.sent_messages
+            num_bytes += link.sent_bytes
+            reconnections += link.reconnections
+        return messages, num_bytes, reconnections
 
     def _open(self, peer: WorkerId) -> Outgoing:
         with self._lock:
@@ -201,8 +220,8 @@ class TcpTransport:
             link = Outgoing(
                 self.me,
                 peer,
-                self._addresses[peer],
-                hello=lambda: encode_hello(self._token, self.me, self._mailbox.epoch),
+                Dialer(self._addresses[peer], self._introduce, self._limits),
+                epoch=lambda: self._mailbox.epoch,
                 may_wait_in=self._mailbox.may_wait_in,
                 while_held_up=self._mailbox.held_up,
                 limits=self._limits,
@@ -212,6 +231,9 @@ class TcpTransport:
             self._outgoing[peer] = link
             return link
 
+    def _introduce(self, connection: socket.socket) -> None:
+        connection.sendall(encode_caller(self._token, self.me))
+
     def _abandon(self, links: Iterable[Outgoing]) -> None:
         """With the lock held. Also lets go of those abandoned earlier that have ended."""
         for link in links:
@@ -219,11 +241,7 @@ class TcpTransport:
             self._abandoned.append(self._outgoing.pop(link.peer))
         ended = [link for link in self._abandoned if not link.is_alive]
         self._abandoned = [link for link in self._abandoned if link not in ended]
-        num_before, bytes_before = self._sent_before
-        self._sent_before = (
-            num_before + sum(link.sent_messages for link in ended),
-            bytes_before + sum(link.sent_bytes for link in ended),
-        )
+        self._sent_before = self._sent_with(ended)
 
     def _hang_up(self, connections: Iterable[object]) -> None:
         for connection in connections:
@@ -263,6 +281,7 @@ class TcpTransport:
         with self._lock:
             self._incoming.discard(incoming)
             self._refused_connections += is_refused
+            self._damaged_messages += incoming.num_damaged
 
 
 def _listener(address: Address) -> socket.socket:

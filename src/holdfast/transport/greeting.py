@@ -1,0 +1,73 @@
+"""How a link of one sender and one receiver begins, and how the receiver answers on it.
+
+A *session* is one sender's numbering of its messages to one receiver. It outlives a broken
+connection: the hello of the next one names it, and the answer says how many of its messages
+have come, so that nothing is lost and nothing comes twice. Knows nothing of sockets.
+"""
+
+import hmac
+import struct
+from typing import NamedTuple
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import ProtocolError
+from holdfast.transport.frame import VERSION, check_seal, sealed
+
+_HELLO_MAGIC = b"HFhi"
+# magic, version, whether it was answered before | session | epoch
+_HELLO = struct.Struct("<4s2BQI")
+_ANSWER = struct.Struct("<Q")
+TOKEN_BYTES = 16
+_CALLER = struct.Struct(f"<{TOKEN_BYTES}s2I")  # token | pipeline, stage
+_CRC_BYTES = 4
+
+CALLER_BYTES = _CALLER.size + _CRC_BYTES
+HELLO_BYTES = _HELLO.size + _CRC_BYTES
+ANSWER_BYTES = _ANSWER.size + _CRC_BYTES
+GOODBYE = 2**64 - 1
+"""Answered instead of a count: nothing more is taken in this session."""
+
+
+class Hello(NamedTuple):
+    session: int
+    epoch: int
+    resumes: bool  # a connection of this session was answered before
+
+
+def encode_hello(hello: Hello) -> bytes:
+    session, epoch, resumes = hello
+    try:
+        return sealed(_HELLO.pack(_HELLO_MAGIC, VERSION, resumes, session, epoch))
+    except struct.error as error:
+        raise ProtocolError(f"{hello} does not fit the wire format: {error}") from error
+
+
+def decode_hello(data: bytes | bytearray) -> Hello:
+    check_seal(data, HELLO_BYTES)
+    magic, version, resumes, session, epoch = _HELLO.unpack_from(data)
+    if magic != _HELLO_MAGIC or version != VERSION or resumes > 1:
+        raise ProtocolError(f"expected a hello of version {VERSION}, got {magic!r} {version}")
+    return Hello(session, epoch, bool(resumes))
+
+
+def encode_answer(num_received: int) -> bytes:
+    """How many messages of the session have come; or GOODBYE."""
+    return sealed(_ANSWER.pack(num_received))
+
+
+def decode_answer(data: bytes | bytearray) -> int:
+    check_seal(data, ANSWER_BYTES)
+    (num_received,) = _ANSWER.unpack_from(data)
+    return int(num_received)
+
+
+def encode_caller(token: bytes, me: WorkerId) -> bytes:
+    return sealed(_CALLER.pack(token, *me))
+
+
+def decode_caller(data: bytes | bytearray, token: bytes) -> WorkerId:
+    check_seal(data, CALLER_BYTES)
+    their_token, pipeline, stage = _CALLER.unpack_from(data)
+    if not hmac.compare_digest(their_token, token):
+        raise ProtocolError("wrong job token")
+    return WorkerId(pipeline, stage)
