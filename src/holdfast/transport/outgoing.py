@@ -217,7 +217,9 @@ class Outgoing(Outbox[_Message]):
         wanted = (self._connection, self._unconfirmed.num_sent)
         if self._connection is not None and not self._queued_bytes and self._asked != wanted:
             self._asked = wanted
-            self._enqueue(_Message(None, None, memoryview(b"")))
+            note = _Message(None, None, memoryview(b""))  # no hindrance holds it up
+            self._queue.append(note)
+            self._queued_bytes += note.num_bytes
             self._rouse()
 
     def _hear(self, connection: socket.socket) -> None:
