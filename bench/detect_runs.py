@@ -32,6 +32,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from holdfast import instruction_set
 from holdfast.detection.diagnosis import Cause
 from holdfast.faults.fault import Fault, parse_fault
 from holdfast.faults.slowdowns import Mix, slowdowns
@@ -445,6 +446,7 @@ def run(
     print(f"{num_runs} runs of {STEPS} steps, {num_processes} at a time: emulated devices, threads")
     print(f"Seeds from {first_seed}; operations of {op_ms:g} ms and more; slowness is only told")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as every worker process has it
+    instruction_set.prepare_script()
     loads, verdicts = [os.getloadavg()[0]], []
     cases = [case_of(number, op_ms, first_seed) for number in range(num_runs)]
     for case, ran in run_all(cases, num_processes):

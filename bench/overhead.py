@@ -21,6 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast import instruction_set
+
+instruction_set.prepare_script()  # for the peer as for Holdfast
 HERE = Path(__file__).parent
 MICROBATCHES = 16
 TOKENS_A_STEP = MICROBATCHES * 4 * 128

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from holdfast import instruction_set
 from holdfast.job import Batches, Job, load_job
 
 PIPELINES = STAGES = 2
@@ -85,6 +86,7 @@ def train(rank: int, port: int, microbatches: int, steps: int, folder: str) -> N
 def main() -> None:
     port, microbatches, steps = map(int, sys.argv[1:4])
     folder = Path(sys.argv[4])
+    instruction_set.prepare_script()  # for those it starts
     mp.spawn(train, (port, microbatches, steps, str(folder)), nprocs=PIPELINES * STAGES)
     ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9].json"))]
     last = [rank["losses"] for rank in ranks if rank["stage"] == STAGES - 1]

@@ -31,6 +31,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from holdfast import instruction_set
+
 ROOT = Path(__file__).parents[1]
 JOB = ROOT / "examples" / "tiny_gpt.py"
 REPLICA = Path(__file__).with_name("torchft_job.py")
@@ -367,6 +369,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    instruction_set.prepare_script()  # for the peers as for Holdfast
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that trial ends what it started
     version = None
     if any(case.system == "torchft" for case in args.cases):

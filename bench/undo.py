@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn, optim
 
+from holdfast import instruction_set
 from holdfast.models.gpt import gpt_layers
 from holdfast.models.text import VOCABULARY, CharText, next_token_loss
 from holdfast.runtime.gradients import FastGradients, Layout
@@ -330,6 +331,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.steps, args.rounds = 12, 2
+    instruction_set.prepare_script()  # oneDNN looks at its first product
     torch.set_num_threads(1)
     exact, cost_of = exactness(args.steps), costs(args)
     trust, adamw = "on trust", cost_of["AdamW"]

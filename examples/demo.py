@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from statistics import median
 
+from holdfast import instruction_set
+
 JOB = Path(__file__).with_name("tiny_gpt.py")
 LAYOUT = ["--pipelines", "2", "--stages", "2", "--microbatches", "8", "--steps", "70"]
 FAULTS = ["slow 0.1 @ 21-40 x4.0", "kill 1.0 @ 54.B2", "join @ 58"]
@@ -42,6 +44,7 @@ def events_of(run_dir: Path, kind: str) -> list[dict]:
 
 def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
+    instruction_set.prepare_script()  # said once, not by each of the runs
     report = Report()
     report.say("--- undisturbed")
     peace = train(root / "undisturbed")

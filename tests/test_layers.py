@@ -15,9 +15,9 @@ LAYERS = [
     "models | planner | detection | mitigation",
     "observability | protocol | transport | job",
     "schedule",
-    "config | cluster | handshake",
+    "config | cluster | handshake | instruction_set",
     "names",
-    "errors",
+    "errors | amx_probe",
 ]
 PURE = [
     "planner",
@@ -34,6 +34,8 @@ PURE = [
     "handshake",
     "names",
     "errors",
+    "instruction_set",
+    "amx_probe",
 ]
 RANK = {part: -row for row, parts in enumerate(LAYERS) for part in parts.split(" | ")}
 FILES = sorted(path for path in SRC.rglob("*.py") if path.parent != SRC or path.stem in RANK)

@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 
+from holdfast import instruction_set
 from holdfast.control.agent import Agent
 from holdfast.control.launcher import TOKEN_VARIABLE
 from holdfast.errors import ConfigError, HoldfastError
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
         )
     # Ctrl-C reaches the whole process group: the launcher decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    instruction_set.prepare()
     from holdfast.runtime import process, warm  # torch: a second that only this process pays
 
     try:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast import instruction_set
 from holdfast.config import RunConfig, config_from, known_keys, parse_assignment, set_value
 from holdfast.control.launcher import AgentProcess, Starter, launch
 from holdfast.errors import CheckpointError, ConfigError
@@ -96,6 +97,7 @@ def _epilog() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
+    instruction_set.prepare()  # the agent and its workers inherit it
     config = resolve(args)
     job = Path(args.job)
     if not job.is_file():

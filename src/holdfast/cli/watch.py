@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from holdfast import instruction_set
 from holdfast.errors import ConfigError
 from holdfast.observability.jsonfile import write_json
 
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.watch.findings import Findings
     from holdfast.watch.watching import watch
 
+    instruction_set.prepare(_say)
     findings = Findings(_say)
     code = watch(words, findings)
     _say(findings.summary())

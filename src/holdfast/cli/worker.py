@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
+from holdfast import instruction_set
 from holdfast.cluster import parse_worker
 from holdfast.config import config_from
 from holdfast.errors import ConfigError, HoldfastError
@@ -50,6 +51,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
+    instruction_set.prepare()
     spec = os.environ.pop(SPEC_VARIABLE, "")
     if spec:
         return _work(spec)

@@ -7,7 +7,9 @@ from importlib.metadata import version
 import numpy
 import torch
 
-_SWITCHES = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+from holdfast import instruction_set
+
+_SWITCHES = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
 
 
 def fingerprint() -> dict[str, str]:
@@ -18,6 +20,7 @@ def fingerprint() -> dict[str, str]:
         "numpy": numpy.__version__,
         "threads": str(torch.get_num_threads()),
         "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "oneDNN instruction set": instruction_set.in_use(os.environ, instruction_set.read_cpu()),
         "machine": platform.machine(),
         "mkl": str(torch._C.has_mkl),
         "onednn": str(torch._C._has_mkldnn),
