@@ -4,7 +4,13 @@ BIN := .venv/bin
 READY := .venv/ready
 DEMO_DIR := runs/demo
 
-.PHONY: install demo test test-all test-processes test-others check bench chaos clean
+# Two processes share the files of tests out, the long ones first.
+TESTS := tests/multiprocess tests/chaos tests/contract tests/unit tests/test_layers.py tests/bench
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -rs
+# What samples are drawn from where they are drawn anew each time.
+SEED := $(or $(HOLDFAST_SEED),$(shell date +%s))
+
+.PHONY: install demo test test-all check bench chaos clean
 
 install: $(READY)
 
@@ -23,19 +29,14 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Side by side: tests of real processes mostly wait for them to start.
+# Always the same samples.
 test: check
-	$(MAKE) --no-print-directory --jobs 2 test-processes test-others
+	env -u HOLDFAST_SEED $(PYTEST) -m 'not wide' $(TESTS)
 
-test-processes: $(READY)
-	$(BIN)/pytest tests/multiprocess -p no:cacheprovider -m 'not wide'
-
-test-others: $(READY)
-	$(BIN)/pytest --ignore tests/multiprocess -m 'not wide'
-
-# What make test leaves out; .ci/run calls it after make test.
+# What make test leaves out, and other samples each time.
 test-all: $(READY)
-	$(BIN)/pytest -m wide --timeout 1800
+	@echo HOLDFAST_SEED=$(SEED)
+	HOLDFAST_SEED=$(SEED) $(PYTEST) -m 'wide or hypothesis' --hypothesis-seed $(SEED) $(TESTS)
 
 bench: $(READY)
 	$(BIN)/python bench/period.py
@@ -47,7 +48,9 @@ bench: $(READY)
 	$(BIN)/python bench/failslow.py
 	$(BIN)/python bench/peers_torchft.py
 
+chaos: export HOLDFAST_SEED = $(SEED)
 chaos: $(READY)
+	@echo HOLDFAST_SEED=$(SEED)
 	HOLDFAST_SWEEP=100 $(BIN)/pytest tests/chaos --timeout 3600
 	HOLDFAST_SOAK=600 $(BIN)/pytest tests/multiprocess/test_soak.py --timeout 3600
 

@@ -1,12 +1,41 @@
-"""One compute thread, as every worker on a small machine: bits depend on it.
+"""What holds for all tests: one compute thread, one seed, and a count of what each folder takes.
 
-And no instruction that this machine refuses: before any test loads torch.
+HOLDFAST_SEED is what random samples are drawn from: always the same in ``make test``, another one
+each time in ``make test-all`` and ``make chaos``, which print it.
 """
 
 import os
 
+import pytest
+from hypothesis import settings
+
+from helpers.seed import SEED
+from helpers.tally import Tally
 from holdfast import instruction_set
 
+# As every worker on a small machine: bits depend on it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
-instruction_set.prepare_script()
+instruction_set.prepare_script()  # nothing that this machine refuses: before any test loads torch
+
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("drawn", print_blob=True, deadline=None)
+settings.load_profile("drawn" if "HOLDFAST_SEED" in os.environ else "same")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Tally(config), "tally")
+
+
+@pytest.fixture(scope="session")
+def tally(pytestconfig):
+    """Where a test leaves a line or a count for the end of the run."""
+    return pytestconfig.pluginmanager.getplugin("tally")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.failed:
+        report.sections.append(("drawn from", f"HOLDFAST_SEED={SEED}"))
+    return report

@@ -23,6 +23,7 @@ def figures(name: str, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.bench
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 def test_the_period_bench_prints_its_figures() -> None:
     found = figures("period.py", "--rounds", "1", "--steps", "6")
@@ -36,6 +37,7 @@ def test_the_period_bench_prints_its_figures() -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 def test_the_overhead_bench_prints_its_figures_and_leaves_no_process() -> None:
     found = figures("overhead.py", "--rounds", "1", "--steps", "5", "--turn", "2")
@@ -44,6 +46,7 @@ def test_the_overhead_bench_prints_its_figures_and_leaves_no_process() -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 def test_the_planner_bench_prints_its_figures() -> None:
     found = figures("planner.py", "--quick")

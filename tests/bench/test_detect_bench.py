@@ -250,6 +250,7 @@ def test_a_run_that_hangs_is_ended_and_told(outcomes: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.bench
+@pytest.mark.wide
 @pytest.mark.timeout(600)
 def test_the_detection_bench_runs_real_runs_and_prints_its_figures() -> None:
     done = subprocess.run(

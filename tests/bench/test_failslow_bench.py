@@ -328,6 +328,7 @@ def test_cases_ways_and_sections_can_be_chosen_and_nonsense_is_refused() -> None
 
 
 @pytest.mark.bench
+@pytest.mark.wide
 @pytest.mark.timeout(420)
 def test_the_fail_slow_bench_prints_its_figures() -> None:
     done = subprocess.run(

@@ -152,6 +152,7 @@ def test_strikes_are_in_the_step_that_is_waited_for_and_a_worker_comes_back_late
 
 
 @pytest.mark.bench
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 def test_the_fail_stop_bench_prints_its_figures() -> None:
     done = subprocess.run(

@@ -179,6 +179,7 @@ def test_sections_can_be_chosen_and_nonsense_is_refused() -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.wide
 @pytest.mark.timeout(600)
 def test_the_recovery_bench_prints_its_figures() -> None:
     done = subprocess.run(

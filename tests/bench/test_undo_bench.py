@@ -11,6 +11,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "undo.py"
 
 
 @pytest.mark.bench
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 def test_the_undo_bench_prints_its_figures() -> None:
     done = subprocess.run(

@@ -1,32 +1,28 @@
 """What the runs of the kill tests share: where they run, and the table of how they ended."""
 
 import sys
-from collections import Counter, defaultdict
 
 import pytest
 
-from helpers.chaos import LAYOUTS, PER_CENT, SEED, Arena
+from helpers.chaos import LAYOUTS, Arena
 from holdfast.planner.service import warm_up
+
+WORDS = ("points", "pairs", "others", "equal", "fast", "went back", "hung")
 
 
 class Table:
     """Runs by layout. Points, pairs and others must all be equal; fast ones need only end well."""
 
-    def __init__(self):
-        self.counts = defaultdict(Counter, {layout: Counter() for layout in LAYOUTS})
+    def __init__(self, counts):
+        self._counts = counts
+        for layout in LAYOUTS:
+            counts[layout].update(dict.fromkeys(WORDS, 0))
 
     def add(self, kind, story):
-        self.counts[story.layout.text].update({kind: 1, "hung": bool(story.stacks)})
+        self._counts[story.layout.text].update({kind: 1, "hung": bool(story.stacks)})
 
     def well(self, story):
-        self.counts[story.layout.text].update({"equal": 1, "went back": story.went_back})
-
-    def lines(self):
-        words = ["points", "pairs", "others", "equal", "fast", "went back", "hung"]
-        yield f"HOLDFAST_SEED={SEED} HOLDFAST_SWEEP={PER_CENT}"
-        yield "layout" + "".join(f"{word:>11}" for word in words)
-        for layout, counts in self.counts.items():
-            yield f"{layout:6}" + "".join(f"{counts[word]:11}" for word in words)
+        self._counts[story.layout.text].update({"equal": 1, "went back": story.went_back})
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,12 +32,9 @@ def compiled_planner():
 
 
 @pytest.fixture(scope="session")
-def table(request):
-    table = Table()
-    yield table
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print("", *table.lines(), sep="\n")  # noqa: T201
+def table(tally):
+    """Shown at the end of the test run."""
+    return Table(tally.counts)
 
 
 @pytest.fixture(scope="module")

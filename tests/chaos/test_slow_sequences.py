@@ -9,7 +9,9 @@ import pytest
 
 from helpers import chaos_checks as checks
 from helpers import chaos_slow as slow
-from helpers.chaos import LAYOUTS, PHASES, QUICK, SEED, Arena
+from helpers.chaos import LAYOUTS, PHASES, QUICK, Arena
+from helpers.seed import SEED
+from helpers.wide import every, first
 from holdfast.observability.events import WorkerLost
 
 STEPS = 9
@@ -43,7 +45,7 @@ def check_restless(arena, table, layout, faults, *settings):
     return story
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", every(2, SETTINGS))
 @pytest.mark.parametrize("layout", ["2x2"] if QUICK else list(LAYOUTS))
 def test_lanes_may_change_at_any_time_and_nothing_is_run_twice(
     arena, table, restless, layout, setting
@@ -68,7 +70,7 @@ random.Random("switches").shuffle(SINGLES)
 
 
 @pytest.mark.parametrize(
-    ("layout", "worker", "step", "point"), SINGLES[:8] if QUICK else SINGLES[:300]
+    ("layout", "worker", "step", "point"), first(2, SINGLES[: 8 if QUICK else 300])
 )
 def test_a_worker_may_die_while_lanes_change(arena, table, restless, layout, worker, step, point):
     restless.seed(f"{SEED}-{layout}-{worker}-{step}-{point}")
@@ -78,7 +80,7 @@ def test_a_worker_may_die_while_lanes_change(arena, table, restless, layout, wor
     arena.clean(story)
 
 
-@pytest.mark.parametrize("setting", list(SETTINGS)[1:])
+@pytest.mark.parametrize("setting", every(3, list(SETTINGS)[1:]))
 @pytest.mark.parametrize("number", range(1 if QUICK else 20))
 def test_so_it_may_whatever_the_settings_are(arena, table, restless, setting, number):
     dice = random.Random(f"{SEED}-{setting}-{number}")
@@ -89,7 +91,7 @@ def test_so_it_may_whatever_the_settings_are(arena, table, restless, setting, nu
     arena.clean(check_restless(arena, table, layout, kills, *SETTINGS[setting]))
 
 
-@pytest.mark.parametrize("number", range(2 if QUICK else 60))
+@pytest.mark.parametrize("number", first(1, range(2 if QUICK else 60)))
 def test_many_may_die_and_come_back_while_lanes_change(arena, table, restless, number):
     dice = random.Random(f"{SEED}-restless-{number}")
     layout = LAYOUTS[dice.choice(["3x2", "3x2", "2x3"])]
@@ -151,7 +153,7 @@ KILLS = [
 random.Random("slow kills").shuffle(KILLS)
 
 
-@pytest.mark.parametrize("kill", KILLS[:2] if QUICK else KILLS[:60])
+@pytest.mark.parametrize("kill", first(1, KILLS[: 2 if QUICK else 60]))
 def test_a_worker_may_die_while_another_is_slow(calm, table, kill):
     calm.clean(run_slow(calm, table, LAYOUTS["2x2"], [LASTING, kill]))
 
@@ -166,6 +168,6 @@ LINKS = [
 ]
 
 
-@pytest.mark.parametrize("faults", LINKS[:3] if QUICK else LINKS, ids=str)
+@pytest.mark.parametrize("faults", first(1, LINKS[:3] if QUICK else LINKS), ids=str)
 def test_slow_links_and_ladders_leave_the_result_as_it_was(calm, table, faults):
     calm.clean(run_slow(calm, table, LAYOUTS["2x2"], faults))

@@ -6,7 +6,6 @@ is in ``chaos_checks``.
 """
 
 import os
-import random
 import shutil
 import signal
 import sys
@@ -79,7 +78,6 @@ def job():
 '''
 
 PER_CENT = int(os.environ.get("HOLDFAST_SWEEP", "4"))  # of all points that are tried
-SEED = os.environ.get("HOLDFAST_SEED") or str(random.SystemRandom().randrange(10**6))
 QUICK = PER_CENT < 100
 STEPS = 5
 LIMIT_S = 60.0  # a run takes half a second; on a busy machine a few

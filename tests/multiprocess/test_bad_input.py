@@ -298,6 +298,7 @@ def test_a_corrupted_checkpoint_is_refused_and_the_one_before_it_named(job, old,
     refuse_resume(job, old, run_dir, parts=[f"checkpoint {newest}", part, f"--resume {older}"])
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_a_corrupted_checkpoint_is_refused_by_real_processes_as_well(job, old, run_dir):
     newest = old / "checkpoints" / "step-00000004"

@@ -12,8 +12,10 @@ from collections import Counter
 import pytest
 
 from helpers import jobs, runs
-from helpers.chaos import PHASES, SEED
+from helpers.chaos import PHASES
 from helpers.live import LiveRun, assert_nothing_left, is_running, paced, wait_until
+from helpers.seed import SEED
+from helpers.wide import where
 from holdfast.observability.events import WorkerJoined, WorkerLost, WorkerReady
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
@@ -106,7 +108,15 @@ FIXED = {
 }
 
 
-@pytest.mark.parametrize("when", FIXED)
+USUAL = {
+    "in the middle of its operations",
+    "half-way through the optimizer step",
+    "with the new plan in hand",
+    "while it saves its part of a checkpoint",
+}
+
+
+@pytest.mark.parametrize("when", where(USUAL.__contains__, FIXED))
 def test_a_worker_killed_leaves_no_trace_in_the_result(tmp_path, undisturbed, when):
     layout, faults = FIXED[when]
     run = train(tmp_path, layout, faults, *EVERY_2)
@@ -115,6 +125,7 @@ def test_a_worker_killed_leaves_no_trace_in_the_result(tmp_path, undisturbed, wh
     assert not run.summary["went_back"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("number", range(3), ids=lambda number: f"{SEED}-{number}")
 def test_nor_does_one_killed_at_a_random_point(tmp_path, undisturbed, number):
     dice = random.Random(f"{SEED}-{number}")
@@ -151,6 +162,7 @@ def test_when_both_holders_of_a_stage_die_all_go_back_to_the_checkpoint(tmp_path
     assert_nobody_was_started_again(run)
 
 
+@pytest.mark.wide
 def test_too_few_workers_for_all_stages_end_the_run_which_can_be_resumed(tmp_path, undisturbed):
     faults = ["kill 0.0 @ 2.F1", "kill 0.1 @ 5.B0", "kill 1.1 @ 5.B0"]
     alone = runs.settings("checkpoint.every_steps=1", "workers.restarts=0")

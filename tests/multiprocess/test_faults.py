@@ -10,6 +10,7 @@ import pytest
 
 from helpers import jobs, runs
 from helpers.live import LiveRun, process_state, processes_of, wait_until
+from helpers.wide import first
 from holdfast.errors import HoldfastError
 from holdfast.observability.events import (
     FaultFired,
@@ -50,6 +51,7 @@ def assert_one_line(outcome, *parts):
     ]
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_a_worker_that_hangs_and_is_then_killed_is_lost_and_the_others_go_on(live):
     pid = live.kill("0.1", signal.SIGSTOP)
@@ -61,7 +63,7 @@ def test_a_worker_that_hangs_and_is_then_killed_is_lost_and_the_others_go_on(liv
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("hangs_first", [False, True])
+@pytest.mark.parametrize("hangs_first", first(1, [False, True]))
 def test_a_killed_agent_takes_its_workers_along_and_ends_the_run(live, hangs_first):
     if hangs_first:
         os.kill(live.agent, signal.SIGSTOP)
@@ -72,6 +74,7 @@ def test_a_killed_agent_takes_its_workers_along_and_ends_the_run(live, hangs_fir
     assert_one_line(live.outcome(), "the agent that starts the workers is gone")
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_sigterm_ends_the_run_in_good_order(live):
     live.launcher.send_signal(signal.SIGTERM)
@@ -81,6 +84,7 @@ def test_sigterm_ends_the_run_in_good_order(live):
     assert_one_line(live.outcome(), "interrupted; all workers were stopped. " + advice)
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_a_worker_that_hangs_cannot_keep_an_interrupted_run_alive(live):
     pid = live.kill("1.0", signal.SIGSTOP)
@@ -132,7 +136,12 @@ def job():
 """
 
 
-@pytest.fixture(params=["threads", pytest.param("processes", marks=pytest.mark.multiprocess)])
+@pytest.fixture(
+    params=[
+        "threads",
+        pytest.param("processes", marks=[pytest.mark.multiprocess, pytest.mark.wide]),
+    ]
+)
 def kind(request):
     return getattr(runs, request.param)
 
@@ -203,6 +212,7 @@ def test_slow_workers_and_links_are_told_once_and_change_no_bit(kind, tmp_path, 
     runs.assert_same_result(slow, undisturbed)
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_a_worker_that_shares_its_cpu_goes_on_and_leaves_no_helper(tmp_path, undisturbed):
     words = [*runs.layout("2x2"), *OBSERVED, *armed(CPU)]

@@ -81,6 +81,7 @@ def test_a_joiner_killed_while_it_copies_is_forgotten_and_the_next_one_becomes_a
     assert_became(next_one, "0.1")
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_two_that_join_at_once_both_become_members(live, undisturbed):
     lose(live, "1.0", "1.1")

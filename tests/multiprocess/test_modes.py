@@ -99,6 +99,7 @@ def test_in_mode_commit_the_survivors_of_a_killed_process_go_on(tmp_path, undist
     assert_nothing_left(run)
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_a_process_that_only_hangs_ends_all_others_too(tmp_path, undisturbed):
     faults = ["hang 0.1 @ 5.F1"]
@@ -170,7 +171,7 @@ def test_in_two_phases_the_same_state_is_saved_as_in_one(tmp_path):
     [
         (runs.threads, "1x1"),
         (runs.threads, "1x2"),
-        pytest.param(runs.processes, "1x2", marks=pytest.mark.multiprocess),
+        pytest.param(runs.processes, "1x2", marks=[pytest.mark.multiprocess, pytest.mark.wide]),
     ],
 )
 def test_a_worker_that_nobody_can_replace_is_started_again(tmp_path, undisturbed, kind, layout):

@@ -10,8 +10,10 @@ from collections import Counter
 import pytest
 
 from helpers import jobs, runs
-from helpers.chaos import PHASES, QUICK, SEED
+from helpers.chaos import PHASES, QUICK
 from helpers.live import LiveRun, assert_nothing_left, paced
+from helpers.seed import SEED
+from helpers.wide import where
 from holdfast.observability.events import StageRebuilt, WorkerLost, WorkerReady
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
@@ -66,9 +68,10 @@ FIXED = {
     "at the first stage": ["kill 0.0 @ 7.F2"],
     "at the last stage, when all is told": ["kill 0.3 @ 7.settled"],
 }
+USUAL = {"in the middle of its operations", "and another one that replays"}
 
 
-@pytest.mark.parametrize("when", list(FIXED)[:3] if QUICK else FIXED)
+@pytest.mark.parametrize("when", where(USUAL.__contains__, FIXED))
 def test_the_only_holder_of_a_stage_killed_leaves_no_trace_in_the_result(
     tmp_path, undisturbed, when
 ):
@@ -77,6 +80,7 @@ def test_the_only_holder_of_a_stage_killed_leaves_no_trace_in_the_result(
     assert_rebuilt(run, undisturbed, faults, {int(fault.split()[1][2]) for fault in faults})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("number", range(1 if QUICK else 8), ids=lambda number: f"{SEED}-{number}")
 def test_nor_does_one_killed_at_a_random_point(tmp_path, undisturbed, number):
     dice = random.Random(f"{SEED}-lost-{number}")
@@ -88,6 +92,7 @@ def test_nor_does_one_killed_at_a_random_point(tmp_path, undisturbed, number):
     assert_rebuilt(run, undisturbed, faults, {stage})
 
 
+@pytest.mark.wide
 def test_both_holders_of_a_stage_may_die(tmp_path, undisturbed):
     faults = ["kill 0.1 @ 7.B0", "kill 1.1 @ 7.B0"]
     run = train(tmp_path, "2x2", faults)
@@ -97,6 +102,7 @@ def test_both_holders_of_a_stage_may_die(tmp_path, undisturbed):
 ALONE = ["recovery.helpers=0", "recovery.mode=swift"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("setting", ALONE[:1] if QUICK else ALONE)
 def test_the_replacement_may_do_it_alone(tmp_path, undisturbed, setting):
     faults = ["kill 0.1 @ 7.B1"]
@@ -106,6 +112,7 @@ def test_the_replacement_may_do_it_alone(tmp_path, undisturbed, setting):
     assert rebuilt["workers"] == ["0.1"]
 
 
+@pytest.mark.wide
 def test_one_killed_from_outside_is_rebuilt_while_the_others_keep_their_processes(tmp_path):
     words = ["train", str(paced(tmp_path)), *runs.layout("1x4"), "--steps", str(PACED_STEPS)]
     words += ["--microbatches", str(MICROBATCHES), *runs.settings(*LOG)]
@@ -132,6 +139,7 @@ def test_one_killed_from_outside_is_rebuilt_while_the_others_keep_their_processe
     assert_nothing_left(run)
 
 
+@pytest.mark.wide
 def test_the_command_line_of_the_manual(tmp_path):
     """On the example, as a user would type it, with fewer steps."""
     words = ["--pipelines", "1", "--stages", "4", "--set", "recovery.log=boundary"]
@@ -149,6 +157,7 @@ def test_the_command_line_of_the_manual(tmp_path):
     assert_no_log_left(run)
 
 
+@pytest.mark.wide
 def test_the_log_of_a_run_that_failed_is_left_and_the_resumed_run_drops_it(tmp_path, undisturbed):
     run = train(tmp_path, "1x4", ["kill 0.2 @ 7.B1"], "workers.restarts=0")
     assert run.exit_code == 1
@@ -164,6 +173,7 @@ def test_the_log_of_a_run_that_failed_is_left_and_the_resumed_run_drops_it(tmp_p
     assert_no_log_left(resumed)
 
 
+@pytest.mark.wide
 def test_a_resumed_run_rebuilds_from_the_checkpoint_that_it_was_resumed_from(tmp_path, undisturbed):
     first = train(tmp_path, "1x4", ["kill 0.2 @ 7.B1"], "workers.restarts=0")
     assert "3 live workers cannot hold 4 stages" in first.stderr

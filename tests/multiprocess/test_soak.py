@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from helpers import jobs, runs
-from helpers.chaos import SEED
 from helpers.live import LIMIT_S, LiveRun, assert_nothing_left, paced, wait_until
+from helpers.seed import SEED
 from holdfast.observability.events import StepFinished, WorkerJoined, WorkerLost, WorkerMoved
 
 SOAK_S = float(os.environ.get("HOLDFAST_SOAK", "25"))
@@ -119,9 +119,10 @@ def assert_has_not_grown(name, pid, before):
     return f"{name}: {before} at first, {Usage.of(pid)} in the end"
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 @pytest.mark.timeout(2 * SOAK_S + 300)
-def test_a_run_full_of_kills_and_joins_neither_hangs_nor_grows(live, tmp_path, capsys):
+def test_a_run_full_of_kills_and_joins_neither_hangs_nor_grows(live, tmp_path, tally):
     watched, before = soak(live, random.Random(SEED))
     figures = [assert_has_not_grown(name, pid, before[name]) for name, pid in watched.items()]
     live.release()
@@ -131,8 +132,5 @@ def test_a_run_full_of_kills_and_joins_neither_hangs_nor_grows(live, tmp_path, c
     assert run.losses == undisturbed.losses
     assert_nothing_left(run)
     counts = [len(live.all_of(kind)) for kind in (WorkerLost, WorkerJoined, WorkerMoved)]
-    with capsys.disabled():
-        print(  # noqa: T201
-            f"\nsoak of {SOAK_S:g} s, HOLDFAST_SEED={SEED}: {counts[0]} losses, {counts[1]} joins, "
-            f"{counts[2]} moves, {STEPS} steps\n" + "\n".join(figures)
-        )
+    told = f"soak of {SOAK_S:g} s, HOLDFAST_SEED={SEED}: {counts[0]} losses, {counts[1]} joins, "
+    tally.lines += [f"{told}{counts[2]} moves, {STEPS} steps", *figures]

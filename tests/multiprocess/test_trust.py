@@ -39,6 +39,7 @@ def job():
 """
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_a_stage_that_waits_for_a_gradient_of_an_abandoned_attempt_is_woken(tmp_path) -> None:
     job = tmp_path / "job.py"

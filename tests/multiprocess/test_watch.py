@@ -125,6 +125,7 @@ def of_single_ranks(report):
     return [finding for finding in report["findings"] if finding["subject"].startswith("rank")]
 
 
+@pytest.mark.wide
 def test_the_slow_rank_of_an_unchanged_script_is_named_within_twenty_iterations(tmp_path):
     torchrun = [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", 4]
     words = ["--slow-rank", 2, "--slow-from", 21, "--slow-to", 50, "--iterations", 80]

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from decimal import Decimal
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from helpers.op_traces import Slow, World, columns
+from holdfast.cli import diagnose
+from holdfast.cli.diagnose import graph_of
 from holdfast.cli.main import main
 
 pa = pytest.importorskip("pyarrow")
@@ -174,6 +177,15 @@ def test_without_pyarrow_it_says_how_to_get_it(capsys, tmp_path, monkeypatch):
 
 
 def test_long_work_tells_its_progress(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.cli.diagnose._QUIET_S", 0.001)
+    doing = "holdfast: finding the order of"
+
+    def long_work(trace):
+        deadline_s = time.monotonic() + 20
+        while doing not in sys.stderr.getvalue() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        return graph_of(trace)
+
+    monkeypatch.setattr(diagnose, "_QUIET_S", 0.001)
+    monkeypatch.setattr(diagnose, "graph_of", long_work)
     assert main(["diagnose", str(written(tmp_path / "t.parquet"))]) == 0
-    assert "holdfast: finding the order of" in capsys.readouterr().err
+    assert doing in capsys.readouterr().err

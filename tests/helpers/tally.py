@@ -1,0 +1,150 @@
+"""What each folder of tests takes, beside what it may take.
+
+Counted is CPU time, of this process and of the children that have ended: a busy machine makes
+tests wait, which costs none. Slow cores do cost more, so a fixed piece of work is timed every now
+and then, and all is given in seconds of the machine on which the budgets were set. What is left of
+the noise is far below the margin. With several test processes each counts its own.
+"""
+
+import os
+import statistics
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+# CPU seconds on the machine below, by folder: every time, and what make test-all adds.
+BUDGETS = {
+    "unit": (160, 60),
+    "contract": (130, 60),
+    "multiprocess": (220, 700),
+    "chaos": (120, 500),
+    "bench": (20, 400),
+}
+MARGIN = 2.0  # above this multiple of its budget a folder fails the run
+USUAL, WIDE = "usual", "wide"
+_PROBE_S = 0.0026  # what a probe takes on the machine of the budgets
+_EVERY = 40  # tests
+_TESTS = Path(__file__).parents[1]
+
+
+def cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def probe_s() -> float:
+    """A fixed piece of work; the better of two, since the first may find cold caches."""
+    return min(_work_s() for _ in range(2))
+
+
+def _work_s() -> float:
+    start_s = time.thread_time()
+    table = {number: str(number) for number in range(20_000)}
+    sum(len(text) for text in table.values())
+    return time.thread_time() - start_s
+
+
+class Tally:
+    """A plugin. The counts of test processes are added up by the one that started them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self.tests: Counter[tuple[str, str]] = Counter()
+        self.seconds: Counter[tuple[str, str]] = Counter()
+        self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.lines: list[str] = []
+        self.probes: list[float] = []
+        self._start_s = time.monotonic()
+
+    # --- counting ---
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        if sum(self.tests.values()) % _EVERY == 0:
+            self.probes.append(probe_s())
+        before_s = cpu_s()
+        try:
+            return (yield)
+        finally:
+            key = folder_of(item.path), WIDE if item.get_closest_marker("wide") else USUAL
+            self.tests[key] += 1
+            self.seconds[key] += cpu_s() - before_s
+
+    def pytest_sessionfinish(self, session):
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput["tally"] = {
+                "rows": [[*key, num, self.seconds[key]] for key, num in self.tests.items()],
+                "counts": {name: dict(counts) for name, counts in self.counts.items()},
+                "lines": self.lines,
+                "probes": self.probes,
+            }
+        elif self.too_long():
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        """A test process has ended, or died: then nothing is known of it."""
+        told = getattr(node, "workeroutput", {}).get("tally")
+        if told is not None:
+            for folder, kind, num, seconds in told["rows"]:
+                self.tests[folder, kind] += num
+                self.seconds[folder, kind] += seconds
+            for name, counts in told["counts"].items():
+                self.counts[name].update(counts)
+            self.lines += told["lines"]
+            self.probes += told["probes"]
+
+    # --- telling ---
+
+    @property
+    def slowness(self) -> float:
+        """How much longer the same work takes here than on the machine of the budgets."""
+        return statistics.median(self.probes) / _PROBE_S if self.probes else 1.0
+
+    def rows(self):
+        """(folder, kind, tests, seconds, budget)"""
+        for key in sorted(self.tests):
+            folder, kind = key
+            budget = BUDGETS.get(folder, (0, 0))[kind == WIDE]
+            yield folder, kind, self.tests[key], self.seconds[key] / self.slowness, budget
+
+    def too_long(self) -> list[str]:
+        """Sweeps take as long as they were asked to."""
+        if "HOLDFAST_SWEEP" in os.environ or "HOLDFAST_SOAK" in os.environ:
+            return []
+        return [
+            f"tests/{folder} ({kind}): {seconds:.0f} CPU-s, more than {MARGIN:g} x {budget} s"
+            for folder, kind, _, seconds, budget in self.rows()
+            if budget and seconds > MARGIN * budget
+        ]
+
+    def pytest_terminal_summary(self, terminalreporter):
+        write = terminalreporter.write_line
+        for line in [*self.lines, *_table(self.counts)]:
+            write(line)
+        if sum(self.seconds.values()) > 1:
+            write("")
+            write(f"{'folder':14}{'which':>7}{'tests':>7}{'CPU-s':>8}{'budget':>8}")
+            for folder, kind, num, seconds, budget in self.rows():
+                write(f"{folder:14}{kind:>7}{num:7}{seconds:8.1f}{budget or '':>8}")
+            took_s = time.monotonic() - self._start_s
+            write(f"{took_s:.0f} s; this machine takes {self.slowness:.2f} s for one CPU-s")
+        for line in self.too_long():
+            write(f"OVER BUDGET {line}", red=True)
+        if "HOLDFAST_SEED" in os.environ:
+            write(f"HOLDFAST_SEED={os.environ['HOLDFAST_SEED']}")
+
+
+def folder_of(path: Path) -> str:
+    parts = path.relative_to(_TESTS).parts
+    return parts[0] if len(parts) > 1 else "unit"
+
+
+def _table(counts):
+    words = list(dict.fromkeys(word for each in counts.values() for word in each))
+    if words:
+        yield f"{'':8}" + "".join(f"{word:>11}" for word in words)
+    for name, each in counts.items():
+        yield f"{name:8}" + "".join(f"{each[word]:11}" for word in words)

@@ -1,0 +1,27 @@
+"""Which cases run every time, and which are left to ``make test-all``."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def first(num: int, cases: Iterable[Any]) -> list[Any]:
+    """The first of some cases every time, the others as wide tests."""
+    cases = list(cases)
+    return [*cases[:num], *map(wide, cases[num:])]
+
+
+def every(num: int, cases: Iterable[Any]) -> list[Any]:
+    """Each ``num``-th case every time, from the first on: a fair sample of a shuffled list."""
+    return [wide(case) if at % num else case for at, case in enumerate(cases)]
+
+
+def where(chosen: Callable[[Any], bool], cases: Iterable[Any]) -> list[Any]:
+    """Those that are chosen every time, the others as wide tests."""
+    return [case if chosen(case) else wide(case) for case in cases]
+
+
+def wide(case: Any) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.wide)
