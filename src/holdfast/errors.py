@@ -7,6 +7,7 @@ HoldfastError                                                             exit c
 |- ProtocolError        a peer sent something we cannot accept
 |  |- EpochPast         ... or asked for something of an epoch that is over
 |  `- HandshakeFailed   ... or has not proven who it is
+|     `- HandshakeBroken   ... because the connection ended, or time ran out
 |- TransportClosed      our own transport was closed while we waited
 |- WaitTimeout          a wait reached its limit
 |- LogGap               something that a replay needs is in no log
@@ -39,6 +40,10 @@ class EpochPast(ProtocolError):
 
 
 class HandshakeFailed(ProtocolError):
+    pass
+
+
+class HandshakeBroken(HandshakeFailed):
     pass
 
 

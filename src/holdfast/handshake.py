@@ -18,7 +18,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from holdfast.errors import HandshakeFailed, ProtocolError
+from holdfast.errors import HandshakeBroken, HandshakeFailed, ProtocolError
 from holdfast.names import WORKER
 
 VERSION = 1
@@ -154,7 +154,7 @@ def _talk(sock: socket.socket, side: Caller | Answerer, first: bytes, limit_s: f
         while side.peer is None or to_send:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise HandshakeFailed(f"not done within {limit_s:g} s")
+                raise HandshakeBroken(f"not done within {limit_s:g} s")
             sock.settimeout(left_s)
             if to_send:
                 sock.sendall(to_send)
@@ -162,11 +162,11 @@ def _talk(sock: socket.socket, side: Caller | Answerer, first: bytes, limit_s: f
                 continue
             data = sock.recv(side.wanted)
             if not data:
-                raise HandshakeFailed("the other side closed the connection")
+                raise HandshakeBroken("the other side closed the connection")
             to_send = side.feed(data)
         sock.settimeout(before_s)
     except OSError as why:
-        raise HandshakeFailed(f"the connection broke: {why}") from why
+        raise HandshakeBroken(f"the connection broke: {why}") from why
     return side.peer
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from helpers.live import process_state, wait_until
 from holdfast.config import RunConfig
+from holdfast.handshake import AGENT as AGENT_ROLE
+from holdfast.handshake import COORDINATOR, Identity, answer
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
     AgentHello,
@@ -29,6 +31,7 @@ AGENT = """
 import os, signal, sys, time
 from holdfast.control import agent
 from holdfast.protocol.connection import connect
+from holdfast.protocol.spec import Access
 
 def badly(spec):
     return 3
@@ -37,7 +40,7 @@ def killed(spec):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def raising(spec):
-    raise ArithmeticError(f"worker {spec.worker} with {spec.token} on {spec.job}")
+    raise ArithmeticError(f"worker {spec.worker} of launch {spec.access.generation} on {spec.job}")
 
 def stubborn(spec):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -47,10 +50,10 @@ def stubborn(spec):
 ends = [lambda spec: 0, badly, killed, raising, stubborn, stubborn]
 host, port = sys.argv[1], int(sys.argv[2])
 agent.STOP_GRACE_S = 0.2
+access = Access(host, port, bytes(range(32)), 3)
 made = agent.Agent(
-    connect(host, port, 10.0),
-    (host, port),
-    "secret",
+    connect(access, "agent", "", 10.0)[0],
+    access,
     lambda config: print(f"prepared for {config.train.steps} steps", flush=True),
     lambda spec: ends[spec.worker.pipeline](spec),
 )
@@ -71,7 +74,10 @@ class Launcher:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            self.connection = Connection(listener.accept()[0])
+            sock = listener.accept()[0]
+        me = Identity(COORDINATOR, "", 3)
+        assert answer(sock, bytes(range(32)), me, LIMIT_S) == Identity(AGENT_ROLE, "", 3)
+        self.connection = Connection(sock)
         self._unread: list[Message] = []
 
     def hear(self) -> Message:
@@ -86,7 +92,7 @@ class Launcher:
         assert isinstance(self.hear(), AgentHello)
         config = RunConfig().to_dict() | {"train": {"steps": 12}}
         self.connection.send(
-            StartWorkers(workers=list(workers), job="job.py", job_sha256="sha", config=config)
+            StartWorkers(workers=list(workers), job="/job.py", job_sha256="5a" * 32, config=config)
         )
         return {worker: self._hear_start(worker) for worker in workers}
 
@@ -118,8 +124,8 @@ def launcher() -> Iterator[Launcher]:
     made.close()
 
 
-def test_the_agent_shows_the_token_and_its_own_process(launcher):
-    assert launcher.hear() == AgentHello(token="secret", pid=launcher.agent.pid)
+def test_the_agent_proves_who_it_is_and_names_its_process(launcher):
+    assert launcher.hear() == AgentHello(pid=launcher.agent.pid)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +149,7 @@ def test_a_worker_that_raises_says_why(launcher):
     assert isinstance(launcher.hear(), WorkerExited)
     launcher.connection.send(Stop(reason="done"))
     _, out, err = launcher.end()
-    assert "ArithmeticError: worker 3.0 with secret on job.py" in err
+    assert "ArithmeticError: worker 3.0 of launch 3 on /job.py" in err
     assert out == "prepared for 12 steps\n"  # once, and only in the agent
 
 
@@ -199,7 +205,7 @@ def test_workers_may_be_ordered_later_and_nothing_is_prepared_twice(launcher):
     launcher.start(STUBBORN)
     config = RunConfig().to_dict() | {"train": {"steps": 12}}
     launcher.connection.send(
-        StartWorkers(workers=[BADLY], job="job.py", job_sha256="sha", config=config)
+        StartWorkers(workers=[BADLY], job="/job.py", job_sha256="5a" * 32, config=config)
     )
     started, ended = launcher.hear(), launcher.hear()
     assert isinstance(started, WorkerStarted)
@@ -213,7 +219,7 @@ def test_a_name_may_be_started_again_while_its_first_process_hangs(launcher):
     pids = launcher.start(STUBBORN)
     config = RunConfig().to_dict() | {"train": {"steps": 12}}
     launcher.connection.send(
-        StartWorkers(workers=[STUBBORN], job="job.py", job_sha256="sha", config=config)
+        StartWorkers(workers=[STUBBORN], job="/job.py", job_sha256="5a" * 32, config=config)
     )
     second = launcher.hear()
     assert second.pid != pids[STUBBORN]

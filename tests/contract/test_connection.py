@@ -7,16 +7,21 @@ import pytest
 from transport_harness import Background
 
 from holdfast.errors import HoldfastError, PeerLost, ProtocolError
+from holdfast.handshake import AGENT
 from holdfast.protocol.codec import encode
 from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.messages import Halt, Message, Ready, StartWorkers, Stop
+from holdfast.protocol.spec import Access
 
 MESSAGES: list[Message] = [
     Ready(worker="0.1"),
     Stop(reason="läufe/ä"),
     Halt(epoch=3),
     StartWorkers(
-        workers=["0.0"], job="j" * 200_000, job_sha256="", config={"a": {"b": [1, 2.5, None]}}
+        workers=["0.0"],
+        job="/" + "j" * 4000,
+        job_sha256="5a" * 32,
+        config={"a": {"b": [1, 2.5, None], "c": "j" * 200_000}},
     ),
     Stop(reason=""),
 ]
@@ -125,4 +130,4 @@ def test_a_launcher_that_is_not_there_is_named():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
     with pytest.raises(HoldfastError, match=f"cannot reach the launcher at {host}:{port}"):
-        connect(host, port, 5.0)
+        connect(Access(host, port, bytes(32), 1), AGENT, "", 5.0)

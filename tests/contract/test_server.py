@@ -1,7 +1,9 @@
 """The launcher's port: a run goes on whoever else knocks, and ends when those who matter go."""
 
 import contextlib
-import os
+import errno
+import json
+import selectors
 import socket
 import struct
 import threading
@@ -18,18 +20,20 @@ from holdfast.config import config_from
 from holdfast.control import server
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Emit, OpenRun, Send
-from holdfast.control.peer import user_of_peer
 from holdfast.control.run import RunPhase
 from holdfast.control.server import Server, listen
-from holdfast.errors import ConfigError, PeerLost
+from holdfast.errors import ConfigError, HandshakeFailed, PeerLost
 from holdfast.faults.fault import parse_fault
+from holdfast.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Caller, Identity, call
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.codec import MAX_MESSAGE_BYTES, encode
 from holdfast.protocol.connection import Connection, connect
+from holdfast.protocol.spec import Access
 
-TOKEN = "right"
-ORDER = messages.StartWorkers(workers=["0.0"], job="job.py", job_sha256="sha", config={})
+SECRET, GENERATION = bytes(range(32)), 2
+SHA = "5a" * 32
+ORDER = messages.StartWorkers(workers=["0.0"], job="/job.py", job_sha256=SHA, config={})
 
 
 FINISHED = messages.Finished(
@@ -42,9 +46,8 @@ FINISHED = messages.Finished(
 )
 
 
-def hello(token: str = TOKEN, worker: str = "0.0") -> messages.Hello:
+def hello(worker: str = "0.0") -> messages.Hello:
     return messages.Hello(
-        token=token,
         worker=worker,
         pid=1,
         fingerprint={},
@@ -56,10 +59,7 @@ def hello(token: str = TOKEN, worker: str = "0.0") -> messages.Hello:
     )
 
 
-def failed(token: str) -> messages.Failed:
-    return messages.Failed(
-        token=token, worker="0.0", lost="", exit_code=2, reason="made up", details=""
-    )
+FAILED = messages.Failed(worker="0.0", lost="", exit_code=2, reason="made up", details="")
 
 
 class Run:
@@ -70,14 +70,15 @@ class Run:
         config = config_from({**settings, "workers": {"restarts": 0}})
         listener = listen(config)
         self.address: tuple[str, int] = listener.getsockname()
+        self.access = Access(*self.address, SECRET, GENERATION)
         self.coordinator = Coordinator(
-            config, "runs/x", None, faults=[parse_fault(text) for text in faults]
+            config, "/runs/x", None, faults=[parse_fault(text) for text in faults]
         )
         self.effects: list[object] = []
         self.started: list[messages.StartWorkers] = []
         self.server = Server(
             listener,
-            TOKEN,
+            self.access,
             self.coordinator,
             self.effects.append,
             ORDER,
@@ -101,8 +102,14 @@ class Run:
         self.server._turn = turn
         goes.set()
 
-    def connection(self) -> Connection:
-        self.opened.append(connect(*self.address, 10.0))
+    def connection(self, role: str, name: str = "", generation: int = GENERATION) -> Connection:
+        """Proven to be somebody."""
+        access = replace(self.access, generation=0)
+        sock = socket.create_connection(self.address, timeout=20.0)
+        self.opened.append(sock)
+        me = Identity(role, name, generation)
+        assert call(sock, access.secret, me, COORDINATOR, 10.0).generation == GENERATION
+        self.opened[-1] = Connection(sock)
         return self.opened[-1]
 
     def knock(self, data: bytes = b"") -> socket.socket:
@@ -132,7 +139,7 @@ class Worker:
     """Plays a worker's whole life, message by message."""
 
     def __init__(self, run: Run, name: str = "0.0") -> None:
-        self.connection = run.connection()
+        self.connection = run.connection(WORKER_ROLE, name)
         self.name = name
         self._unread: list[messages.Message] = []
 
@@ -150,7 +157,7 @@ class Worker:
         self.expect(messages.Proceed)
 
     def build(self) -> None:
-        self.connection.send(hello(worker=self.name))
+        self.connection.send(hello(self.name))
         self.expect(messages.Assign)
         self.connection.send(messages.Ready(worker=self.name))
 
@@ -179,24 +186,26 @@ def was_closed(stranger: socket.socket) -> bool:
     return True
 
 
+def forged(role: str, name: str = "") -> bytes:
+    """All that one can say who does not know the secret: a hello, and any proof."""
+    caller = Caller(bytes(32), Identity(role, name, GENERATION), COORDINATOR)
+    return caller.hello + b"HFpr\x01" + bytes(32)
+
+
 REFUSED: dict[str, bytes] = {
-    "wrong token": encode(hello("wrong")),
-    "empty token": encode(hello("")),
-    "agent with a wrong token": encode(messages.AgentHello(token="wrong", pid=1)),
-    "failure with a wrong token": encode(failed("wrong")),
-    "two messages at once": encode(hello("wrong")) + encode(messages.Ready(worker="0.0")),
-    "wrong, then right": encode(hello("wrong")) + encode(hello()),
-    "no hello": encode(messages.Ready(worker="0.0")),
-    "finished without hello": encode(FINISHED),
-    "a grant, from a stranger": encode(
-        messages.JoinGranted(worker="0.0", token=TOKEN, job="", job_sha256="", config={})
+    "a worker with another secret": forged(WORKER_ROLE, "0.0"),
+    "an agent with another secret": forged(AGENT),
+    "a joiner with another secret": forged(JOINER),
+    "a message at once": encode(hello()),
+    "an agent's message at once": encode(messages.AgentHello(pid=1)) + bytes(58),
+    "a failure at once": encode(FAILED),
+    "a wish to join at once": encode(
+        messages.JoinRequest(worker="", pid=9, fingerprint={}, job_sha256="")
     ),
-    "a hello for nobody's place": encode(hello(worker="7.7")),
-    "a hello under a name that is none": encode(hello(worker="x")),
     "garbage": bytes(range(255, -1, -1)) * 40,
-    "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a length over the limit": struct.pack("<I", MAX_MESSAGE_BYTES + 1),
-    "no JSON": struct.pack("<I", 4) + b"\xff\x00{[",
+    "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(58),
+    "a length over the limit": struct.pack("<I", MAX_MESSAGE_BYTES + 1) + bytes(58),
+    "no identity": b"HFhs\x01" + b"\xff" * 53,
 }
 
 
@@ -216,15 +225,19 @@ def silent(run: Run) -> None:
 
 
 def half_a_message(run: Run) -> None:
-    run.knock(encode(hello())[:-1])
+    run.knock(Caller(SECRET, Identity(JOINER), COORDINATOR).hello[:-1])
+
+
+def a_hello_and_no_proof(run: Run) -> None:
+    run.knock(Caller(SECRET, Identity(JOINER), COORDINATOR).hello)
 
 
 def garbage_that_looks_like_a_beginning(run: Run) -> None:
-    run.knock(bytes(range(256)))
+    run.knock(b"HFhs\x01" + bytes(range(40)))
 
 
 def half_a_message_and_gone(run: Run) -> None:
-    run.knock(encode(hello())[:-1]).close()
+    run.knock(Caller(SECRET, Identity(JOINER), COORDINATOR).hello[:-1]).close()
 
 
 def gone_at_once(run: Run) -> None:
@@ -242,6 +255,7 @@ def reset(run: Run) -> None:
     [
         silent,
         half_a_message,
+        a_hello_and_no_proof,
         garbage_that_looks_like_a_beginning,
         half_a_message_and_gone,
         gone_at_once,
@@ -266,9 +280,9 @@ def test_many_silent_visitors_do_not_keep_workers_out(run):
     assert_finished(run)
 
 
-def test_an_agent_with_the_token_is_told_what_to_start_and_later_to_stop(run):
-    agent = run.connection()
-    agent.send(messages.AgentHello(token=TOKEN, pid=5))
+def test_an_agent_is_told_what_to_start_and_later_to_stop(run):
+    agent = run.connection(AGENT)
+    agent.send(messages.AgentHello(pid=5))
     assert agent.read() == [ORDER]
     agent.send(messages.WorkerStarted(worker="0.0", pid=6))
     worker = Worker(run)
@@ -289,8 +303,8 @@ def failure_of(run: Run) -> str:
 
 
 def test_losing_the_agent_ends_the_run(run):
-    agent = run.connection()
-    agent.send(messages.AgentHello(token=TOKEN, pid=5))
+    agent = run.connection(AGENT)
+    agent.send(messages.AgentHello(pid=5))
     assert agent.read() == [ORDER]
     worker = Worker(run)
     worker.begin()
@@ -311,8 +325,8 @@ def test_the_last_worker_that_closes_or_speaks_nonsense_ends_the_run(run, last_w
 
 
 def test_a_worker_that_fails_before_its_hello_says_why(run):
-    connection = run.connection()
-    connection.send(failed(TOKEN))
+    connection = run.connection(WORKER_ROLE, "0.0")
+    connection.send(FAILED)
     assert failure_of(run) == "made up"
     assert isinstance(run.coordinator.failure, ConfigError)
 
@@ -343,7 +357,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 def begin(run: Run) -> tuple[Worker, Worker]:
     workers = Worker(run, "0.0"), Worker(run, "1.0")
     for worker in workers:
-        worker.connection.send(hello(worker=worker.name))
+        worker.connection.send(hello(worker.name))
     for worker in workers:
         worker.expect(messages.Assign)
         worker.connection.send(messages.Ready(worker=worker.name))
@@ -380,8 +394,9 @@ def test_a_closed_connection_is_acted_on_at_once_and_the_others_go_on(two):
 
 
 def test_the_last_words_of_a_lost_worker_are_heard_before_its_connection_is_closed(two):
-    agent = two.connection()
-    agent.send(messages.AgentHello(token=TOKEN, pid=5))
+    agent = two.connection(AGENT)
+    agent.send(messages.AgentHello(pid=5))
+    agent.send(messages.WorkerStarted(worker="1.0", pid=1))
     stays, goes = begin(two)
     fired = messages.FaultFired(
         worker="1.0", fault="kill 1.0 @ 1", step=0, attempt=0, point="begin", done=0, at_s=1.0
@@ -415,28 +430,26 @@ def test_a_worker_that_takes_nothing_is_lost_instead_of_holding_up_the_others(tw
 
 def test_nobody_takes_the_name_of_a_worker_that_lives(two):
     begin(two)
-    thief = two.connection()
-    thief.send(hello(worker="1.0"))
+    thief = two.connection(WORKER_ROLE, "1.0")
     (stop,) = thief.read()
     assert isinstance(stop, messages.Stop)
     assert two.coordinator.phase is RunPhase.TRAINING
 
 
 def wish(**changes) -> messages.JoinRequest:
-    values = {"worker": "", "pid": 9, "fingerprint": {}, "job_sha256": "sha"}
+    values = {"worker": "", "pid": 9, "fingerprint": {}, "job_sha256": SHA}
     return messages.JoinRequest(**(values | changes))
 
 
-def test_who_asks_to_join_gets_a_place_and_comes_back_with_the_token(two):
+def test_who_asks_to_join_gets_a_place_and_comes_back_as_the_worker(two):
     stays, goes = begin(two)
     goes.connection.close()
     stays.connection.send(told(stays, stays.expect(messages.Halt)))
     stays.expect(messages.Proceed)
-    asking = two.connection()
+    asking = two.connection(JOINER, generation=0)
     asking.send(wish())
     (granted,) = asking.read()
-    assert (granted.worker, granted.token, granted.job) == ("1.0", TOKEN, ORDER.job)
-    assert granted.job_sha256 == "sha"
+    assert (granted.worker, granted.job, granted.job_sha256) == ("1.0", ORDER.job, SHA)
     with pytest.raises(PeerLost):
         asking.read()
     joiner = Worker(two, "1.0")
@@ -447,36 +460,184 @@ def test_who_asks_to_join_gets_a_place_and_comes_back_with_the_token(two):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({}, "nobody is missing"), ({"job_sha256": "other"}, "differs"), ({"worker": "9.0"}, "9.0")],
+    [({}, "nobody is missing"), ({"job_sha256": "00" * 32}, "differs"), ({"worker": "9.0"}, "9.0")],
 )
 def test_who_cannot_join_is_told_why_in_one_line(two, changes, words):
     begin(two)
-    asking = two.connection()
+    asking = two.connection(JOINER, changes.get("worker", ""), generation=0)
     asking.send(wish(**changes))
     (stop,) = asking.read()
     assert words in stop.reason
     assert two.coordinator.phase is RunPhase.TRAINING
 
 
-def test_another_user_cannot_join(two, monkeypatch):
-    begin(two)
-    monkeypatch.setattr(server, "user_of_peer", lambda sock: os.getuid() + 1)
-    asking = two.connection()
-    asking.send(wish())
-    (stop,) = asking.read()
-    assert "only the user who has started the run" in stop.reason
+# --- what each may say ---
+
+FOREIGN_WORDS = {
+    "in another's name": (WORKER_ROLE, "1.0", messages.Ready(worker="0.0")),
+    "the coordinator's words": (WORKER_ROLE, "1.0", messages.Halt(epoch=7)),
+    "an agent's words": (
+        WORKER_ROLE,
+        "1.0",
+        messages.WorkerExited(worker="0.0", pid=1, how="exit code 0"),
+    ),
+    "a second hello": (WORKER_ROLE, "1.0", hello("1.0")),
+    "a worker's words": (AGENT, "", messages.Ready(worker="0.0")),
+    "the end of somebody else's child": (
+        AGENT,
+        "",
+        messages.WorkerExited(worker="0.0", pid=77, how="exit code 0"),
+    ),
+    "a wish under another name": (JOINER, "1.0", wish(worker="0.0")),
+    "a grant": (
+        JOINER,
+        "",
+        messages.JoinGranted(worker="0.0", job="/j", job_sha256=SHA, config={}),
+    ),
+}
 
 
-def test_the_kernel_says_whose_process_is_at_the_other_end(tmp_path):
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as ours,
-        listener.accept()[0] as theirs,
-    ):
-        assert user_of_peer(theirs) == user_of_peer(ours) == os.getuid()
-        assert user_of_peer(theirs, tmp_path / "none") is None
-        (tmp_path / "empty").write_text("head\n")
-        assert user_of_peer(theirs, tmp_path / "empty") is None
+@pytest.mark.parametrize(("role", "name", "message"), FOREIGN_WORDS.values(), ids=FOREIGN_WORDS)
+def test_s5_what_a_connection_may_say_is_bound_to_who_it_is(two, role, name, message):
+    stays, goes = begin(two)
+    if role == WORKER_ROLE:
+        goes.connection.send(message)
+        stays.connection.send(told(stays, stays.expect(messages.Halt)))
+        assert stays.expect(messages.Proceed).stages == {"0.0": 0}
+    else:
+        other = two.connection(role, name)
+        other.send(message)
+        with pytest.raises(PeerLost):
+            other.read_within(LIMIT_S)
+    [dropped] = [e.event for e in two.effects if isinstance(e, Emit) and is_dropped(e.event)]
+    assert dropped.who == f"{role} {name}".strip()
+    if role == AGENT:  # without it no worker can be started again
+        assert "the agent that starts the workers is gone" in failure_of(two)
+        return
+    if role == JOINER:
+        goes.connection.send(replace(FINISHED, worker="1.0"))
+    stays.finish()
+    assert_finished(two)
+
+
+def is_dropped(event: object) -> bool:
+    return isinstance(event, events.ConnectionDropped)
+
+
+@pytest.mark.parametrize("name", ["x", "../0.0", "0.0/..", "", "0.0\n"])
+def test_s5_a_name_that_is_none_costs_the_connection_and_not_the_run(two, name):
+    stays, goes = begin(two)
+    bad = encode(messages.Ready(worker="1.0")).replace(b'"1.0"', json.dumps(name).encode())
+    body = bad[4:]
+    goes.connection._sock.sendall(struct.pack("<I", len(body)) + body)
+    stays.connection.send(told(stays, stays.expect(messages.Halt)))
+    stays.expect(messages.Proceed)
+    stays.finish()
+    assert_finished(two)
+
+
+@pytest.mark.parametrize("role", [AGENT, WORKER_ROLE, JOINER])
+def test_s2_who_belongs_to_an_earlier_launch_is_refused_with_the_reason(run, role):
+    name = "0.0" if role == WORKER_ROLE else ""
+    late = run.connection(role, name, generation=GENERATION - 1)
+    (stop,) = late.read()
+    assert stop.reason == "it is of launch 1 of this run, which is at launch 2"
+    worker = Worker(run)
+    worker.begin()
+    worker.finish()
+    assert_finished(run)
+
+
+def test_s2_who_belongs_to_a_launch_does_not_talk_to_another_one(run):
+    with pytest.raises(HandshakeFailed, match=r"launch 2 of the run .* belongs to launch 3"):
+        connect(replace(run.access, generation=3), WORKER_ROLE, "0.0", 10.0)
+
+
+def test_s1_who_does_not_know_the_secret_gets_no_word_and_no_place(two):
+    stays, goes = begin(two)
+    goes.connection.close()
+    stays.connection.send(told(stays, stays.expect(messages.Halt)))
+    stays.expect(messages.Proceed)
+    for role, name in ((JOINER, ""), (WORKER_ROLE, "1.0"), (AGENT, "")):
+        access = replace(two.access, secret=bytes(32))
+        with pytest.raises(HandshakeFailed, match="does not know the secret"):
+            connect(access, role, name, 10.0)
+        stranger = two.knock(forged(role, name))
+        heard = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := stranger.recv(1 << 16):
+                heard += data
+        assert len(heard) in (0, 90)  # an answer proves the run; it tells nothing of it
+        assert SECRET not in heard
+        assert ORDER.job.encode() not in heard
+    stays.finish()
+    assert_finished(two)
+
+
+# --- strangers in numbers ---
+
+
+def test_r1_a_worker_that_loads_for_long_stays_whatever_the_limit_of_a_handshake(monkeypatch):
+    monkeypatch.setattr("holdfast.control.strangers.HANDSHAKE_LIMIT_S", 0.05)
+    monkeypatch.setattr("holdfast.control.server.STOP_LIMIT_S", 0.5)
+    run = Run()
+    try:
+        worker = Worker(run)  # it has proven who it is, and loads its job
+        assert was_closed(run.knock())  # whoever proves nothing is gone after the limit
+        assert was_closed(run.knock())
+        worker.begin()
+        worker.finish()
+        assert_finished(run)
+    finally:
+        run.close()
+
+
+def test_s4_strangers_push_out_only_strangers(run):
+    """80 of them while a worker loads its job, and more than are kept afterwards."""
+    worker = Worker(run)
+    for _ in range(80):
+        run.knock()
+    worker.begin()
+    for _ in range(80):
+        run.knock()
+    assert len(run.server._strangers) <= 65
+    worker.finish()
+    assert_finished(run)
+
+
+def test_s4_out_of_descriptors_nobody_is_let_in_for_a_moment_and_the_run_goes_on(run):
+    worker = Worker(run)
+    worker.begin()
+    listener, fails = run.server._listener, threading.Event()
+
+    class Exhausted:
+        """As the listener, in a process that has no descriptor left, twice."""
+
+        left = 2
+
+        def accept(self):
+            if self.left:
+                self.left -= 1
+                fails.set()
+                raise OSError(errno.EMFILE, "Too many open files")
+            return listener.accept()
+
+        def __getattr__(self, name):
+            return getattr(listener, name)
+
+    exhausted = Exhausted()
+    with run.server_busy():
+        run.server._selector.unregister(listener)
+        run.server._listener = run.server._strangers._listener = exhausted
+        run.server._selector.register(exhausted, selectors.EVENT_READ)
+    late = run.connection(JOINER, generation=0)  # waits in the queue meanwhile
+    assert fails.is_set()
+    assert exhausted.left == 0
+    late.send(wish())
+    (stop,) = late.read()
+    assert "nobody is missing" in stop.reason
+    worker.finish()
+    assert_finished(run)
 
 
 @pytest.mark.parametrize("by", ["agent", "threads"])
@@ -485,8 +646,8 @@ def test_a_worker_that_is_to_come_back_is_started_by_who_starts_workers(monkeypa
     run = Run(pipelines=2, faults=["join @ 1"])
     try:
         if by == "agent":
-            agent = run.connection()
-            agent.send(messages.AgentHello(token=TOKEN, pid=5))
+            agent = run.connection(AGENT)
+            agent.send(messages.AgentHello(pid=5))
             assert agent.read() == [ORDER]
         stays, goes = begin(run)
         goes.connection.close()

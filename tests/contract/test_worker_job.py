@@ -8,10 +8,12 @@ from helpers import jobs
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
-from holdfast.protocol.spec import WorkerSpec
+from holdfast.protocol.spec import Access, WorkerSpec
 from holdfast.recovery.manifest import file_digest
 from holdfast.runtime.worker import Worker
 from holdfast.transport.local import LocalHub, LocalTransport
+
+ACCESS = Access("h", 1, bytes(32), 1)
 
 
 class NoLink:
@@ -21,7 +23,7 @@ class NoLink:
 
 def test_a_job_file_that_was_changed_since_the_run_began_is_refused(tmp_path) -> None:
     job = jobs.small(tmp_path)
-    spec = WorkerSpec(WorkerId(0, 0), "h", 1, "00" * 16, str(job), file_digest(job), RunConfig())
+    spec = WorkerSpec(WorkerId(0, 0), ACCESS, str(job), file_digest(job), RunConfig())
     transport = LocalTransport(spec.worker, LocalHub())
     worker = Worker(spec, NoLink(), transport, nullcontext(), lambda *_: None, lambda: False)
     assert len(worker._load_job().layers) == 2

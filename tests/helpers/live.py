@@ -192,7 +192,8 @@ class LiveRun:
     def join(self, *words: str) -> Command:
         """``holdfast worker --join`` by hand."""
         name = f"join-{len(self.joined)}"
-        self.joined.append(Command(self._folder, name, "worker", "--join", self.address, *words))
+        all_words = ["worker", "--join", self.address, "--run-dir", str(self.run_dir), *words]
+        self.joined.append(Command(self._folder, name, *all_words))
         return self.joined[-1]
 
     def release(self) -> None:

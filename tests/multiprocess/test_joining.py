@@ -118,7 +118,7 @@ def lacking(tmp_path_factory):
     live = LiveRun(folder, "train", str(jobs.small(folder)), *runs.layout("2x2"), *LONG)
     try:
         live.wait_for_steps(1)
-        complete = join(live.address)
+        complete = join_run(live)
         lose(live, "1.0")
         yield Lacking(live, complete)
         assert live.launcher.poll() is None, live.stderr
@@ -128,6 +128,16 @@ def lacking(tmp_path_factory):
 
 def join(address, *words):
     return runs.holdfast(["worker", "--join", address, *words], None)
+
+
+@pytest.fixture
+def _some_secret(monkeypatch):
+    """For those who get no farther than an address."""
+    monkeypatch.setenv("HOLDFAST_SECRET", "00" * 32)
+
+
+def join_run(live, *words):
+    return join(live.address, "--run-dir", str(live.run_dir), *words)
 
 
 def assert_refused(outcome, *parts):
@@ -155,16 +165,16 @@ def test_nobody_joins_a_run_that_lacks_nobody(lacking):
     ],
 )
 def test_a_place_that_is_not_free_is_refused(lacking, name, part):
-    assert_refused(join(lacking.live.address, "--as", name), part)
+    assert_refused(join_run(lacking.live, "--as", name), part)
 
 
 @pytest.mark.multiprocess
 def test_another_job_file_is_refused(lacking, tmp_path):
     other = jobs.small(tmp_path, num_layers=3)
-    address = lacking.live.address
-    assert_refused(join(address, "--job", str(other)), "job file ", "differs from the run's")
+    live = lacking.live
+    assert_refused(join_run(live, "--job", str(other)), "job file ", "differs from the run's")
     missing = tmp_path / "missing.py"
-    assert_refused(join(address, "--job", str(missing)), f"--job {missing}: no such job file")
+    assert_refused(join_run(live, "--job", str(missing)), f"--job {missing}: no such job file")
 
 
 @pytest.mark.multiprocess
@@ -173,14 +183,15 @@ def test_a_job_file_that_has_changed_is_refused_and_the_place_stays_free(lacking
     before = job.read_text()
     job.write_text(before + "\n# changed\n")
     try:
-        refused = join(lacking.live.address)
+        refused = join_run(lacking.live)
     finally:
         job.write_text(before)
     assert_refused(refused, f"job file {job}: is not the one that the run was started with")
     lacking.live.wait_for(JoinFailed, worker="1.0")
-    assert_refused(join(lacking.live.address, "--as", "0.0"), "missing is 1.0")
+    assert_refused(join_run(lacking.live, "--as", "0.0"), "missing is 1.0")
 
 
+@pytest.mark.usefixtures("_some_secret")
 @pytest.mark.parametrize(
     "address",
     [
@@ -193,6 +204,7 @@ def test_what_is_no_address_is_refused(address):
     assert_refused(join(address), f"--join {address}", "expected HOST:PORT")
 
 
+@pytest.mark.usefixtures("_some_secret")
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "no-such-host.invalid", "a" * 300, "a..b", "ü.invalid"]
 )
@@ -235,9 +247,10 @@ FOREIGN = {
 }
 
 
+@pytest.mark.usefixtures("_some_secret")
 @pytest.mark.parametrize("what", FOREIGN)
 def test_something_else_that_listens_there_is_not_waited_for_for_ever(what, monkeypatch):
-    monkeypatch.setattr(worker_command, "_ANSWER_LIMIT_S", 0.5)
+    monkeypatch.setattr(worker_command, "_CONNECT_LIMIT_S", 0.5)
     with listening(FOREIGN[what]) as address:
         assert_refused(join(address), f"--join {address}: no ")
 

@@ -80,7 +80,6 @@ class ScriptedPlanner:
 
 def hello(worker: str, **changes: Any) -> messages.Hello:
     values = {
-        "token": "t",
         "worker": worker,
         "pid": pid_of(worker),
         "fingerprint": TORCH,

@@ -12,10 +12,11 @@ from holdfast.errors import ProtocolError
 from holdfast.protocol import codec, messages
 
 text = st.text(max_size=20)
+workers = st.builds("{}.{}".format, st.integers(0, 9999), st.integers(0, 9999))
 reports = st.builds(
     messages.StepReport,
-    worker=text,
-    step=st.integers(0, 2**40),
+    worker=workers,
+    step=st.integers(0, 9_999_999_999),
     losses=st.lists(st.tuples(st.integers(0, 99), st.floats(allow_nan=False)).map(list)),
     num_tokens=st.integers(0, 10**9),
     norm=st.floats(allow_nan=False),
@@ -28,8 +29,8 @@ reports = st.builds(
 anything = st.one_of(
     reports,
     st.builds(messages.Stop, reason=text),
-    st.builds(messages.Ready, worker=text),
-    st.builds(messages.WorkerExited, worker=text, pid=st.integers(1, 9999), how=text),
+    st.builds(messages.Ready, worker=workers),
+    st.builds(messages.WorkerExited, worker=workers, pid=st.integers(1, 9999), how=text),
 )
 
 

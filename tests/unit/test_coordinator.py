@@ -215,7 +215,7 @@ def test_a_users_mistake_found_by_a_worker_keeps_its_exit_code() -> None:
     world = World()
     world.come("0.0")
     failed = messages.Failed(
-        token="t", worker="0.0", lost="", exit_code=2, reason="job.py:3: boom", details=""
+        worker="0.0", lost="", exit_code=2, reason="job.py:3: boom", details=""
     )
     world.handle(failed)
     assert isinstance(world.run.failure, ConfigError)
@@ -224,9 +224,7 @@ def test_a_users_mistake_found_by_a_worker_keeps_its_exit_code() -> None:
 
 def test_a_fault_of_a_members_own_ends_the_run() -> None:
     world = World().start()
-    failed = messages.Failed(
-        token="t", worker="0.1", lost="", exit_code=1, reason="no data", details="trace"
-    )
+    failed = messages.Failed(worker="0.1", lost="", exit_code=1, reason="no data", details="trace")
     effects = world.handle(failed)
     assert str(world.run.failure) == "worker 0.1: no data"
     assert world.run.details == "trace"

@@ -79,7 +79,7 @@ NOTICES = {
     ),
     "peer": lambda world: world.handle(gone("0.1", "1.0", 1)),
     "failed peer": lambda world: world.handle(
-        messages.Failed(token="t", worker="0.1", lost="1.0", exit_code=1, reason="", details="")
+        messages.Failed(worker="0.1", lost="1.0", exit_code=1, reason="", details="")
     ),
 }
 

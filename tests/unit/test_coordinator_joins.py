@@ -227,9 +227,7 @@ def test_a_death_while_a_joiner_enters_starts_over_with_the_joiner() -> None:
 def test_a_joiner_that_fails_by_itself_does_not_end_the_run() -> None:
     world = short_of("1.0")
     world.come("1.0")
-    failed = messages.Failed(
-        token="t", worker="1.0", lost="", exit_code=2, reason="no such data", details=""
-    )
+    failed = messages.Failed(worker="1.0", lost="", exit_code=2, reason="no such data", details="")
     effects = world.handle(failed)
     assert [e.reason for e in emitted(effects, events.JoinFailed)] == ["no such data"]
     assert not world.run.over

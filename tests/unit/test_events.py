@@ -15,6 +15,7 @@ from holdfast.observability.events import (
     Event,
     FaultFired,
     IntervalChosen,
+    ConnectionDropped,
     JoinFailed,
     JsonLines,
     LogChanged,
@@ -93,6 +94,7 @@ EVENTS = [
         period_s=0.4,
         reason="1 of 4 workers is missing",
     ),
+    ConnectionDropped(at_s=2.5, who="worker 1.0", reason="sent Halt"),
     JoinFailed(at_s=2.6, worker="1.0", reason="ended while it copied"),
     WorkerJoined(at_s=2.7, worker="1.0", stage=1, step=1, copied_bytes=2_100_000, took_s=0.4),
     WorkerMoved(

@@ -6,9 +6,11 @@ import signal
 
 from holdfast import instruction_set
 from holdfast.control.agent import Agent
-from holdfast.control.launcher import TOKEN_VARIABLE
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.handshake import AGENT
 from holdfast.protocol.connection import connect
+from holdfast.protocol.secret import taken_over
+from holdfast.protocol.spec import Access
 
 _CONNECT_LIMIT_S = 10.0
 
@@ -16,24 +18,27 @@ _CONNECT_LIMIT_S = 10.0
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser("agent", help="(internal) starts and watches workers for train")
     parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="the launcher")
+    parser.add_argument("--generation", type=int, required=True, help="which launch of the run")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     host, _, port = args.connect.rpartition(":")
-    token = os.environ.pop(TOKEN_VARIABLE, "")
-    if not host or not port.isdigit() or not token:
+    secret = taken_over(os.environ)
+    if not host or not port.isdigit() or secret is None:
         raise ConfigError(
-            f"agent --connect {args.connect}: expected HOST:PORT and {TOKEN_VARIABLE} in the "
-            "environment; it is started by 'holdfast train', not by hand"
+            f"agent --connect {args.connect}: expected HOST:PORT, and the run's secret through a "
+            "pipe; it is started by 'holdfast train', not by hand"
         )
+    os.umask(0o077)  # its workers write into the run directory
+    access = Access(host, int(port), secret, args.generation)
     # Ctrl-C reaches the whole process group: the launcher decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     instruction_set.prepare()
     from holdfast.runtime import process, warm  # torch: a second that only this process pays
 
     try:
-        connection = connect(host, int(port), _CONNECT_LIMIT_S)
+        connection, _ = connect(access, AGENT, "", _CONNECT_LIMIT_S)
     except HoldfastError:
         return 1  # the launcher has ended meanwhile and needs no word from here
-    return Agent(connection, (host, int(port)), token, warm.prepare, process.run_process).run()
+    return Agent(connection, access, warm.prepare, process.run_process).run()

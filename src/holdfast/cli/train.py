@@ -1,6 +1,8 @@
 """``holdfast train``: settings from file, flags and --set; a run; a summary."""
 
 import argparse
+import os
+import shlex
 import sys
 import textwrap
 import time
@@ -17,6 +19,7 @@ from holdfast.faults.chaos import chaos_faults, parse_chaos
 from holdfast.faults.fault import PHASES, Fault, FaultKind, check_faults, parse_fault
 from holdfast.observability.summary import Summary
 from holdfast.observability.view import make_view
+from holdfast.protocol.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, given_secret
 from holdfast.recovery.manifest import Checkpoint, find
 
 _TRANSFER_S = 0.01  # assumed for random slow links, if operations are not emulated
@@ -64,6 +67,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--config", metavar="FILE", help="settings as TOML")
     parser.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help="the run's secret, 64 hexadecimal digits, mode 0600 (default: a new one in the run "
+        f"directory; also {SECRET_VARIABLE} or {SECRET_FILE_VARIABLE} in the environment)",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -105,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
     resume = _find_checkpoint(args.resume, config) if args.resume else None
     faults = armed_faults(args, config, 0 if resume is None else resume.step)
     run_dir = _run_dir(args.run_dir, job, resume)
+    secret = given_secret(args.secret_file, os.environ)
     num_workers = config.parallel.pipelines * config.parallel.stages
     emulated = f" on emulated devices ({config.device.emulate})" if config.device.emulate else ""
     sys.stdout.write(f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n")
@@ -121,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
             starter=_starter(config),
             view=view,
             faults=faults,
+            secret=secret,
+            join_with=_join_with(args.secret_file) if secret else "",
         )
     finally:
         view.close()
@@ -214,6 +226,14 @@ def _starter(config: RunConfig) -> Starter:
     from holdfast.runtime.threads import WorkerThreads  # torch: only if asked for
 
     return WorkerThreads()
+
+
+def _join_with(secret_file: str | None) -> str:
+    """For those who join a run whose secret is not in its directory."""
+    path = secret_file or (
+        "" if os.environ.get(SECRET_VARIABLE) else os.environ[SECRET_FILE_VARIABLE]
+    )
+    return f"--secret-file {shlex.quote(path)}" if path else f"(with {SECRET_VARIABLE} set)"
 
 
 def _unfired(faults: Sequence[Fault], summary: Summary) -> str:

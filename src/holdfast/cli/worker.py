@@ -2,27 +2,40 @@
 
 import argparse
 import hashlib
-import json
 import os
 import re
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
 
 from holdfast import instruction_set
 from holdfast.cluster import parse_worker
 from holdfast.config import config_from
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
+from holdfast.handshake import JOINER, WORKER_ROLE
+from holdfast.names import WORKER
 from holdfast.protocol import messages
 from holdfast.protocol.connection import connect
+from holdfast.protocol.secret import (
+    FD_VARIABLE,
+    SECRET_FILE,
+    SECRET_FILE_VARIABLE,
+    SECRET_VARIABLE,
+    given_secret,
+    hand_over,
+    read_secret,
+    taken_over,
+)
 from holdfast.protocol.spec import (
     BY_HAND_VARIABLE,
     REJOIN_VARIABLE,
     SPEC_VARIABLE,
+    Access,
     WorkerSpec,
+    spec_from,
     worker_environment,
 )
 
@@ -38,9 +51,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="join a run that lacks a worker",
         description="Take the place of a missing worker: copies the state of its stage from "
         "another worker while training goes on, and is planned in at the next step boundary. "
-        "'holdfast train' shows the address at its start.",
+        "'holdfast train' shows the whole command at its start.",
     )
     parser.add_argument("--join", metavar="HOST:PORT", required=True, help="where the run listens")
+    parser.add_argument("--run-dir", metavar="DIR", help="the run's directory: its secret is there")
+    parser.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help=f"the run's secret, instead (also {SECRET_VARIABLE} or {SECRET_FILE_VARIABLE} in the "
+        "environment)",
+    )
     parser.add_argument(
         "--as", dest="name", default="", metavar="WORKER", help="the place to take, such as 1.0"
     )
@@ -52,50 +72,87 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     instruction_set.prepare()
-    spec = os.environ.pop(SPEC_VARIABLE, "")
-    if spec:
-        return _work(spec)
-    host, _, port = args.join.rpartition(":")
-    if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
-        raise ConfigError(f"--join {args.join}: expected HOST:PORT, such as 127.0.0.1:40123")
-    if args.name:
-        _check_name(args.name)
+    text, rejoins = os.environ.pop(SPEC_VARIABLE, ""), os.environ.pop(REJOIN_VARIABLE, "")
+    secret = taken_over(os.environ)
+    if text and secret is not None:
+        spec = spec_from(text, secret)
+        return _come_back(spec) if rejoins else _work(spec)
+    access = _access(args)
+    if args.name and not WORKER.fits(args.name):
+        raise ConfigError(f"--as {args.name}: not a worker: {args.name!r}; expected {WORKER.what}")
     job = Path(args.job).resolve() if args.job else None
     if job is not None and not job.is_file():
         raise ConfigError(f"--job {args.job}: no such job file")
-    if os.environ.get(REJOIN_VARIABLE):
-        again = _ask_again(host, int(port), args.name)
-        if again is None:
-            return 1  # nobody has asked for it by hand, so nobody wants to hear why
-        granted = again
+    spec = _asked_by_hand(access, args.name, job)
+    os.environ[BY_HAND_VARIABLE] = "1"
+    sys.stdout.write(f"joining as worker {spec.worker} (pid {os.getpid()})\n")
+    sys.stdout.flush()
+    return _become_worker(spec)
+
+
+def _access(args: argparse.Namespace) -> Access:
+    host, _, port = args.join.rpartition(":")
+    if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        raise ConfigError(f"--join {args.join}: expected HOST:PORT, such as 127.0.0.1:40123")
+    if args.run_dir and not args.secret_file:
+        secret = read_secret(Path(args.run_dir) / SECRET_FILE, "--run-dir: the run's secret")
     else:
-        granted = _ask(host, int(port), args.name, _sha256(job) if job else "")
-    _become_worker(host, int(port), granted, job or Path(granted.job))
+        found = given_secret(args.secret_file, os.environ)
+        if found is None:
+            raise ConfigError(
+                f"--join {args.join}: the run's secret is missing; add --run-dir DIR or "
+                f"--secret-file FILE, or set {SECRET_VARIABLE}"
+            )
+        secret = found
+    return Access(host, int(port), secret, 0)
 
 
-def _check_name(name: str) -> None:
-    try:
-        parse_worker(name)
-    except ValueError as why:
-        raise ConfigError(f"--as {name}: {why}") from why
+# --- asking for a place ---
 
 
-def _ask_again(host: str, port: int, name: str) -> messages.JoinGranted | None:
-    """After a hang: the run may be busy with something else for a while."""
+def _asked_by_hand(access: Access, name: str, job: Path | None) -> WorkerSpec:
+    """Which code is run is said by the run, which has proven that it is one, or by the user."""
+    granted, generation = _ask(access, name, _sha256(job) if job else "")
+    access = replace(access, generation=generation)
+    job = job or Path(granted.job)
+    if not job.is_file() or _sha256(job) != granted.job_sha256:
+        reason = (
+            f"job file {job}: is not the one that the run was started with; "
+            "put it back, or name a copy of it with --job"
+        )
+        _give_back(access, granted.worker, reason)
+        raise ConfigError(reason)
+    config = config_from(granted.config)
+    return WorkerSpec(parse_worker(granted.worker), access, str(job), granted.job_sha256, config)
+
+
+def _come_back(spec: WorkerSpec) -> int:
+    """After a hang: the run may be busy with something else for a while.
+
+    Nobody has asked for it by hand, so nobody wants to hear why it does not work. It runs the
+    code that it ran before, whoever answers.
+    """
     for _ in range(_NUM_TRIES):
         try:
-            return _ask(host, port, name, "")
+            granted, _ = _ask(spec.access, str(spec.worker), spec.job_sha256)
         except HoldfastError:
             time.sleep(_PAUSE_S)
-    return None
+            continue
+        if granted.job_sha256 != spec.job_sha256:
+            return 1
+        return _become_worker(replace(spec, worker=parse_worker(granted.worker)))
+    return 1
 
 
-def _ask(host: str, port: int, name: str, job_sha256: str) -> messages.JoinGranted:
+def _ask(access: Access, name: str, job_sha256: str) -> tuple[messages.JoinGranted, int]:
+    """The place it gets, and which launch of the run this is."""
     try:
-        connection = connect(host, port, _CONNECT_LIMIT_S)
+        connection, generation = connect(access, JOINER, name, _CONNECT_LIMIT_S)
+    except HandshakeFailed as why:
+        raise ConfigError(f"--join {access}: no run with this secret is there ({why})") from why
     except (HoldfastError, UnicodeError) as why:  # the latter: what no host name can be
         raise ConfigError(
-            f"--join {host}:{port}: nobody answers there ({why}); "
+            f"--join {access}: nobody answers there ({why}); "
             "the address is in the first lines of 'holdfast train'"
         ) from why
     try:
@@ -108,78 +165,45 @@ def _ask(host: str, port: int, name: str, job_sha256: str) -> messages.JoinGrant
         connection.send(request)
         answers = connection.read_within(_ANSWER_LIMIT_S)
     except HoldfastError as why:
-        raise ConfigError(
-            f"--join {host}:{port}: no run of this version of Holdfast answers there ({why})"
-        ) from why
+        raise ConfigError(f"--join {access}: no answer from the run ({why})") from why
     finally:
         connection.close()
     for answer in answers:
         if isinstance(answer, messages.JoinGranted):
-            return answer
+            return answer, generation
         if isinstance(answer, messages.Stop):
-            raise ConfigError(f"--join {host}:{port}: {answer.reason}")
-    raise ConfigError(f"--join {host}:{port}: no answer within {_ANSWER_LIMIT_S:g} s")
+            raise ConfigError(f"--join {access}: {answer.reason}")
+    raise ConfigError(f"--join {access}: no answer within {_ANSWER_LIMIT_S:g} s")
 
 
-def _become_worker(host: str, port: int, granted: messages.JoinGranted, job: Path) -> NoReturn:
-    """Start over as the worker: threads and memory are set up before torch is loaded."""
-    if not job.is_file() or _sha256(job) != granted.job_sha256:
-        reason = (
-            f"job file {job}: is not the one that the run was started with; "
-            "put it back, or name a copy of it with --job"
-        )
-        _give_back(host, port, granted, reason)
-        raise ConfigError(reason)
-    spec = {
-        "worker": granted.worker,
-        "host": host,
-        "port": port,
-        "token": granted.token,
-        "job": str(job),
-        "job_sha256": granted.job_sha256,
-        "config": granted.config,
-    }
-    config = config_from(granted.config)
-    environment = worker_environment(config) | {SPEC_VARIABLE: json.dumps(spec)}
-    if not os.environ.get(REJOIN_VARIABLE):
-        environment[BY_HAND_VARIABLE] = "1"
-        sys.stdout.write(f"joining as worker {granted.worker} (pid {os.getpid()})\n")
-        sys.stdout.flush()
-    words = [sys.executable, "-m", "holdfast", "worker", "--join", f"{host}:{port}"]
-    os.execve(sys.executable, words, environment)
-
-
-def _give_back(host: str, port: int, granted: messages.JoinGranted, reason: str) -> None:
+def _give_back(access: Access, worker: str, reason: str) -> None:
     """The place that was granted: others may have it at once."""
     failed = messages.Failed(
-        token=granted.token,
-        worker=granted.worker,
-        lost="",
-        exit_code=ConfigError.exit_code,
-        reason=reason,
-        details="",
+        worker=worker, lost="", exit_code=ConfigError.exit_code, reason=reason, details=""
     )
     with suppress(HoldfastError):  # it is free after a while in any case
-        connection = connect(host, port, _CONNECT_LIMIT_S)
+        connection, _ = connect(access, WORKER_ROLE, worker, _CONNECT_LIMIT_S)
         connection.send(failed)
         connection.close()
 
 
-def _work(text: str) -> int:
-    values = json.loads(text)
-    config = config_from(values["config"])
-    spec = WorkerSpec(
-        parse_worker(values["worker"]),
-        values["host"],
-        values["port"],
-        values["token"],
-        values["job"],
-        values["job_sha256"],
-        config,
-    )
+# --- being a worker ---
+
+
+def _become_worker(spec: WorkerSpec) -> int:
+    """Start over as the worker: threads and memory are set up before torch is loaded."""
+    descriptor = hand_over(spec.access.secret)
+    os.set_inheritable(descriptor, True)
+    more = {SPEC_VARIABLE: spec.to_text(), FD_VARIABLE: str(descriptor)}
+    words = [sys.executable, "-m", "holdfast", "worker", "--join", str(spec.access)]
+    os.execve(sys.executable, words, worker_environment(spec.config) | more)
+
+
+def _work(spec: WorkerSpec) -> int:
+    os.umask(0o077)  # it writes into the run directory
     from holdfast.runtime import process, warm  # torch: a second that only this process pays
 
-    warm.prepare(config)
+    warm.prepare(spec.config)
     by_hand = bool(os.environ.get(BY_HAND_VARIABLE))
     code = process.run_process(spec, by_hand=by_hand)
     if by_hand:

@@ -26,7 +26,7 @@ from holdfast.protocol.messages import (
     WorkerExited,
     WorkerStarted,
 )
-from holdfast.protocol.spec import WorkerSpec
+from holdfast.protocol.spec import Access, WorkerSpec
 
 STOP_GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -45,14 +45,12 @@ class Agent:
     def __init__(
         self,
         connection: Connection,
-        launcher: tuple[str, int],
-        token: str,
+        access: Access,
         prepare: Callable[[RunConfig], None],
         run_worker: Callable[[WorkerSpec], int],
     ) -> None:
         self._connection = connection
-        self._launcher = launcher
-        self._token = token
+        self._access = access
         self._prepare = prepare
         self._run_worker = run_worker
         self._prepared: RunConfig | None = None
@@ -62,7 +60,7 @@ class Agent:
     def run(self) -> int:
         self._selector.register(self._connection, selectors.EVENT_READ)
         try:
-            self._connection.send(AgentHello(token=self._token, pid=os.getpid()))
+            self._connection.send(AgentHello(pid=os.getpid()))
             while True:
                 if self._turn(timeout_s=1.0):
                     return 0
@@ -97,10 +95,7 @@ class Agent:
         return False
 
     def _start(self, worker: str, order: StartWorkers, config: RunConfig) -> None:
-        host, port = self._launcher
-        spec = WorkerSpec(
-            parse_worker(worker), host, port, self._token, order.job, order.job_sha256, config
-        )
+        spec = WorkerSpec(parse_worker(worker), self._access, order.job, order.job_sha256, config)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:

@@ -49,11 +49,14 @@ class Coordinator:
         planner: SomePlanner | None = None,
         faults: Sequence[Fault] = (),
         address: str = "",
+        join_with: str = "",
         schedule: Schedule | None = None,
         now: Callable[[], float] | None = None,
         run_id: str = "",
     ) -> None:
-        setting = Setting(config, run_dir, resume, faults, address, schedule, now, run_id)
+        setting = Setting(
+            config, run_dir, resume, faults, address, schedule, now, run_id, join_with
+        )
         self.run = run = Run.of(setting)
         self.failure: HoldfastError | None = None
         self.details = ""
@@ -143,9 +146,9 @@ class Coordinator:
         if handler is None:
             why = HoldfastError(f"unexpected {type(message).__name__} while {self.phase.name}")
             return self.fail(why, at_s)
-        if not self._notices.hear(message, at_s):
-            return []
-        return self._guarded(lambda: handler(message, at_s), at_s)
+        return self._guarded(
+            lambda: handler(message, at_s) if self._notices.hear(message, at_s) else [], at_s
+        )
 
     def lost_connection(self, worker: str, at_s: float) -> list[Effect]:
         return self._guarded(lambda: self._notices.closed(parse_worker(worker), at_s), at_s)

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -36,7 +37,16 @@ from holdfast.observability import events
 from holdfast.observability.summary import SUMMARY_FILE, Summary, summarize, write_summary
 from holdfast.observability.view import View
 from holdfast.protocol.messages import StartWorkers
-from holdfast.protocol.spec import worker_environment
+from holdfast.protocol.secret import (
+    FD_VARIABLE,
+    hand_over,
+    kept_secret,
+    last_generation,
+    new_secret,
+    write_generation,
+    write_secret,
+)
+from holdfast.protocol.spec import Access, worker_environment
 from holdfast.recovery.manifest import (
     Checkpoint,
     clear_abandoned,
@@ -49,14 +59,13 @@ from holdfast.recovery.manifest import (
 )
 from holdfast.recovery.places import check_logs, claim_logs, clear_logs, drop_logs, trim_logs
 
-TOKEN_VARIABLE = "HOLDFAST_TOKEN"  # by environment: a command line shows in ps
 _AGENT_END_LIMIT_S = 1.5  # above its grace for the workers
 
 
 class Starter(Protocol):
     """Brings up whatever runs the workers, as processes or as threads."""
 
-    def start(self, host: str, port: int, token: str, order: StartWorkers) -> None:
+    def start(self, access: Access, order: StartWorkers) -> None:
         """Called again for workers that come later, unless an agent has been started."""
         ...
 
@@ -76,13 +85,16 @@ class AgentProcess:
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, host: str, port: int, token: str, order: StartWorkers) -> None:
-        environment = worker_environment(self._config) | {TOKEN_VARIABLE: token}
+    def start(self, access: Access, order: StartWorkers) -> None:
+        descriptor = hand_over(access.secret)
+        words = ["agent", "--connect", str(access), "--generation", str(access.generation)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "agent", "--connect", f"{host}:{port}"],
-            env=environment,
+            [sys.executable, "-m", "holdfast", *words],
+            env=worker_environment(self._config) | {FD_VARIABLE: str(descriptor)},
             stdin=subprocess.DEVNULL,
+            pass_fds=[descriptor],
         )
+        os.close(descriptor)
 
     def ended(self) -> str | None:
         code = None if self._process is None else self._process.poll()
@@ -98,6 +110,27 @@ class AgentProcess:
             self._process.wait()
 
 
+@dataclass(frozen=True)
+class Pass:
+    """What a run and its workers prove to each other that they belong together with."""
+
+    secret: bytes = field(repr=False)
+    generation: int  # which launch of the run in its directory
+    given: bool  # the user has it already, and says where
+
+    @classmethod
+    def of(cls, run_dir: Path, given: bytes | None, *, continues: bool) -> "Pass":
+        """A run that goes on in its directory keeps its secret."""
+        before = last_generation(run_dir) if continues else 0
+        kept = kept_secret(run_dir) if continues and given is None else None
+        return cls(given or kept or new_secret(), before + 1, given is not None)
+
+    def write(self, run_dir: Path) -> None:
+        write_generation(run_dir, self.generation)
+        if not self.given:
+            write_secret(run_dir, self.secret)
+
+
 @dataclass
 class _Recorder:
     """Carries out what the coordinator wants done besides messages."""
@@ -106,6 +139,8 @@ class _Recorder:
     run_dir: Path
     resume: Checkpoint | None
     view: View
+    pass_on: Pass
+    usual_mask: int = 0o022
     kept: list[events.Event] = field(default_factory=list)
     sink: events.JsonLines | None = None
 
@@ -145,8 +180,9 @@ class _Recorder:
 
     def _open(self) -> None:
         try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
+            make_private(self.run_dir, self.usual_mask)
             self.sink = self._only_writer()
+            self.pass_on.write(self.run_dir)
             clear_leftovers(self.run_dir)
             claim_logs(self.run_dir, self.config)
             if self.resume is not None and same_place(self.resume.run_dir, self.run_dir):
@@ -198,53 +234,101 @@ def launch(
     starter: Starter,
     view: View,
     faults: Sequence[Fault] = (),
+    secret: bytes | None = None,
+    join_with: str = "",
 ) -> Summary:
-    """Train. Raises HoldfastError, after everything was stopped and the summary written."""
+    """Train. Raises HoldfastError, after everything was stopped and the summary written.
+
+    ``secret``: the user's own; ``join_with``: how those who join are to be told of it.
+    """
     check_run_dir(run_dir, resume)
     check_logs(run_dir, config)
     schedule = read_schedule(config)
+    shown = str(run_dir)
+    # Whoever is told of a path may have another working directory.
+    config, run_dir, resume = _absolute(config, run_dir, resume)
+    continues = resume is not None and same_place(resume.run_dir, run_dir)
+    pass_on = Pass.of(run_dir, secret, continues=continues)
     listener = listen(config)
     host, port = listener.getsockname()
+    access = Access(host, port, pass_on.secret, pass_on.generation)
     coordinator = Coordinator(
         config,
         str(run_dir),
         resume,
         faults=faults,
-        address=f"{host}:{port}",
+        address=str(access),
+        join_with=join_with or f"--run-dir {shlex.quote(shown)}",
         schedule=schedule,
         now=time.monotonic,
         run_id=secrets.token_hex(8),
     )
-    recorder = _Recorder(config, run_dir, resume, view)
+    recorder = _Recorder(config, run_dir, resume, view, pass_on)
     order = StartWorkers(
         workers=[str(worker) for worker in coordinator.workers],
         job=str(job.resolve()),
         job_sha256=file_digest(job),
         config=config.to_dict(),
     )
-    token = secrets.token_hex(16)
     server = Server(
         listener,
-        token,
+        access,
         coordinator,
         recorder.perform,
         order,
-        start_more=lambda more: starter.start(host, port, token, more),
+        start_more=lambda more: starter.start(access, more),
     )
     warm_up_planner()
-    try:
-        _serve(server, lambda: starter.start(host, port, token, order), starter, config)
-    finally:
-        coordinator.close()
-    summary = summarize(recorder.kept, config=config.to_dict())
-    try:
-        recorder.close(summary, coordinator.details)
-    except OSError as why:  # what went wrong first is what the user must hear
-        raise coordinator.failure or unwritable(run_dir, why) from why
+    with _private_files() as recorder.usual_mask:
+        try:
+            _serve(server, lambda: starter.start(access, order), starter, config)
+        finally:
+            coordinator.close()
+        summary = summarize(recorder.kept, config=config.to_dict())
+        try:
+            recorder.close(summary, coordinator.details)
+        except OSError as why:  # what went wrong first is what the user must hear
+            raise coordinator.failure or unwritable(run_dir, why) from why
     if coordinator.failure is not None:
         raise coordinator.failure
     drop_logs(run_dir, config)  # the last checkpoint is all that a resume needs
     return summary
+
+
+def _absolute(
+    config: RunConfig, run_dir: Path, resume: Checkpoint | None
+) -> tuple[RunConfig, Path, Checkpoint | None]:
+    places = {
+        name: os.path.abspath(place)
+        for name in ("log_dir", "log_mirror")
+        if (place := getattr(config.recovery, name))
+    }
+    config = replace(config, recovery=replace(config.recovery, **places))
+    if resume is not None:
+        resume = replace(resume, directory=os.path.abspath(resume.directory))
+    return config, run_dir.absolute(), resume
+
+
+@contextmanager
+def _private_files() -> Iterator[int]:
+    """Whatever is written meanwhile is for this user only: parameters, logs, samples in errors."""
+    before = os.umask(0o077)
+    try:
+        yield before
+    finally:
+        os.umask(before)
+
+
+def make_private(run_dir: Path, usual_mask: int) -> None:
+    """The directories above it are the user's, and as they would be without us."""
+    if not run_dir.parent.exists():
+        mask = os.umask(usual_mask)
+        try:
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+        finally:
+            os.umask(mask)
+    run_dir.mkdir(mode=0o700, exist_ok=True)
+    run_dir.chmod(0o700)  # it may have been there before
 
 
 def _serve(server: Server, start: Callable[[], None], starter: Starter, config: RunConfig) -> None:

@@ -59,6 +59,7 @@ class Setting(NamedTuple):
     schedule: Schedule | None  # lanes of the user's own; only the workers in it are started
     now: Callable[[], float] | None  # for times that an answer takes; None: those of stimuli
     run_id: str = ""  # no other run has the same
+    join_with: str = ""  # what else they have to say on the command line
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """Sockets around the coordinator: one selector loop, no thread. Decides nothing itself."""
 
-import os
 import selectors
 import socket
 import sys
@@ -12,20 +11,24 @@ from dataclasses import replace
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.effects import Effect, Fence, Send, StartWorker
-from holdfast.control.peer import user_of_peer
+from holdfast.control.effects import Effect, Emit, Fence, Send, StartWorker
+from holdfast.control.rights import check_right
 from holdfast.control.run import RunPhase
+from holdfast.control.strangers import Stranger, Strangers
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
+from holdfast.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Identity
+from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.codec import encode
 from holdfast.protocol.connection import Connection
+from holdfast.protocol.spec import Access
 
 STOP_LIMIT_S = 1.5  # with the agent's grace well below the 5 s in which a run must have stopped
 SEND_LIMIT_S = 0.5  # a worker that takes nothing for so long must not hold up the others
-HELLO_LIMIT_BYTES = 1 << 18  # a first message may carry a traceback
-HELLO_LIMIT_S = 30.0
 MORE_STRANGERS = 64  # than workers of the run; descriptors are few
+ASK_LIMIT_S = 5.0  # of one who has proven to belong to the run, and wants to join
 TICK_S = 0.02
+_COUNT_S = 10.0  # strangers that were sent away are told of at most this often
 _MOST_LAST_READS = 16  # one that lives may go on sending for ever
 
 
@@ -55,7 +58,7 @@ class Server:
     def __init__(
         self,
         listener: socket.socket,
-        token: str,
+        access: Access,
         coordinator: Coordinator,
         perform: Callable[[Effect], None],
         start_workers: messages.StartWorkers,
@@ -63,23 +66,27 @@ class Server:
         start_more: Callable[[messages.StartWorkers], None] = lambda order: None,
     ) -> None:
         self._listener = listener
-        self._token = token
+        self._access = access
         self._coordinator = coordinator
         self._perform = perform
         self._start_workers = start_workers
         self._start_more = start_more
         self._selector = selectors.DefaultSelector()
+        me = Identity(COORDINATOR, "", access.generation)
+        most = len(coordinator.workers) + MORE_STRANGERS
+        self._strangers = Strangers(self._selector, listener, access.secret, me, most)
+        self._peers: dict[Connection, Identity] = {}  # all who have proven who they are
+        self._loading: dict[WorkerId, Connection] = {}  # have not said hello yet
         self._workers: dict[WorkerId, Connection] = {}
-        self._names: dict[Connection, str] = {}  # "agent" or a worker; "" until it has said hello
-        self._strangers: dict[Connection, float] = {}  # no hello yet; until when they may stay
-        self._sockets: dict[Connection, socket.socket] = {}  # of the strangers
+        self._asking: dict[Connection, float] = {}  # who wants to join; until when it may stay
         self._agent: Connection | None = None
-        self._running: dict[int, str] = {}  # process id -> worker, of those the agent is to end
+        self._children: dict[int, str] = {}  # process id -> worker, of those the agent has started
+        self._running: dict[int, str] = {}  # those of them that it is to end
         self._todo: deque[Effect] = deque()
         self._is_applying = False
         self._encoded: tuple[messages.Message, bytes] | None = None
         self._num_interrupts = 0
-        self._ticked_s = 0.0
+        self._ticked_s = self._counted_s = 0.0
 
     def interrupt(self) -> None:
         """Ask the loop to stop the run; safe in a signal handler."""
@@ -89,7 +96,7 @@ class Server:
         self, start_limit_s: float, agent_ended: Callable[[], str | None] = lambda: None
     ) -> None:
         """Until the run is over and its workers are gone."""
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._strangers.open()
         started_s = time.monotonic()
         while not self._coordinator.over:
             self._turn(TICK_S)
@@ -105,8 +112,9 @@ class Server:
     def close(self) -> None:
         if self._agent is not None:
             self._send(self._agent, messages.Stop(reason="the run is over"))
-        for connection in list(self._names):
+        for connection in list(self._peers):
             self._drop(connection)
+        self._strangers.close()
         self._selector.close()
         self._listener.close()
 
@@ -121,12 +129,16 @@ class Server:
             self._apply(self._coordinator.interrupt(now_s))
         if now_s - self._ticked_s >= TICK_S:
             self._ticked_s = now_s
-            for stranger in [c for c, until_s in self._strangers.items() if now_s > until_s]:
-                self._drop(stranger)
+            self._strangers.tick(now_s)
+            for connection in [c for c, until_s in self._asking.items() if now_s > until_s]:
+                self._drop(connection)
+            self._count_strangers(now_s)
             self._apply(self._coordinator.tick(now_s))
 
     def _wait_for_workers(self) -> None:
         """They were told to stop; those that do not are killed by the agent in close()."""
+        for connection in list(self._loading.values()):
+            self._send(connection, messages.Stop(reason="the run is over"))
         deadline_s = time.monotonic() + STOP_LIMIT_S
         while (self._running or self._workers) and time.monotonic() < deadline_s:
             self._turn(0.05)
@@ -136,90 +148,109 @@ class Server:
     def _turn(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
-                self._accept()
-            elif isinstance(key.fileobj, Connection) and key.fileobj in self._names:
+                self._strangers.accept()
+            elif isinstance(key.fileobj, Stranger):
+                proven = self._strangers.read(key.fileobj)
+                if proven is not None:
+                    self._admit(*proven)
+            elif isinstance(key.fileobj, Connection) and key.fileobj in self._peers:
                 self._read(key.fileobj)
 
-    def _accept(self) -> None:
-        try:
-            sock = self._listener.accept()[0]
-            connection = Connection(sock, HELLO_LIMIT_BYTES)
-        except OSError:  # a caller that gave up, or out of descriptors
-            return
-        sock.settimeout(SEND_LIMIT_S)
-        if len(self._strangers) >= len(self._coordinator.workers) + MORE_STRANGERS:
-            self._drop(min(self._strangers, key=lambda one: self._strangers[one]))  # the oldest
-        self._names[connection] = ""
-        self._strangers[connection] = time.monotonic() + HELLO_LIMIT_S
-        self._sockets[connection] = sock
+    def _admit(self, peer: Identity, sock: socket.socket) -> None:
+        """It belongs to the run. Whether there is a place for it is another question."""
+        connection = Connection(sock, send_limit_s=SEND_LIMIT_S)
+        refusal = self._refusal(peer)
+        self._peers[connection] = peer
         self._selector.register(connection, selectors.EVENT_READ)
+        if refusal:
+            self._send(connection, messages.Stop(reason=refusal))
+            self._log(str(peer), refusal)
+            self._drop(connection)
+        elif peer.role == AGENT:
+            self._agent = connection
+        elif peer.role == JOINER:
+            self._asking[connection] = time.monotonic() + ASK_LIMIT_S
+        else:
+            self._loading[parse_worker(peer.name)] = connection
+
+    def _refusal(self, peer: Identity) -> str:
+        """Why there is no place for it; empty: there is."""
+        own = self._access.generation
+        if peer.generation != own and (peer.role != JOINER or peer.generation):
+            return f"it is of launch {peer.generation} of this run, which is at launch {own}"
+        if peer.role == AGENT and self._agent is not None:
+            return "there is an agent already"
+        if peer.role == WORKER_ROLE and not self._is_free(peer.name):
+            return "there is no place for you here"
+        return "the coordinator is here" if peer.role == COORDINATOR else ""
+
+    def _is_free(self, name: str) -> bool:
+        return self._coordinator.accepts(name) and parse_worker(name) not in self._loading
 
     def _read(self, connection: Connection) -> None:
         try:
             for message in connection.read():
-                if connection in self._names:  # else an earlier message had it dropped
+                if connection in self._peers:  # else an earlier message had it dropped
                     self._dispatch(connection, message)
-        except (PeerLost, ProtocolError) as why:
+        except PeerLost as why:
+            self._lose(connection, why)
+        except ProtocolError as why:
+            if connection in self._peers:
+                self._log(str(self._peers[connection]), str(why))
             self._lose(connection, why)
 
     def _lose(self, connection: Connection, why: HoldfastError) -> None:
-        is_worker = connection in self._workers.values()
-        name = self._drop(connection)
-        if name == "agent":
+        is_worker = connection in (*self._workers.values(), *self._loading.values())
+        is_agent = connection is self._agent
+        peer = self._drop(connection)
+        if is_agent:
             self._agent = None
             advice = self._coordinator.run.advice
             self._fail(HoldfastError(f"the agent that starts the workers is gone: {why}. {advice}"))
-        elif is_worker:
-            self._apply(self._coordinator.lost_connection(name, time.monotonic()))
+        elif peer is not None and is_worker:
+            self._apply(self._coordinator.lost_connection(peer.name, time.monotonic()))
 
     def _dispatch(self, connection: Connection, message: messages.Message) -> None:
-        if not self._names[connection] and not self._welcome(connection, message):
-            return
+        """ProtocolError: it has said what it may not say."""
+        is_loading = connection in self._loading.values()
+        check_right(self._peers[connection], message, has_said_hello=not is_loading)
         match message:
+            case messages.JoinRequest():
+                self._answer(connection, message)
+                return
             case messages.AgentHello():
                 self._send(connection, self._start_workers)
                 return
             case messages.WorkerStarted():
-                self._running[message.pid] = message.worker
+                self._children[message.pid] = self._running[message.pid] = message.worker
             case messages.WorkerExited():
+                if self._children.pop(message.pid, "") != message.worker:
+                    raise ProtocolError(f"process {message.pid} is no {message.worker} of its own")
                 self._running.pop(message.pid, None)
+            case messages.Hello():
+                worker = parse_worker(message.worker)
+                self._workers[worker] = self._loading.pop(worker)
         self._apply(self._coordinator.handle(message, time.monotonic()))
 
-    def _welcome(self, connection: Connection, message: messages.Message) -> bool:
-        """The first message must be a hello, a wish to join, or a reason why there is no hello."""
-        if isinstance(message, messages.JoinRequest):
-            self._answer(connection, message)
-            return False
-        if getattr(message, "token", None) != self._token:
-            self._drop(connection)
-            return False
-        match message:
-            case messages.AgentHello():
-                self._names[connection], self._agent = "agent", connection
-            case messages.Hello() if self._coordinator.accepts(message.worker):
-                self._names[connection] = message.worker
-                self._workers[parse_worker(message.worker)] = connection
-            case messages.Failed() if self._coordinator.knows(message.worker):
-                self._names[connection] = message.worker
-            case _:
-                self._send(connection, messages.Stop(reason="there is no place for you here"))
-                self._drop(connection)
-                return False
-        del self._strangers[connection], self._sockets[connection]
-        connection.trust()
-        return True
+    def _log(self, who: str, reason: str) -> None:
+        dropped = events.ConnectionDropped(at_s=time.monotonic(), who=who, reason=reason)
+        self._perform_or_fail(Emit(dropped))
+
+    def _count_strangers(self, now_s: float) -> None:
+        """One line for many: whoever knocks often must not fill the disk."""
+        number = self._strangers.num_refused
+        if not number or now_s - self._counted_s < _COUNT_S:
+            return
+        self._counted_s, self._strangers.num_refused = now_s, 0
+        self._log("strangers", f"{number} did not prove that they belong to the run")
 
     def _answer(self, connection: Connection, request: messages.JoinRequest) -> None:
-        """To somebody who has no token yet: only the user whose run this is gets one."""
         reply: messages.Message
         order = self._start_workers
         try:
-            if user_of_peer(self._sockets[connection]) not in (None, os.getuid()):
-                raise ConfigError("only the user who has started the run may join it")
             worker = self._coordinator.grant(request, order.job_sha256, time.monotonic())
             reply = messages.JoinGranted(
                 worker=str(worker),
-                token=self._token,
                 job=order.job,
                 job_sha256=order.job_sha256,
                 config=order.config,
@@ -257,16 +288,22 @@ class Server:
 
     def _fence(self, worker: WorkerId) -> None:
         self._running = {p: name for p, name in self._running.items() if name != str(worker)}
-        connection = self._workers.get(worker)
+        connection = self._workers.get(worker) or self._loading.get(worker)
         if connection is None:
             return
         self._hear_last_words(connection)
         self._drop(connection)
 
     def _hear_last_words(self, connection: Connection) -> None:
-        if connection in self._workers.values():
-            for message in self._last_words(connection):
-                self._apply(self._coordinator.handle(message, time.monotonic()))
+        if connection not in self._workers.values():
+            return
+        peer = self._peers[connection]
+        for message in self._last_words(connection):
+            try:
+                check_right(peer, message, has_said_hello=True)
+            except ProtocolError:
+                return
+            self._apply(self._coordinator.handle(message, time.monotonic()))
 
     def _last_words(self, connection: Connection) -> list[messages.Message]:
         """What it had sent before it was lost, e.g. that a part of a checkpoint is on disk."""
@@ -302,17 +339,17 @@ class Server:
         try:
             connection.send_encoded(self._encoded[1])
         except PeerLost as why:
-            if connection in self._names:
+            if connection in self._peers:
                 self._hear_last_words(connection)
                 self._lose(connection, why)
 
-    def _drop(self, connection: Connection) -> str:
-        if connection not in self._names:
-            return ""  # a send that failed has done it
-        name = self._names.pop(connection)
-        self._strangers.pop(connection, None)
-        self._sockets.pop(connection, None)
+    def _drop(self, connection: Connection) -> Identity | None:
+        peer = self._peers.pop(connection, None)
+        if peer is None:
+            return None  # a send that failed has done it
+        self._asking.pop(connection, None)
         self._selector.unregister(connection)
         connection.close()
         self._workers = {w: c for w, c in self._workers.items() if c is not connection}
-        return name
+        self._loading = {w: c for w, c in self._loading.items() if c is not connection}
+        return peer

@@ -137,6 +137,7 @@ class Starting:
             reason=run.reason,
             cut=run.cut,
             address=run.setting.address,
+            join_with=run.setting.join_with,
             limits=run.clock.describe(),
         )
 

@@ -37,6 +37,7 @@ class RunStarted:
     cut: tuple[int, ...]  # first layer of each stage after the first
     first_step: int = 0  # above 0: resumed from a checkpoint
     address: str = ""  # HOST:PORT where workers may join; empty: they may not
+    join_with: str = ""  # words of the command by which they join, for the run's secret
     limits: str = ""  # after how long a silent worker is lost, and the like, in words
 
 
@@ -153,6 +154,15 @@ class WorkerMoved:
     from_stage: int
     to_stage: int
     step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionDropped:
+    """Somebody at the launcher's port had no business there, or said what it may not say."""
+
+    at_s: float
+    who: str  # as it has proven; "strangers": many who have proven nothing
     reason: str
 
 
@@ -304,6 +314,7 @@ Event: TypeAlias = (
     | StepFinished
     | WorkerStep
     | StepTakenBack
+    | ConnectionDropped
     | CheckpointSaved
     | FaultFired
     | WorkerLost

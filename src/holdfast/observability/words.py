@@ -164,7 +164,7 @@ def layout(run: RunStarted) -> str:
 
 
 def how_to_join(run: RunStarted) -> str:
-    return f"join with: holdfast worker --join {run.address}"
+    return f"join with: holdfast worker --join {run.address} {run.join_with}".rstrip()
 
 
 def count(number: int, noun: str, plural: str = "s") -> str:

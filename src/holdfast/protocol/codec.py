@@ -1,10 +1,11 @@
 """Bytes <-> messages: length-prefixed JSON, versioned, size-limited, checked field by field."""
 
 import json
+import reprlib
 import struct
 from dataclasses import asdict, fields
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from holdfast.errors import ProtocolError
 from holdfast.protocol.messages import Message
@@ -13,7 +14,7 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Message)}
-_HINTS = {name: get_type_hints(cls) for name, cls in _CLASSES.items()}
+_HINTS = {name: get_type_hints(cls, include_extras=True) for name, cls in _CLASSES.items()}
 
 
 def encode(message: Message) -> bytes:
@@ -44,7 +45,8 @@ def _check_fields(kind: str, values: dict[str, Any]) -> None:
         raise ProtocolError(f"{kind}: fields {sorted(values)}; expected {sorted(expected)}")
     for name, value in values.items():
         if not _fits(value, _HINTS[kind][name]):
-            raise ProtocolError(f"{kind}.{name}={value!r}: expected {_HINTS[kind][name]}")
+            shown = reprlib.repr(value)
+            raise ProtocolError(f"{kind}.{name}={shown}: expected {_expected(_HINTS[kind][name])}")
 
 
 def _fits(value: object, hint: Any) -> bool:
@@ -52,22 +54,31 @@ def _fits(value: object, hint: Any) -> bool:
         return True
     if isinstance(hint, UnionType):
         return any(_fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is Annotated:
+        base, *checks = get_args(hint)
+        return _fits(value, base) and all(check.fits(value) for check in checks)
     if hint is float:
         return type(value) in (int, float)
     if get_origin(hint) is list:
         (inner,) = get_args(hint)
         return isinstance(value, list) and all(_fits(item, inner) for item in value)
     if get_origin(hint) is dict:
-        _, inner = get_args(hint)
-        return isinstance(value, dict) and all(_fits(item, inner) for item in value.values())
+        of_keys, inner = get_args(hint)
+        return isinstance(value, dict) and all(
+            _fits(key, of_keys) and _fits(item, inner) for key, item in value.items()
+        )
     return type(value) is hint
+
+
+def _expected(hint: Any) -> str:
+    checks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return ", ".join(check.what for check in checks) or str(hint)
 
 
 class Splitter:
     """Cuts a stream of bytes into messages, however it was chopped on the way."""
 
-    def __init__(self, limit_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        self.limit_bytes = limit_bytes
+    def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
@@ -75,9 +86,9 @@ class Splitter:
         messages: list[Message] = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > self.limit_bytes:
+            if length > MAX_MESSAGE_BYTES:
                 raise ProtocolError(
-                    f"message of {length} bytes announced; at most {self.limit_bytes}"
+                    f"message of {length} bytes announced; at most {MAX_MESSAGE_BYTES}"
                 )
             end = _LENGTH.size + length
             if len(self._buffer) < end:

@@ -3,21 +3,27 @@
 import socket
 import time
 
-from holdfast.errors import HoldfastError, PeerLost
-from holdfast.protocol.codec import MAX_MESSAGE_BYTES, Splitter, encode
+from holdfast.errors import HandshakeBroken, HandshakeFailed, HoldfastError, PeerLost
+from holdfast.handshake import COORDINATOR, Identity, call
+from holdfast.protocol.codec import Splitter, encode
 from holdfast.protocol.messages import Message
+from holdfast.protocol.spec import Access
 
 _SEND_LIMIT_S = 10.0
+_PAUSE_S = 0.1
 
 
 class Connection:
-    """Blocking sends with a limit; :meth:`read` returns what has come, [] is never an end."""
+    """Blocking sends with a limit; :meth:`read` returns what has come, [] is never an end.
 
-    def __init__(self, sock: socket.socket, limit_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    Made when both sides have proven who they are.
+    """
+
+    def __init__(self, sock: socket.socket, *, send_limit_s: float = _SEND_LIMIT_S) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(_SEND_LIMIT_S)
+        sock.settimeout(send_limit_s)
         self._sock = sock
-        self._splitter = Splitter(limit_bytes)
+        self._splitter = Splitter()
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -53,10 +59,6 @@ class Connection:
                 return found
         return []
 
-    def trust(self) -> None:
-        """The other side has shown who it is: take messages of any size from now on."""
-        self._splitter.limit_bytes = MAX_MESSAGE_BYTES
-
     def shutdown(self) -> None:
         """End a blocked :meth:`read` of another thread."""
         try:
@@ -69,8 +71,35 @@ class Connection:
         self._sock.close()
 
 
-def connect(host: str, port: int, limit_s: float) -> Connection:
-    try:
-        return Connection(socket.create_connection((host, port), timeout=limit_s))
-    except OSError as why:
-        raise HoldfastError(f"cannot reach the launcher at {host}:{port}: {why}") from why
+def connect(access: Access, role: str, name: str, limit_s: float) -> tuple[Connection, int]:
+    """To the launcher of this run and no other; also which launch of the run it is.
+
+    HandshakeFailed: whoever is there does not belong to the run, or to another launch of it.
+    """
+    me = Identity(role, name, access.generation)
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            address = (access.host, access.port)
+            sock = socket.create_connection(address, max(0.0, deadline_s - time.monotonic()))
+        except OSError as why:
+            raise HoldfastError(f"cannot reach the launcher at {access}: {why}") from why
+        try:
+            left_s = deadline_s - time.monotonic()
+            found = call(sock, access.secret, me, COORDINATOR, left_s)
+            break
+        except HandshakeBroken:  # too many strangers at its door: once more
+            sock.close()
+            if time.monotonic() + _PAUSE_S > deadline_s:
+                raise
+            time.sleep(_PAUSE_S)
+        except HandshakeFailed:
+            sock.close()
+            raise
+    if access.generation not in (0, found.generation):
+        sock.close()
+        raise HandshakeFailed(
+            f"launch {found.generation} of the run is at {access}; "
+            f"this process belongs to launch {access.generation}"
+        )
+    return Connection(sock), found.generation

@@ -6,22 +6,38 @@ Tensors never travel here: they go from worker to worker over ``transport``.
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.protocol.fields import (
+    ExitCode,
+    Host,
+    LogOrder,
+    Number,
+    Path,
+    PathOrNone,
+    Pid,
+    Port,
+    Sha256,
+    Sha256OrNone,
+    Stage,
+    Step,
+    Worker,
+    WorkerOrNone,
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHello:
     """agent -> coordinator, once: ready to start workers."""
 
-    token: str
-    pid: int
+    pid: Pid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorkers:
     """coordinator -> agent."""
 
-    workers: list[str]
-    job: str  # path of the job file
-    job_sha256: str
+    workers: list[Worker]
+    job: Path  # path of the job file
+    job_sha256: Sha256
     config: dict[str, Any]
 
 
@@ -29,41 +45,40 @@ class StartWorkers:
 class WorkerStarted:
     """agent -> coordinator."""
 
-    worker: str
-    pid: int
+    worker: Worker
+    pid: Pid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited:
     """agent -> coordinator, as soon as the process is gone."""
 
-    worker: str
-    pid: int
+    worker: Worker
+    pid: Pid
     how: str  # "exit code 1" or "signal SIGKILL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
-    """somebody -> coordinator, instead of a hello: may I take the place of a missing worker?
+    """joiner -> coordinator: may I take the place of a missing worker?
 
     Answered with JoinGranted or Stop; then the connection is closed. Whoever was granted a place
-    comes back as a worker, with its token.
+    comes back as a worker.
     """
 
-    worker: str  # the place it wants; empty: any
-    pid: int
+    worker: WorkerOrNone  # the place it wants; empty: any
+    pid: Pid
     fingerprint: dict[str, str]
-    job_sha256: str  # of its own job file; empty: it has none and takes the run's
+    job_sha256: Sha256OrNone  # of its own job file; empty: it has none and takes the run's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinGranted:
     """coordinator -> whoever asked to join."""
 
-    worker: str
-    token: str
-    job: str  # path of the job file
-    job_sha256: str
+    worker: Worker
+    job: Path  # path of the job file
+    job_sha256: Sha256
     config: dict[str, Any]
 
 
@@ -71,15 +86,14 @@ class JoinGranted:
 class Hello:
     """worker -> coordinator, once the job is loaded and the data port is open."""
 
-    token: str
-    worker: str
-    pid: int
+    worker: Worker
+    pid: Pid
     fingerprint: dict[str, str]  # all that the bits of a result depend on
-    num_layers: int
+    num_layers: Number
     layer_hashes: list[str]  # of each layer as the job has built it: equal on all workers
-    cut: list[int]  # the job's own wish; empty: none
-    host: str
-    port: int
+    cut: list[Number]  # the job's own wish; empty: none
+    host: Host
+    port: Port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +105,7 @@ class MeasureLayers:
 class LayerCosts:
     """worker -> coordinator."""
 
-    worker: str
+    worker: Worker
     forward_s: list[float]
     backward_s: list[float]
 
@@ -100,15 +114,15 @@ class LayerCosts:
 class Assign:
     """coordinator -> worker: the stage to build. Again, when it is to hold another one."""
 
-    stage: int
-    cut: list[int]
-    checkpoint: str  # directory to load from; empty: start anew
-    first_step: int  # optimizer steps that the state to start from has had
-    run_dir: str
+    stage: Stage
+    cut: list[Number]
+    checkpoint: PathOrNone  # directory to load from; empty: start anew
+    first_step: Step  # optimizer steps that the state to start from has had
+    run_dir: Path
     beat_s: float  # send a heartbeat this often
     wait_s: float  # longest wait for a tensor from another worker
     faults: list[str]  # to be injected into this worker, as they were given
-    log: dict[str, Any]
+    log: LogOrder
     """Empty: nothing is logged. Else
     ``run``: name of the run and of its history, which changes when all go back;
     ``began``: the first step of this history;
@@ -122,8 +136,8 @@ class Assign:
 class LogVolume:
     """worker -> coordinator, after its first logged step: what a border takes a step."""
 
-    worker: str
-    step: int
+    worker: Worker
+    step: Step
     activation_bytes: int  # of its own micro-batches, to the next stage
     gradient_bytes: int  # to the stage before
     tied_bytes: int  # of parameters that another stage has too
@@ -133,7 +147,7 @@ class LogVolume:
 class LogBorders:
     """coordinator -> worker: which borders are logged from now on. Takes effect at once."""
 
-    borders: list[int]
+    borders: list[Stage]
     limit_bytes: int
 
 
@@ -141,18 +155,18 @@ class LogBorders:
 class LogState:
     """worker -> coordinator: its log has stopped, or begins again after a checkpoint."""
 
-    worker: str
-    step: int
+    worker: Worker
+    step: Step
     logging: bool
     reason: str  # one line
-    num_bytes: int  # written so far, in all
+    num_bytes: Number  # written so far, in all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sealed:
     """coordinator -> worker: a checkpoint is whole. No log of a step before it is of use."""
 
-    step: int
+    step: Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,17 +176,17 @@ class Replay:
     The worker's own stage and all that it holds stay as they are.
     """
 
-    epoch: int  # be in this one meanwhile
-    stages: list[int]  # neighbours: run as if they were one stage
-    lost: list[int]  # those of them whose state is to be written
-    cut: list[int]
-    checkpoint: str  # directory to start from; empty: the beginning
-    first_step: int
-    version: int  # stop before this step
-    crew: list[str]  # micro-batches go to them in turn; the first one writes
-    addresses: dict[str, list[Any]]  # of the crew
-    into: str  # directory for the state
-    log: dict[str, Any]  # as in Assign
+    epoch: Number  # be in this one meanwhile
+    stages: list[Stage]  # neighbours: run as if they were one stage
+    lost: list[Stage]  # those of them whose state is to be written
+    cut: list[Number]
+    checkpoint: PathOrNone  # directory to start from; empty: the beginning
+    first_step: Step
+    version: Step  # stop before this step
+    crew: list[Worker]  # micro-batches go to them in turn; the first one writes
+    addresses: dict[Worker, list[Any]]  # of the crew
+    into: Path  # directory for the state
+    log: LogOrder  # as in Assign
     beat_s: float
     wait_s: float
 
@@ -181,10 +195,10 @@ class Replay:
 class Replayed:
     """worker -> coordinator: its share is done, and what it was to write is on disk."""
 
-    worker: str
-    epoch: int
+    worker: Worker
+    epoch: Number
     num_operations: int  # F, B and W that it has run
-    num_bytes: int  # read from logs
+    num_bytes: Number  # read from logs
     took_s: float
     losses: list[list[Any]]  # [step, [[micro-batch, loss] ...], tokens] of the last steps, if known
 
@@ -193,8 +207,8 @@ class Replayed:
 class ReplayFailed:
     """worker -> coordinator: the log does not reach so far."""
 
-    worker: str
-    epoch: int
+    worker: Worker
+    epoch: Number
     reached: int  # steps before this one could be replayed
     reason: str  # one line
 
@@ -203,16 +217,16 @@ class ReplayFailed:
 class Ready:
     """worker -> coordinator: the stage is built."""
 
-    worker: str
+    worker: Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """worker -> coordinator, from a thread of its own: the process is not stopped."""
 
-    worker: str
-    epoch: int
-    step: int  # it runs operations of this one
+    worker: Worker
+    epoch: Number
+    step: Step  # it runs operations of this one
     attempt: int  # of this step
     done: int  # how many of them it has finished, of its lane of this step
 
@@ -221,24 +235,24 @@ class Heartbeat:
 class PeerGone:
     """worker -> coordinator: the connection to another worker broke, or a wait ran out."""
 
-    worker: str
-    epoch: int
-    lost: str  # empty: somebody is stuck, but it is not known who
+    worker: Worker
+    epoch: Number
+    lost: WorkerOrNone  # empty: somebody is stuck, but it is not known who
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
     """coordinator -> member: stop at the next operation boundary and tell what you have."""
 
-    epoch: int  # the one to come
+    epoch: Number  # the one to come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
     """worker -> coordinator, the answer to Halt: all that planning the rest needs to know."""
 
-    worker: str
-    epoch: int  # of the Halt
+    worker: Worker
+    epoch: Number  # of the Halt
     reduced: int  # steps whose gradient is reduced here; it is in step ``reduced`` now
     oldest: int  # it has the weights to run operations of this step and later ones again
     attempt: int  # of step ``reduced``
@@ -255,9 +269,9 @@ class Tell:
 class Proceed:
     """coordinator -> member: what to run from now on. The first one starts the training."""
 
-    epoch: int
-    stages: dict[str, int]  # every member and the stage it holds
-    addresses: dict[str, list[Any]]  # member -> [host, port]
+    epoch: Number
+    stages: dict[Worker, Stage]  # every member and the stage it holds
+    addresses: dict[Worker, list[Any]]  # member -> [host, port]
     running: list[dict[str, Any]]
     """Half-done steps, the oldest first, each with
     ``step``, ``attempt``;
@@ -266,7 +280,7 @@ class Proceed:
     ``copies``: stage (as text) -> worker that has its reduced gradient: whoever else of the
     stage has R in its lane gets it from there."""
     schedule: str  # of every step from ``first_step`` on
-    first_step: int
+    first_step: Step
     end_step: int  # stop and save when this many steps are done
     verdicts: dict[str, list[Any]]  # as in Tell, of all members together
     saved: dict[str, int]
@@ -285,8 +299,8 @@ class Offer:
     they hold.
     """
 
-    epoch: int
-    number: int
+    epoch: Number
+    number: Number
     schedule: str
 
 
@@ -294,27 +308,27 @@ class Offer:
 class Offered:
     """worker -> coordinator, at once: the lanes are here."""
 
-    worker: str
-    epoch: int
-    number: int
-    step: int  # k: the newest that it has begun
+    worker: Worker
+    epoch: Number
+    number: Number
+    step: Step  # k: the newest that it has begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopt:
     """coordinator -> member, when all have answered: what was offered holds from a step on."""
 
-    epoch: int
-    number: int
-    first_step: int
+    epoch: Number
+    number: Number
+    first_step: Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
     """coordinator -> member: go back to a copy in memory. What was done since is forgotten."""
 
-    epoch: int  # of the Proceed that follows
-    version: int
+    epoch: Number  # of the Proceed that follows
+    version: Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,8 +342,8 @@ class SaveAt:
 class Resumed:
     """worker -> coordinator: the first operation after a Proceed has begun."""
 
-    worker: str
-    epoch: int
+    worker: Worker
+    epoch: Number
     at_s: float  # time.monotonic() of the worker's machine
 
 
@@ -337,36 +351,36 @@ class Resumed:
 class ShareState:
     """coordinator -> member: copy your stage's state to ``to``, then each update that follows."""
 
-    to: str
-    host: str
-    port: int
+    to: Worker
+    host: Host
+    port: Port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyState:
     """coordinator -> joiner whose stage is built: take the state from ``source``."""
 
-    source: str
-    epoch: int  # be in this epoch while copying
+    source: Worker
+    epoch: Number  # be in this epoch while copying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
     """joiner -> coordinator: it has the state of this version, made by an update of its own."""
 
-    worker: str
-    source: str  # whom it has copied it from
-    version: int
-    num_bytes: int  # of the state that was copied
+    worker: Worker
+    source: Worker  # whom it has copied it from
+    version: Step
+    num_bytes: Number  # of the state that was copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultFired:
     """worker -> coordinator, just before an injected fault acts."""
 
-    worker: str
+    worker: Worker
     fault: str  # as it was given
-    step: int
+    step: Step
     attempt: int
     point: str
     done: int  # operations finished of its lane of this step
@@ -380,8 +394,8 @@ class StepReport:
     Losses and tokens of all micro-batches come from every holder of the last stage.
     """
 
-    worker: str
-    step: int
+    worker: Worker
+    step: Step
     losses: list[list[float]]  # [micro-batch, loss]
     num_tokens: int
     norm: float
@@ -399,7 +413,7 @@ class StepReport:
 class Probe:
     """coordinator -> member: measure, at the beginning of a step. Takes effect aside."""
 
-    step: int  # the first step to do it in, or the next one that begins
+    step: Step  # the first step to do it in, or the next one that begins
     compute: bool  # a short benchmark of its own arithmetic
     links: list[list[Any]]  # [to, round]: tensors to send in step ``step`` + round
 
@@ -408,8 +422,8 @@ class Probe:
 class Probed:
     """worker -> coordinator: its benchmark. What came over links is in the StepReports."""
 
-    worker: str
-    step: int
+    worker: Worker
+    step: Step
     wall_s: float
     cpu_s: float
 
@@ -418,10 +432,10 @@ class Probed:
 class CheckpointPart:
     """worker -> coordinator: its layers of a checkpoint are on disk."""
 
-    worker: str
-    step: int
+    worker: Worker
+    step: Step
     directory: str
-    layers: list[int]
+    layers: list[Number]
     digests: dict[str, str]  # file -> sha256
     state: dict[str, Any]  # what is not a tensor, e.g. the LR schedule's
     took_s: float
@@ -432,7 +446,7 @@ class CheckpointPart:
 class Finished:
     """worker -> coordinator: all steps done."""
 
-    worker: str
+    worker: Worker
     digests: dict[str, str]  # layer -> sha256 of its parameters
     peak_memory_bytes: int
     kept_bytes: int  # most that kept boundary tensors ever took
@@ -452,10 +466,9 @@ class Warned:
 class Failed:
     """worker -> coordinator, before it ends by itself."""
 
-    token: str
-    worker: str
-    lost: str  # the worker whose end made this one fail; empty: the fault is its own
-    exit_code: int
+    worker: Worker
+    lost: WorkerOrNone  # the worker whose end made this one fail; empty: the fault is its own
+    exit_code: ExitCode
     reason: str  # one line
     details: str  # traceback; empty for the user's own mistakes
 

@@ -1,10 +1,13 @@
 """What a worker is told when it is started: enough to find its launcher and load its job."""
 
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from holdfast.cluster import WorkerId
-from holdfast.config import RunConfig
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.config import RunConfig, config_from
+from holdfast.protocol.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 
 # By environment: a command line shows in ps.
 SPEC_VARIABLE = "HOLDFAST_WORKER"
@@ -13,20 +16,57 @@ BY_HAND_VARIABLE = "HOLDFAST_BY_HAND"  # set: somebody sits in front of it
 
 
 @dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach the launcher, and what proves that one belongs to its run."""
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    generation: int  # which launch of the run; 0: not known yet
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSpec:
     worker: WorkerId
-    host: str  # of the launcher
-    port: int
-    token: str  # secret of this run: strangers are refused
+    access: Access
     job: str  # path of the job file
     job_sha256: str  # as it was when the run began
     config: RunConfig
+
+    def to_text(self) -> str:
+        """All but the secret, which goes by a pipe."""
+        values = {
+            "worker": str(self.worker),
+            "host": self.access.host,
+            "port": self.access.port,
+            "generation": self.access.generation,
+            "job": str(Path(self.job).absolute()),
+            "job_sha256": self.job_sha256,
+            "config": self.config.to_dict(),
+        }
+        return json.dumps(values)
+
+
+def spec_from(text: str, secret: bytes) -> WorkerSpec:
+    values = json.loads(text)
+    return WorkerSpec(
+        parse_worker(values["worker"]),
+        Access(values["host"], values["port"], secret, values["generation"]),
+        values["job"],
+        values["job_sha256"],
+        config_from(values["config"]),
+    )
 
 
 def worker_environment(config: RunConfig) -> dict[str, str]:
     """For the process that will compute: read once, when its libraries are loaded."""
     threads = str(config.workers.compute_threads)
-    return os.environ | {
+    own = (SECRET_VARIABLE, SECRET_FILE_VARIABLE)  # no business of the job's code
+    inherited = {name: value for name, value in os.environ.items() if name not in own}
+    return inherited | {
         "OMP_NUM_THREADS": threads,
         # Threads that spin while they wait take the cores from the other workers.
         "OMP_WAIT_POLICY": "PASSIVE",

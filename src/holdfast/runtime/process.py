@@ -5,6 +5,7 @@ coordinator, so that a run ends with a reason.
 """
 
 import ctypes
+import hmac
 import os
 import signal
 import sys
@@ -19,13 +20,16 @@ import torch
 
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, TransportClosed
+from holdfast.handshake import WORKER_ROLE
 from holdfast.protocol import messages
 from holdfast.protocol.connection import connect
-from holdfast.protocol.spec import REJOIN_VARIABLE, WorkerSpec
+from holdfast.protocol.secret import FD_VARIABLE, hand_over
+from holdfast.protocol.spec import REJOIN_VARIABLE, SPEC_VARIABLE, WorkerSpec
 from holdfast.runtime.injection import Act, Killed, ProcessActions, ThreadActions
 from holdfast.runtime.link import ControlLink, Stopped
 from holdfast.runtime.worker import Worker
 from holdfast.transport.base import Limits, Transport
+from holdfast.transport.frame import TOKEN_BYTES
 from holdfast.transport.tcp import TcpTransport
 
 _KILLED = 137  # as a shell tells of SIGKILL
@@ -44,18 +48,27 @@ def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"holdfast {spec.worker}".encode())  # for ps -e
     prepare_torch(spec.config)
     limits = transport_limits(spec.config)
-    transport = TcpTransport(spec.worker, bytes.fromhex(spec.token), limits=limits)
+    transport = TcpTransport(spec.worker, _data_token(spec), limits=limits)
     code = run_worker(spec, transport, nullcontext())
     if code == CUT_OFF:
         _join_again(spec)
     return code
 
 
+def _data_token(spec: WorkerSpec) -> bytes:
+    return hmac.digest(spec.access.secret, b"data port", "sha256")[:TOKEN_BYTES]
+
+
 def _join_again(spec: WorkerSpec) -> None:
-    """The run has given this worker up, as one that hung. All it holds is past: begin anew."""
-    words = [sys.executable, "-m", "holdfast", "worker", "--join", f"{spec.host}:{spec.port}"]
-    words += ["--as", str(spec.worker)]
-    os.execve(sys.executable, words, os.environ | {REJOIN_VARIABLE: "1"})
+    """The run has given this worker up, as one that hung. All its tensors are past: begin anew.
+
+    It keeps what it was told when it was started: whose run it is, and which code it runs.
+    """
+    words = [sys.executable, "-m", "holdfast", "worker", "--join", str(spec.access)]
+    descriptor = hand_over(spec.access.secret)
+    os.set_inheritable(descriptor, True)
+    more = {REJOIN_VARIABLE: "1", SPEC_VARIABLE: spec.to_text(), FD_VARIABLE: str(descriptor)}
+    os.execve(sys.executable, words, os.environ | more)
 
 
 def run_worker(
@@ -66,7 +79,7 @@ def run_worker(
 ) -> int:
     """``woken``: this worker is a thread; set it to wake one that was made to hang."""
     try:
-        connection = connect(spec.host, spec.port, _CONNECT_LIMIT_S)
+        connection, _ = connect(spec.access, WORKER_ROLE, str(spec.worker), _CONNECT_LIMIT_S)
     except HoldfastError:
         return 1  # the run is over already; there is nobody to tell
     link = ControlLink(connection, transport, lambda message: worker.aside(message))
@@ -137,7 +150,6 @@ def _tell_failure(spec: WorkerSpec, link: ControlLink, why: Exception) -> int:
     mine = isinstance(why, HoldfastError)
     notes = getattr(why, "__notes__", [])
     failed = messages.Failed(
-        token=spec.token,
         worker=str(spec.worker),
         lost=why.worker if isinstance(why, PeerLost) else "",
         exit_code=why.exit_code if isinstance(why, HoldfastError) else 1,

@@ -10,7 +10,7 @@ from holdfast.cluster import parse_worker
 from holdfast.config import config_from
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages import StartWorkers
-from holdfast.protocol.spec import WorkerSpec
+from holdfast.protocol.spec import Access, WorkerSpec
 from holdfast.runtime.process import prepare_torch, run_worker, transport_limits
 from holdfast.transport.local import LocalHub, LocalTransport
 
@@ -25,12 +25,12 @@ class WorkerThreads:
         self._hub, self._compute = LocalHub(), threading.RLock()
         self.woken = threading.Event()  # set: whoever was made to hang goes on
 
-    def start(self, host: str, port: int, token: str, order: StartWorkers) -> None:
+    def start(self, access: Access, order: StartWorkers) -> None:
         config = config_from(order.config)
         prepare_torch(config)
         for name in order.workers:
             worker = parse_worker(name)
-            spec = WorkerSpec(worker, host, port, token, order.job, order.job_sha256, config)
+            spec = WorkerSpec(worker, access, order.job, order.job_sha256, config)
             transport = LocalTransport(spec.worker, self._hub, limits=transport_limits(config))
             thread = threading.Thread(
                 target=run_worker,

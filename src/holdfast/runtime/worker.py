@@ -175,7 +175,6 @@ class Worker:
             host, port = self._transport.listen()
         self._hashes = hash_of_each(dict(enumerate(job.layers)))
         hello = messages.Hello(
-            token=self._spec.token,
             worker=str(self._spec.worker),
             pid=os.getpid(),
             fingerprint=fingerprint(),

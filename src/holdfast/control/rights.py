@@ -1,0 +1,50 @@
+"""What a connection may say, given who has proven to be at its other end. Pure."""
+
+from holdfast.errors import ProtocolError
+from holdfast.handshake import AGENT, JOINER, WORKER_ROLE, Identity
+from holdfast.protocol import messages
+
+# All others are the coordinator's own: nobody may say them to it.
+_MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
+    AGENT: (messages.AgentHello, messages.WorkerStarted, messages.WorkerExited),
+    JOINER: (messages.JoinRequest,),
+    WORKER_ROLE: (
+        messages.Hello,
+        messages.LayerCosts,
+        messages.LogVolume,
+        messages.LogState,
+        messages.Replayed,
+        messages.ReplayFailed,
+        messages.Ready,
+        messages.Heartbeat,
+        messages.PeerGone,
+        messages.Tell,
+        messages.Offered,
+        messages.Resumed,
+        messages.Copied,
+        messages.FaultFired,
+        messages.StepReport,
+        messages.Probed,
+        messages.CheckpointPart,
+        messages.Finished,
+        messages.Failed,
+    ),
+}
+_BEFORE_HELLO = (messages.Hello, messages.Failed)
+
+
+def check_right(peer: Identity, message: messages.Message, *, has_said_hello: bool) -> None:
+    """ProtocolError: it may not say this."""
+    kind = type(message).__name__
+    if not isinstance(message, _MAY_SAY.get(peer.role, ())):
+        raise ProtocolError(f"{peer}: sent {kind}, which is not for a {peer.role} to say")
+    if peer.role == AGENT:
+        return  # of whom it may speak is known only to who has heard it before
+    if getattr(message, "worker", None) != peer.name:
+        raise ProtocolError(
+            f"{peer}: sent {kind} in the name of {getattr(message, 'worker', '')!r}"
+        )
+    if peer.role == WORKER_ROLE and isinstance(message, messages.Hello) == has_said_hello:
+        what = "a second hello" if has_said_hello else f"{kind} before its hello"
+        if has_said_hello or not isinstance(message, _BEFORE_HELLO):
+            raise ProtocolError(f"{peer}: sent {what}")
