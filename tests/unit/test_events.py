@@ -11,11 +11,11 @@ import pytest
 from holdfast.errors import ConfigError
 from holdfast.observability.events import (
     CheckpointSaved,
+    ConnectionDropped,
     Diagnosed,
     Event,
     FaultFired,
     IntervalChosen,
-    ConnectionDropped,
     JoinFailed,
     JsonLines,
     LogChanged,

@@ -29,7 +29,7 @@ from holdfast.runtime.injection import Act, Killed, ProcessActions, ThreadAction
 from holdfast.runtime.link import ControlLink, Stopped
 from holdfast.runtime.worker import Worker
 from holdfast.transport.base import Limits, Transport
-from holdfast.transport.frame import TOKEN_BYTES
+from holdfast.transport.greeting import TOKEN_BYTES
 from holdfast.transport.tcp import TcpTransport
 
 _KILLED = 137  # as a shell tells of SIGKILL
