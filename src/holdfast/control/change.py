@@ -137,7 +137,10 @@ class Changes:
         change = self.current
         if change is None or not change.stopping or self._run.phase is not RunPhase.TRAINING:
             return []
-        if at_s - change.halted_s <= self._run.clock.answer_s:
+        clock = self._run.clock
+        # Whoever replays loads the job first, and hears nothing meanwhile.
+        loads_s = clock.start_limit_s if self._run.rebuilds else 0.0
+        if at_s - change.halted_s <= max(clock.answer_s, loads_s):
             return []
         return [worker for worker in self._halted() if worker not in change.tells]
 

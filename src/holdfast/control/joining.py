@@ -20,7 +20,6 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 
 _FIRST_RETRY_S = 0.2
-_MOST_START_S = 60.0  # of one that is awaited alone: its place is free again after that
 
 
 @dataclass
@@ -105,10 +104,14 @@ class Joining:
         self._invited_s[worker] = at_s
 
     def late(self, at_s: float) -> list[WorkerId]:
-        """Those that were asked for, or given a stage, and never got so far as to copy."""
-        limit_s = min(self._run.config.workers.start_limit_s, _MOST_START_S)
-        waiting = self._run.membership.all_in(m.Phase.STARTING, m.Phase.BUILDING)
-        return [w for w in waiting if at_s - self._invited_s.get(w, at_s) > limit_s]
+        """Those that were asked for, or given a stage, and never got so far as to copy.
+
+        One that is given another stage before it has built the first builds both.
+        """
+        run, limit_s = self._run, self._run.config.workers.start_limit_s
+        waiting = run.membership.all_in(m.Phase.STARTING, m.Phase.BUILDING)
+        since = {worker: at_s - self._invited_s.get(worker, at_s) for worker in waiting}
+        return [w for w, past_s in since.items() if past_s > limit_s * max(1, run.builds[w])]
 
     def ordered(self, step: int, at_s: float) -> list[Effect]:
         """``join`` faults whose step has come, as soon as somebody is missing."""

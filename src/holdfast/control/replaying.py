@@ -97,7 +97,7 @@ class Replaying:
             into=replay.into,
             log=run.log(),
             beat_s=run.clock.beat_s,
-            wait_s=run.clock.wait_s,
+            wait_s=max(run.clock.wait_s, run.clock.start_limit_s),  # others may still load the job
         )
 
     def note(self, replayed: messages.Replayed) -> Replay | None:

@@ -23,8 +23,8 @@ class Restarting:
     def ask(self, at_s: float, place: WorkerId | int | None = None) -> list[Effect]:
         """Start a missing worker: this one, one for this stage, or the one who helps most.
 
-        Empty: it is not missing, or it was tried too often. Who is asked for while another is
-        still on the way counts as one time together with it.
+        Empty: it is not missing, or it was tried too often. Who is asked for while others are
+        still on the way, and none of them has failed, counts as one time together with them.
         """
         missing = self._run.membership.missing
         wanted = [w for w in missing if place in (None, w, w.stage)]
@@ -51,8 +51,16 @@ class Restarting:
         times = "once" if self._num_tried == 1 else f"{self._num_tried} times"
         return f"Workers were started again {times} in a row (workers.restarts={limit}) in vain. "
 
+    @property
+    def _is_same_round(self) -> bool:
+        """Somebody is on the way. One who was asked for and is missing again ends the round: with
+        two of them, one would always be on the way, and their failures would never count."""
+        membership = self._run.membership
+        failed = self._asked & set(membership.missing)
+        return not failed and bool(self._asked & set(membership.all_in(m.Phase.STARTING)))
+
     def _may_try(self) -> bool:
-        if self._asked & set(self._run.membership.all_in(m.Phase.STARTING)):
+        if self._is_same_round:
             return True
         self._asked.clear()
         if self._reports.next_step > self._most_finished:
