@@ -70,13 +70,18 @@ def test_a_killed_launcher_leaves_nobody_behind_and_its_run_can_be_resumed(start
     assert_resumes(live, undisturbed, runs.processes)
 
 
-@pytest.mark.parametrize(
-    "send", first(1, [os.killpg, os.kill]), ids=["the whole group", "the launcher"]
-)
-def test_an_interrupt_of_it_writes_a_checkpoint_and_ends(start, undisturbed, send):
+@pytest.mark.parametrize("whom", first(1, ["every process", "the launcher"]))
+def test_r5_an_interrupt_of_it_writes_a_checkpoint_and_ends(start, undisturbed, whom):
+    """A scheduler signals all of a control group, and ``timeout`` the group after its child."""
     live = start()
     num_done = len(live.all_of(StepFinished))
-    send(live.launcher.pid, signal.SIGINT)
+    if whom == "the launcher":
+        os.kill(live.launcher.pid, signal.SIGINT)
+    else:
+        for pid in processes_of(live.address):
+            os.kill(pid, signal.SIGTERM)
+        os.kill(live.launcher.pid, signal.SIGTERM)
+        os.killpg(live.launcher.pid, signal.SIGTERM)
     assert live.wait_for_end(INTERRUPT_LIMIT_S) == 1
     assert live.not_reaped() == []
     [line] = live.stderr.splitlines()

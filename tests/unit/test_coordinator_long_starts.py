@@ -1,4 +1,4 @@
-"""A job may load and build as long as ``workers.start_limit_s`` says, and no start is tried for ever.
+"""A job may load and build as long as ``workers.start_limit_s`` says, and none is tried for ever.
 
 Time is scripted: what takes 100 s here takes none.
 """

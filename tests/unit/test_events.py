@@ -15,6 +15,7 @@ from holdfast.observability.events import (
     Diagnosed,
     Event,
     FaultFired,
+    Interrupted,
     IntervalChosen,
     JoinFailed,
     JsonLines,
@@ -140,6 +141,7 @@ EVENTS = [
     ),
     PlanSwitched(at_s=3.0, step=9, cause="re-plan", took_s=0.01, period_s=0.4, reason="it pays"),
     Warned(at_s=3.0, reason="layer 1 is compiled"),
+    Interrupted(at_s=2.5),
     RunFailed(at_s=3.0, reason="a \u2028 line\nbreak"),
     RunFinished(
         at_s=3.1,

@@ -2,12 +2,12 @@
 
 import argparse
 import os
-import signal
 
 from holdfast import instruction_set
 from holdfast.control.agent import Agent
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.handshake import AGENT
+from holdfast.protocol import signals
 from holdfast.protocol.connection import connect
 from holdfast.protocol.secret import taken_over
 from holdfast.protocol.spec import Access
@@ -32,8 +32,7 @@ def run(args: argparse.Namespace) -> int:
         )
     os.umask(0o077)  # its workers write into the run directory
     access = Access(host, int(port), secret, args.generation)
-    # Ctrl-C reaches the whole process group: the launcher decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals.ignore()
     instruction_set.prepare()
     from holdfast.runtime import process, warm  # torch: a second that only this process pays
 

@@ -17,7 +17,7 @@ from holdfast.config import config_from
 from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
 from holdfast.handshake import JOINER, WORKER_ROLE
 from holdfast.names import WORKER
-from holdfast.protocol import messages
+from holdfast.protocol import messages, signals
 from holdfast.protocol.connection import connect
 from holdfast.protocol.secret import (
     FD_VARIABLE,
@@ -196,6 +196,7 @@ def _become_worker(spec: WorkerSpec) -> int:
     os.set_inheritable(descriptor, True)
     more = {SPEC_VARIABLE: spec.to_text(), FD_VARIABLE: str(descriptor)}
     words = [sys.executable, "-m", "holdfast", "worker", "--join", str(spec.access)]
+    signals.hold_back()
     os.execve(sys.executable, words, worker_environment(spec.config) | more)
 
 

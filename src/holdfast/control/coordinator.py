@@ -161,7 +161,7 @@ class Coordinator:
         run = self.run
         if run.phase is RunPhase.TRAINING and run.interrupted_s is None:
             run.interrupted_s = at_s
-            return self._guarded(lambda: [], at_s)
+            return self._guarded(lambda: [Emit(events.Interrupted(at_s=at_s))], at_s)
         return self.fail(self._interrupted(), at_s)
 
     def fail(self, why: HoldfastError, at_s: float, details: str = "") -> list[Effect]:

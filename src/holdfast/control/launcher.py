@@ -5,7 +5,6 @@ import os
 import secrets
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +45,7 @@ from holdfast.protocol.secret import (
     write_generation,
     write_secret,
 )
+from holdfast.protocol.signals import held_back, passed_to
 from holdfast.protocol.spec import Access, worker_environment
 from holdfast.recovery.manifest import (
     Checkpoint,
@@ -88,12 +88,16 @@ class AgentProcess:
     def start(self, access: Access, order: StartWorkers) -> None:
         descriptor = hand_over(access.secret)
         words = ["agent", "--connect", str(access), "--generation", str(access.generation)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", *words],
-            env=worker_environment(self._config) | {FD_VARIABLE: str(descriptor)},
-            stdin=subprocess.DEVNULL,
-            pass_fds=[descriptor],
-        )
+        with held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast", *words],
+                env=worker_environment(self._config) | {FD_VARIABLE: str(descriptor)},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[descriptor],
+                # What ends this process group must not end the job's own processes before they
+                # have saved; theirs is the agent's.
+                start_new_session=True,
+            )
         os.close(descriptor)
 
     def ended(self) -> str | None:
@@ -332,7 +336,7 @@ def make_private(run_dir: Path, usual_mask: int) -> None:
 
 
 def _serve(server: Server, start: Callable[[], None], starter: Starter, config: RunConfig) -> None:
-    with _interrupts_go_to(server.interrupt):
+    with passed_to(server.interrupt):  # it ends in good order instead of being torn down half-way
         try:
             start()
             server.run(config.workers.start_limit_s, starter.ended)
@@ -352,18 +356,6 @@ def _warm_up() -> None:
     from holdfast.planner.service import warm_up  # loads Numba
 
     warm_up()
-
-
-@contextmanager
-def _interrupts_go_to(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run in good order instead of tearing it down half-way."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(one, lambda *_: interrupt()) for one in signals]
-    try:
-        yield
-    finally:
-        for one, handler in zip(signals, before, strict=True):
-            signal.signal(one, handler)
 
 
 def check_run_dir(run_dir: Path, resume: Checkpoint | None) -> None:

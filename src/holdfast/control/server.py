@@ -2,7 +2,6 @@
 
 import selectors
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ from holdfast.config import RunConfig
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Effect, Emit, Fence, Send, StartWorker
 from holdfast.control.rights import check_right
-from holdfast.control.run import RunPhase
 from holdfast.control.strangers import Stranger, Strangers
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
 from holdfast.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Identity
@@ -121,11 +119,6 @@ class Server:
     def _tick(self, now_s: float) -> None:
         while self._num_interrupts:
             self._num_interrupts -= 1
-            if self._coordinator.phase is RunPhase.TRAINING:
-                sys.stdout.write(
-                    "interrupted: ends the step and saves it; once more: ends at once\n"
-                )
-                sys.stdout.flush()
             self._apply(self._coordinator.interrupt(now_s))
         if now_s - self._ticked_s >= TICK_S:
             self._ticked_s = now_s

@@ -290,6 +290,13 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """By Ctrl-C, SIGTERM or SIGHUP: the run ends after the running step, with a checkpoint."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailed:
     at_s: float
     reason: str
@@ -332,6 +339,7 @@ Event: TypeAlias = (
     | MitigationChosen
     | PlanSwitched
     | Warned
+    | Interrupted
     | RunFailed
     | RunFinished
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.observability.events import (
     Event,
+    Interrupted,
     JoinFailed,
     Recovered,
     RunFailed,
@@ -78,6 +79,7 @@ class Progress:
     last: StepFinished | None = None
     failure: str | None = None
     finished: bool = False
+    interrupted: bool = False
     recovery: Recovered | None = None  # the last one
     num_done: int = 0  # steps finished and not gone back on, those before a resume included
     num_skipped: int = 0
@@ -97,6 +99,8 @@ class Progress:
                 self.recovery = event
             case WentBack():
                 self._go_back(event)
+            case Interrupted():
+                self.interrupted = True
             case RunFailed():
                 self.failure = event.reason
             case RunFinished():

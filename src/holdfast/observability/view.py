@@ -25,7 +25,14 @@ from holdfast.observability.events import (
     WentBack,
 )
 from holdfast.observability.progress import Progress, WorkerState
-from holdfast.observability.words import count, how_to_join, layout, recovered, told
+from holdfast.observability.words import (
+    INTERRUPTED,
+    count,
+    how_to_join,
+    layout,
+    recovered,
+    told,
+)
 
 _REDRAW_S = 0.25
 _LINE_S = 1.0
@@ -174,7 +181,10 @@ def draw(progress: Progress, glyphs: str) -> RenderableType:
     lines: list[RenderableType] = [_bar(progress), _figures(progress, glyphs)]
     if progress.workers:
         lines += [*_members(progress), Text(), _grid(progress)]
-    if progress.failure is not None or progress.finished:
+    ended = progress.failure is not None or progress.finished
+    if progress.interrupted and not ended:
+        lines += [Text(), Text(INTERRUPTED, style="yellow")]
+    if ended:
         lines += [Text(), Text(_ending(progress), style="red" if progress.failure else "green")]
     title = layout(progress.run) if progress.run else "starting"
     style = "red" if progress.failure is not None else "blue"

@@ -5,6 +5,7 @@ from holdfast.observability.events import (
     Diagnosed,
     Event,
     FaultFired,
+    Interrupted,
     IntervalChosen,
     JoinFailed,
     LogChanged,
@@ -23,12 +24,12 @@ from holdfast.observability.events import (
     WorkerMoved,
 )
 
+INTERRUPTED = "interrupted: ends the step and saves it; once more: ends at once"
+
 
 def told(event: Event) -> str | None:
     """The line of an event that is told as it happens; none for all others."""
     match event:
-        case StepTakenBack():
-            return f"worker {event.worker} took back step {event.step + 1}: {event.reason}"
         case CheckpointSaved():
             return f"checkpoint of step {event.step} saved to {event.path}"
         case Recovered():
@@ -48,6 +49,8 @@ def told(event: Event) -> str | None:
             return f"{who}{what} in step {event.step + 1}: {event.reason}"
         case Diagnosed() | SlownessOver() | MitigationChosen() | PlanSwitched():
             return _told_of_slowness(event)
+        case Interrupted():
+            return INTERRUPTED
         case _:
             return _told_of_worker(event)
 
@@ -76,6 +79,8 @@ def _told_of_worker(event: Event) -> str | None:
     match event:
         case FaultFired():
             return f"fault fired in step {event.step + 1}: {event.fault}"
+        case StepTakenBack():
+            return f"worker {event.worker} took back step {event.step + 1}: {event.reason}"
         case WorkerLost():
             return f"worker {event.worker} lost in step {event.step + 1}: {event.cause}"
         case WorkerJoined():

@@ -7,7 +7,6 @@ coordinator, so that a run ends with a reason.
 import ctypes
 import hmac
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -21,7 +20,7 @@ import torch
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, TransportClosed
 from holdfast.handshake import WORKER_ROLE
-from holdfast.protocol import messages
+from holdfast.protocol import messages, signals
 from holdfast.protocol.connection import connect
 from holdfast.protocol.secret import FD_VARIABLE, hand_over
 from holdfast.protocol.spec import REJOIN_VARIABLE, SPEC_VARIABLE, WorkerSpec
@@ -41,10 +40,9 @@ _CONNECT_LIMIT_S = 10.0
 def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
     """Everything of a worker process; returns its exit code.
 
-    Ctrl-C is the launcher's to handle, unless this worker was started ``by_hand``.
+    ``by_hand``: somebody sits in front of it, who may want to end it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL if by_hand else signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    (signals.defer if by_hand else signals.leave_to_launcher)()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"holdfast {spec.worker}".encode())  # for ps -e
     prepare_torch(spec.config)
     limits = transport_limits(spec.config)
@@ -68,6 +66,7 @@ def _join_again(spec: WorkerSpec) -> None:
     descriptor = hand_over(spec.access.secret)
     os.set_inheritable(descriptor, True)
     more = {REJOIN_VARIABLE: "1", SPEC_VARIABLE: spec.to_text(), FD_VARIABLE: str(descriptor)}
+    signals.hold_back()
     os.execve(sys.executable, words, os.environ | more)
 
 
