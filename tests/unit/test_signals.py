@@ -1,8 +1,10 @@
 """Who does what about the signals that end a run: real signals, in bare processes."""
 
+import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -33,15 +35,20 @@ def begin():
     def start(way: str) -> subprocess.Popen:
         words = [sys.executable, "-c", CHILD, way]
         pipe = subprocess.PIPE
-        process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        process = subprocess.Popen(
+            words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
         started.append(process)
         assert process.stdout.readline() == "ready\n"
         return process
 
     yield start
     for process in started:
-        process.kill()
-        process.communicate()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
 
 
 def test_r5_a_worker_outlives_them_all_and_can_still_end_its_own_processes(begin) -> None:
