@@ -130,6 +130,10 @@ class WorkersConfig:
     silence_limit_s: float = 0.0
     """A worker that is silent for longer is lost; 0: twice a step, from 2 to 60 s."""
 
+    stuck_limit_s: float = 0.0
+    """A worker that is in one operation for longer is lost; 0: 10 times the longest usual one of
+    its kind, at least 15 s (loading data: 30 s). The first steps have ``start_limit_s``."""
+
     restarts: int = 3
     """How often in a row a lost worker is started again, if too few are left; 0: never."""
 
@@ -139,6 +143,10 @@ class WorkersConfig:
         good = silence_s == 0 or 0.1 <= silence_s <= MAX_LIMIT_S
         expected = f"must be 0 (automatic), or from 0.1 to {MAX_LIMIT_S}"
         _require(good, "workers.silence_limit_s", silence_s, expected)
+        stuck_s = self.stuck_limit_s
+        good = stuck_s == 0 or 1 <= stuck_s <= MAX_LIMIT_S
+        expected = f"must be 0 (automatic), or from 1 to {MAX_LIMIT_S}"
+        _require(good, "workers.stuck_limit_s", stuck_s, expected)
         for name in ("compute_threads", "start_limit_s"):
             value = getattr(self, name)
             most = MAX_THREADS if name == "compute_threads" else MAX_LIMIT_S

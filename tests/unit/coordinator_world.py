@@ -138,6 +138,10 @@ class Actor:
     has_finished: bool = False
     mute: bool = False
     silent: bool = False
+    operation: str = ""  # that it is busy with
+    number: int = -1
+    since_s: float = 0.0
+    longest: dict[str, float] = field(default_factory=dict)
     inbox: list[Any] = field(default_factory=list)
     lanes: Lanes = field(default_factory=lambda: Lanes(lambda: None))
 
@@ -272,7 +276,16 @@ class World:
     def beat(self, name: str, done: int = 0) -> list[Effect]:
         actor = self.actors[name]
         beat = messages.Heartbeat(
-            worker=name, epoch=actor.epoch, step=actor.reduced, attempt=0, done=done
+            worker=name,
+            epoch=actor.epoch,
+            step=actor.reduced,
+            attempt=0,
+            done=done,
+            operation=actor.operation,
+            number=actor.number,
+            microbatch=0,
+            busy_s=self.at_s - actor.since_s,
+            longest=dict(actor.longest),
         )
         return self.handle(beat)
 

@@ -21,6 +21,7 @@ from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
     AgentHello,
     Message,
+    ShowStack,
     StartWorkers,
     Stop,
     WorkerExited,
@@ -88,6 +89,8 @@ class Agent:
                     self._prepared = config
                 for worker in message.workers:
                     self._start(worker, message, config)
+            case ShowStack():
+                self._show_stack(message.pid)
             case Stop():
                 return True
             case _:
@@ -123,6 +126,11 @@ class Agent:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+    def _show_stack(self, pid: int) -> None:
+        for child in self._children.values():
+            if child.pid == pid:
+                signal.pidfd_send_signal(child.pidfd, signal.SIGUSR1)  # as runtime/stacks.py
 
     def _reap(self, child: _Child) -> None:
         self._selector.unregister(child.pidfd)

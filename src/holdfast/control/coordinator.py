@@ -12,7 +12,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control import membership as m
 from holdfast.control.change import Changes
-from holdfast.control.effects import Effect, Emit, Send
+from holdfast.control.effects import AskStack, Effect, Emit, ReportStuck, Send
 from holdfast.control.joining import Joiner, Joining
 from holdfast.control.log_policy import LogPolicy
 from holdfast.control.losses import Losses, Work
@@ -20,6 +20,7 @@ from holdfast.control.mitigating import Mitigating
 from holdfast.control.moving import Moving, Order
 from holdfast.control.notices import Notices
 from holdfast.control.plans import Plans, SomePlanner
+from holdfast.control.progress import Progress, stuck_event, stuck_words
 from holdfast.control.reports import Reports
 from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase, Setting
 from holdfast.control.save_interval import SaveInterval
@@ -73,6 +74,7 @@ class Coordinator:
         self._log_policy = LogPolicy(run, self.reports)
         self._save_interval = SaveInterval(run, self.reports)
         self._losses, self._work = losses, work
+        self._progress = Progress(config.workers.stuck_limit_s, config.workers.start_limit_s)
         self._switching = Switching(run, work)
         self._slowness, self._mitigating = Slowness(run), Mitigating(run, self._plans)
         self._moving = Moving(run, self._plans, work, self._switching)
@@ -231,6 +233,8 @@ class Coordinator:
     def _on_heartbeat(self, beat: messages.Heartbeat, at_s: float) -> list[Effect]:
         worker = parse_worker(beat.worker)
         self._work.note(worker, beat.epoch, beat.step, beat.done, beat.attempt)
+        if worker in self.run.stages:
+            self._progress.note(worker, self.run.stages[worker], beat)
         return []
 
     def _on_resumed(self, resumed: messages.Resumed, at_s: float) -> list[Effect]:
@@ -314,8 +318,27 @@ class Coordinator:
         since_s = self.run.interrupted_s
         if since_s is not None and at_s - since_s > self.run.clock.interrupt_s:
             raise self._interrupted()
-        gone = [*self._notices.tick(at_s), *self._changes.tick(at_s), *self._losses.show(at_s)]
+        stuck = self._stalls(at_s)
+        gone = [
+            *stuck,
+            *self._notices.tick(at_s),
+            *self._changes.tick(at_s),
+            *self._losses.show(at_s),
+        ]
         return [*gone, *self._try_better(at_s)]
+
+    def _stalls(self, at_s: float) -> list[Effect]:
+        """Members that are in one operation for too long: named first, then lost."""
+        for worker in self._progress.known() - self.run.stages.keys():
+            self._progress.forget(worker)
+        look = self._progress.look(at_s)
+        effects: list[Effect] = [AskStack(stall.worker) for stall in look.ask]
+        for stall in look.report:
+            pid = self.run.hellos[stall.worker].pid
+            effects.append(ReportStuck(stuck_event(stall, at_s), pid))
+        for stall in look.lose:
+            effects += self._notices.stuck(stall.worker, stuck_words(stall), at_s)
+        return effects
 
     @property
     def _quiet(self) -> bool:

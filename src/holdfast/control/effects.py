@@ -29,6 +29,21 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class AskStack:
+    """Have a worker write down where its threads are, in a file of the run directory."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class ReportStuck:
+    """Emit the event, with the stack that the worker has written down."""
+
+    event: events.WorkerStuck
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenRun:
     """Make the run directory: from here on there is something to keep."""
 
@@ -70,5 +85,15 @@ class Emit:
 
 
 Effect = (
-    Send | StartWorker | Fence | OpenRun | SealCheckpoint | Discard | ClearLogs | TrimLogs | Emit
+    Send
+    | StartWorker
+    | Fence
+    | AskStack
+    | ReportStuck
+    | OpenRun
+    | SealCheckpoint
+    | Discard
+    | ClearLogs
+    | TrimLogs
+    | Emit
 )

@@ -26,6 +26,7 @@ from holdfast.control.effects import (
     Effect,
     Emit,
     OpenRun,
+    ReportStuck,
     SealCheckpoint,
     TrimLogs,
 )
@@ -33,6 +34,7 @@ from holdfast.control.server import Server, listen
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.faults.fault import Fault
 from holdfast.observability import events
+from holdfast.observability.stacks import read_stack, stack_file, user_frame
 from holdfast.observability.summary import SUMMARY_FILE, Summary, summarize, write_summary
 from holdfast.observability.view import View
 from holdfast.protocol.messages import StartWorkers
@@ -156,6 +158,8 @@ class _Recorder:
                 self._open()
             case SealCheckpoint():
                 self._seal(effect)
+            case ReportStuck():
+                self._report_stuck(effect)
             case Discard():
                 shutil.rmtree(effect.directory, ignore_errors=True)
             case TrimLogs():
@@ -181,6 +185,12 @@ class _Recorder:
         if not isinstance(event, events.WorkerStep):  # the bulk of them: only on disk
             self.kept.append(event)
         self.view.handle(event)
+
+    def _report_stuck(self, effect: ReportStuck) -> None:
+        path = stack_file(self.run_dir, effect.event.worker, effect.pid)
+        stack = read_stack(path)
+        where, written = user_frame(stack), str(path) if stack else ""
+        self._emit(replace(effect.event, where=where, stack=stack, path=written))
 
     def _open(self) -> None:
         try:

@@ -165,6 +165,9 @@ class Notices:
         )
         return [Emit(event)]
 
+    def stuck(self, worker: WorkerId, cause: str, at_s: float) -> list[Effect]:
+        return self._lose(m.SilentTooLong(worker, at_s), cause)
+
     def is_joiner(self, name: str) -> bool:
         worker = parse_worker(name)
         joins = self._run.membership.phase(worker) in m.JOINING

@@ -10,7 +10,7 @@ from dataclasses import replace
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.effects import Effect, Emit, Fence, Send, StartWorker
+from holdfast.control.effects import AskStack, Effect, Emit, Fence, Send, StartWorker
 from holdfast.control.rights import check_right
 from holdfast.control.strangers import Stranger, Strangers
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
@@ -276,6 +276,8 @@ class Server:
                 self._fence(effect.worker)
             case StartWorker():
                 self._start(effect.worker)
+            case AskStack():
+                self._ask_stack(effect.worker)
             case _:
                 self._perform_or_fail(effect)
 
@@ -309,6 +311,13 @@ class Server:
         except (PeerLost, ProtocolError):
             return heard
         return heard
+
+    def _ask_stack(self, worker: WorkerId) -> None:
+        """The agent asks by a signal; one that it has not started is asked by a message."""
+        pids = [pid for pid, name in self._running.items() if name == str(worker)]
+        whom = self._agent if pids and self._agent is not None else self._workers.get(worker)
+        if whom is not None:
+            self._send(whom, messages.ShowStack(pid=max(pids, default=0)))
 
     def _start(self, worker: WorkerId) -> None:
         order = replace(self._start_workers, workers=[str(worker)])

@@ -290,6 +290,22 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStuck:
+    """It is alive, but has been in one operation for far longer than usual."""
+
+    at_s: float
+    worker: str
+    step: int
+    operation: str  # F, B, W, BW, load (data), optimizer
+    microbatch: int  # -1: none
+    seconds: float
+    usual_s: float  # the longest usual one; 0: not known yet
+    where: str = ""  # the innermost call of the user's own code
+    stack: str = ""  # of its own thread, innermost call first
+    path: str = ""  # of the file with the stacks of all its threads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted:
     """By Ctrl-C, SIGTERM or SIGHUP: the run ends after the running step, with a checkpoint."""
 
@@ -339,6 +355,7 @@ Event: TypeAlias = (
     | MitigationChosen
     | PlanSwitched
     | Warned
+    | WorkerStuck
     | Interrupted
     | RunFailed
     | RunFinished

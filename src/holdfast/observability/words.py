@@ -22,6 +22,7 @@ from holdfast.observability.events import (
     WorkerJoined,
     WorkerLost,
     WorkerMoved,
+    WorkerStuck,
 )
 
 INTERRUPTED = "interrupted: ends the step and saves it; once more: ends at once"
@@ -83,6 +84,8 @@ def _told_of_worker(event: Event) -> str | None:
             return f"worker {event.worker} took back step {event.step + 1}: {event.reason}"
         case WorkerLost():
             return f"worker {event.worker} lost in step {event.step + 1}: {event.cause}"
+        case WorkerStuck():
+            return _stuck(event)
         case WorkerJoined():
             return _joined(event)
         case WorkerMoved():
@@ -97,6 +100,26 @@ def _told_of_worker(event: Event) -> str | None:
             return f"warning: {event.reason}"
         case _:
             return None
+
+
+OPERATIONS = {
+    "F": "forward",
+    "B": "backward",
+    "W": "weight gradient",
+    "BW": "backward",
+    "load": "loading data",
+    "optimizer": "optimizer step",
+}
+
+
+def _stuck(event: WorkerStuck) -> str:
+    usual = f" (usually {event.usual_s:.2g} s)" if event.usual_s else ""
+    where = f": {event.where}" if event.where else ""
+    what = OPERATIONS.get(event.operation, event.operation)
+    return (
+        f"worker {event.worker} is stuck in step {event.step + 1}, {what} for "
+        f"{event.seconds:.1f} s{usual}{where}"
+    )
 
 
 def recovered(event: Recovered) -> str:

@@ -229,6 +229,21 @@ class Heartbeat:
     step: Step  # it runs operations of this one
     attempt: int  # of this step
     done: int  # how many of them it has finished, of its lane of this step
+    operation: str  # that its own thread is busy with: F, B, W, BW, load, optimizer; empty: none
+    number: int  # of this operation: another one has another
+    microbatch: int  # -1: none
+    busy_s: float  # how long it has been in it, by its own clock
+    longest: dict[str, float]  # seconds, of each kind that it has ended since the last heartbeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowStack:
+    """coordinator -> agent, or a worker that it has not started: write down where its threads are.
+
+    A worker does so aside.
+    """
+
+    pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -500,6 +515,7 @@ Message = (
     | ReplayFailed
     | Ready
     | Heartbeat
+    | ShowStack
     | PeerGone
     | Halt
     | Tell

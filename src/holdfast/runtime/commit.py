@@ -18,6 +18,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from holdfast.cluster import WorkerId
+from holdfast.runtime.activity import OPTIMIZER, Activity
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import Reduced
 from holdfast.runtime.stage import Stage
@@ -100,6 +101,7 @@ class StageCommit:
         self._buffers: dict[int, Mapping[str, Tensor]] = {}  # as they were before a step
         self._pending: _Pending | None = None
         self._peak_bytes = 0
+        self.activity = Activity()
 
     def enter(self, exchange: VerdictExchange, transport: Transport, timeout_s: float) -> None:
         """A new epoch. What was told in an earlier one is lost: tell it again."""
@@ -232,7 +234,8 @@ class StageCommit:
             self._taking_back.try_out(
                 Update(step, half, scale), lambda: self._reach(step, "half")
             )  # it only hung for a while
-        self._taking_back.apply(Update(step, result.reduced, scale), on_trust=on_trust)
+        with self.activity.doing(OPTIMIZER):
+            self._taking_back.apply(Update(step, result.reduced, scale), on_trust=on_trust)
         held = self._taking_back.peak_bytes + self._buffer_bytes
         self._peak_bytes = max(self._peak_bytes, held)
         self._stage.apply_buffer_changes(result.totals.changes)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.job import Batches, num_tokens
+from holdfast.runtime.activity import LOAD, Activity
 from holdfast.runtime.borders import Border
 from holdfast.runtime.boundary_log import BoundaryLog
 from holdfast.runtime.commit import Committed, Phase, StageCommit
@@ -86,6 +87,7 @@ class Lane:
     device: EmulatedDevice
     staggered: bool
     log: BoundaryLog = field(default_factory=BoundaryLog)
+    activity: Activity = field(default_factory=Activity)
 
 
 class Executor:
@@ -238,18 +240,19 @@ class Executor:
         if microbatch is None:
             lane.reduce(self._routes, self._step, self._attempt)
             return ()
-        match op.kind:
-            case Kind.F:
-                return self._forward(lane.stage, microbatch, incoming, counts=True)
-            case Kind.B:
-                given = self._border.placed(self._step, microbatch, incoming)
-                return _present(lane.stage.backward_input(microbatch, given))
-            case Kind.BW:
-                given = self._border.placed(self._step, microbatch, incoming)
-                return _present(lane.stage.backward(microbatch, given))
-            case _:
-                lane.stage.backward_weight(microbatch)
-                return ()
+        with lane.activity.doing(op.kind.name, microbatch):
+            match op.kind:
+                case Kind.F:
+                    return self._forward(lane.stage, microbatch, incoming, counts=True)
+                case Kind.B:
+                    given = self._border.placed(self._step, microbatch, incoming)
+                    return _present(lane.stage.backward_input(microbatch, given))
+                case Kind.BW:
+                    given = self._border.placed(self._step, microbatch, incoming)
+                    return _present(lane.stage.backward(microbatch, given))
+                case _:
+                    lane.stage.backward_weight(microbatch)
+                    return ()
 
     def _forward(
         self, stage: Stage, microbatch: int, inputs: tuple[Tensor, ...], *, counts: bool
@@ -258,7 +261,7 @@ class Executor:
         lane, target = self._lane, None
         is_last = lane.number == self._routes.schedule.shape.last_stage
         if lane.number == 0 or is_last:
-            with lane.compute:
+            with lane.compute, lane.activity.doing(LOAD, microbatch):
                 loaded, target = lane.batches.load(self._step, microbatch)
             inputs = loaded if lane.number == 0 else inputs
         self._border.note_inputs(self._step, microbatch, inputs)

@@ -102,6 +102,7 @@ class ControlLink:
                 | messages.LogBorders()
                 | messages.Sealed()
                 | messages.Probe()
+                | messages.ShowStack()
                 | messages.Offer()
                 | messages.Adopt()
             ):

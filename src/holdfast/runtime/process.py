@@ -26,6 +26,7 @@ from holdfast.protocol.secret import FD_VARIABLE, hand_over
 from holdfast.protocol.spec import REJOIN_VARIABLE, SPEC_VARIABLE, WorkerSpec
 from holdfast.runtime.injection import Act, Killed, ProcessActions, ThreadActions
 from holdfast.runtime.link import ControlLink, Stopped
+from holdfast.runtime.stacks import ignore_signal
 from holdfast.runtime.worker import Worker
 from holdfast.transport.base import Limits, Transport
 from holdfast.transport.greeting import TOKEN_BYTES
@@ -43,6 +44,7 @@ def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
     ``by_hand``: somebody sits in front of it, who may want to end it.
     """
     (signals.defer if by_hand else signals.leave_to_launcher)()
+    ignore_signal()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"holdfast {spec.worker}".encode())  # for ps -e
     prepare_torch(spec.config)
     limits = transport_limits(spec.config)
@@ -89,7 +91,7 @@ def run_worker(
         worker.abandon_log()
 
     act, is_silent = _actions(lambda fired: worker.tell_fault(fired), die, woken)
-    worker = Worker(spec, link, transport, compute, act, is_silent)
+    worker = Worker(spec, link, transport, compute, act, is_silent, is_process=woken is None)
     link.start()
     try:
         worker.run()

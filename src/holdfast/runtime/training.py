@@ -15,6 +15,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.job import Batches, Job
 from holdfast.protocol import messages
+from holdfast.runtime.activity import Activity
 from holdfast.runtime.boundary_log import open_log
 from holdfast.runtime.built import Builder
 from holdfast.runtime.commit import Committed
@@ -62,7 +63,7 @@ class StageTraining:
         self._number, self._wait_s, self._injector = assign.stage, assign.wait_s, injector
         self._clip_norm = job.clip_norm
         builder = Builder(job, config, assign.cut, compute)
-        self.ledger = Ledger()
+        self.ledger, self.activity = Ledger(), Activity()
         self.lanes = Lanes(check)
         saver = TwoPhaseSaver if config.recovery.mode == "checkfreq" else StageSaver
         self._saver = saver(Path(assign.run_dir), assign.stage, self._wait_s)
@@ -75,7 +76,7 @@ class StageTraining:
             due=injector.due,
         )
         self._layers, self._state, self._commit = built.layers, built.state, built.commit
-        self._parts = built.parts
+        self._parts, self._commit.activity = built.parts, self.activity
         self.giver = Giver(transport, built.parts.form)
         self._device = EmulatedDevice(config.device.durations_s())
         self.prober = Prober(me, transport, self._device, injector.slowdown, tell)
@@ -127,6 +128,7 @@ class StageTraining:
             compute=compute,
             device=self._device,
             staggered=config.optimizer.mode == "staggered",
+            activity=self.activity,
         )
 
     # --- as a member ---

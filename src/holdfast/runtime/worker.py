@@ -39,6 +39,7 @@ from holdfast.runtime.injection import Act, Injector, LastingFaults
 from holdfast.runtime.link import ControlLink, Heart
 from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.replay import Replayer
+from holdfast.runtime.stacks import Stacks
 from holdfast.runtime.state import hash_of_each
 from holdfast.runtime.training import StageTraining
 from holdfast.schedule.cut import stage_ranges
@@ -57,6 +58,8 @@ class Worker:
         compute: AbstractContextManager[Any],
         act: Act,
         is_silent: Callable[[], bool],
+        *,
+        is_process: bool = False,
     ) -> None:
         self._spec = spec
         self._link = link
@@ -65,6 +68,7 @@ class Worker:
         self._act, self._is_silent = act, is_silent
         self._lasting = LastingFaults(spec.worker, transport.hinder, DutyCycle().set)
         self._heart = Heart(link.send)
+        self._stacks = Stacks(str(spec.worker), on_signal=is_process)
         self._epoch = 0
         self._warnings: list[str] = []  # about the job
         self._log = BoundaryLog()
@@ -217,19 +221,27 @@ class Worker:
             compute=self._compute,
         )
         self._log = self.training.log
+        self._stacks.open(assign.run_dir)
         self._heart.start(assign.beat_s, self._beat)
         self._link.send(messages.Ready(worker=str(self._spec.worker)))
 
     def _beat(self) -> messages.Heartbeat | None:
         if self._is_silent():
             return None
-        ledger = None if self.training is None else self.training.ledger
+        training = self.training  # once: another thread may take it away
+        ledger = None if training is None else training.ledger
+        busy = None if training is None else training.activity.current
         return messages.Heartbeat(
             worker=str(self._spec.worker),
             epoch=self._epoch,
             step=max(0, ledger.step) if ledger else 0,
             attempt=ledger.attempt if ledger else 0,
             done=ledger.num_done if ledger else 0,
+            operation=busy.kind if busy else "",
+            number=busy.number if busy else -1,
+            microbatch=busy.microbatch if busy else -1,
+            busy_s=training.activity.busy_s(busy) if training and busy else 0.0,
+            longest={} if training is None else training.activity.take_longest(),
         )
 
     def tell_fault(self, fired: messages.Message) -> None:
@@ -297,6 +309,7 @@ class Worker:
         if self.training is not None:
             self.training.close()
         self._log.close()
+        self._stacks.close()
 
     def abandon_log(self) -> None:
         """As a process that is killed: what is not on disk is gone."""
@@ -317,6 +330,8 @@ class Worker:
             case messages.Probe():
                 if self.training is not None:
                     self.training.prober.order(message)
+            case messages.ShowStack():
+                self._stacks.dump()
             case messages.LogBorders():
                 self._log.borders(message.borders, message.limit_bytes)
             case messages.Sealed():
