@@ -129,17 +129,17 @@ def test_the_agent_proves_who_it_is_and_names_its_process(launcher):
 
 
 @pytest.mark.parametrize(
-    ("worker", "how"),
+    ("worker", "how", "code"),
     [
-        (WELL, "exit code 0"),
-        (BADLY, "exit code 3"),
-        (KILLED, "signal SIGKILL"),
-        (RAISING, "exit code 1"),
+        (WELL, "exit code 0", 0),
+        (BADLY, "exit code 3", 3),
+        (KILLED, "signal SIGKILL", -9),
+        (RAISING, "exit code 1", 1),
     ],
 )
-def test_the_end_of_a_worker_is_told_and_no_zombie_is_left(launcher, worker, how):
+def test_the_end_of_a_worker_is_told_and_no_zombie_is_left(launcher, worker, how, code):
     pid = launcher.start(worker)[worker]
-    assert launcher.hear() == WorkerExited(worker=worker, pid=pid, how=how)
+    assert launcher.hear() == WorkerExited(worker=worker, pid=pid, how=how, code=code)
     assert process_state(pid) == ""
     assert launcher.agent.poll() is None
 
@@ -169,7 +169,7 @@ def test_several_workers_run_side_by_side_and_are_told_apart(launcher):
 def test_a_worker_killed_from_outside_is_told_at_once(launcher):
     pid = launcher.start(STUBBORN)[STUBBORN]
     os.kill(pid, signal.SIGKILL)
-    expected = WorkerExited(worker=STUBBORN, pid=pid, how="signal SIGKILL")
+    expected = WorkerExited(worker=STUBBORN, pid=pid, how="signal SIGKILL", code=-9)
     assert launcher.hear() == expected
 
 
@@ -209,7 +209,7 @@ def test_workers_may_be_ordered_later_and_nothing_is_prepared_twice(launcher):
     )
     started, ended = launcher.hear(), launcher.hear()
     assert isinstance(started, WorkerStarted)
-    assert ended == WorkerExited(worker=BADLY, pid=started.pid, how="exit code 3")
+    assert ended == WorkerExited(worker=BADLY, pid=started.pid, how="exit code 3", code=3)
     launcher.connection.send(Stop(reason="done"))
     code, out, _ = launcher.end()
     assert (code, out) == (0, "prepared for 12 steps\n")

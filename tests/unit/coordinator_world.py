@@ -289,11 +289,11 @@ class World:
         )
         return self.handle(beat)
 
-    def die(self, name: str, *, how: str = "signal SIGKILL") -> list[Effect]:
+    def die(self, name: str, *, how: str = "signal SIGKILL", code: int = -9) -> list[Effect]:
         """The connection closes, then the agent says how the process has ended."""
         del self.actors[name]
         effects = self.take(self.run.lost_connection(name, self.at_s))
-        exited = messages.WorkerExited(worker=name, pid=pid_of(name), how=how)
+        exited = messages.WorkerExited(worker=name, pid=pid_of(name), how=how, code=code)
         return effects + self.handle(exited)
 
     def tell(self, name: str, **changes: Any) -> list[Effect]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from holdfast.cluster import parse_worker
 from holdfast.config import RunConfig, config_from
+from holdfast.control.exits import describe
 from holdfast.errors import PeerLost
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
@@ -137,8 +138,9 @@ class Agent:
         del self._children[child.pidfd]
         os.close(child.pidfd)
         _, status = os.waitpid(child.pid, 0)
-        how = _describe(os.waitstatus_to_exitcode(status))
-        self._connection.send(WorkerExited(worker=child.worker, pid=child.pid, how=how))
+        code = os.waitstatus_to_exitcode(status)
+        exited = WorkerExited(worker=child.worker, pid=child.pid, how=describe(code), code=code)
+        self._connection.send(exited)
 
     def _end_children(self) -> None:
         """Wait a little for those that end by themselves, then kill the rest."""
@@ -156,9 +158,3 @@ class Agent:
             self._reap(child)
         except PeerLost:
             return  # nobody is left to be told
-
-
-def _describe(code: int) -> str:
-    if code < 0:
-        return f"signal {signal.Signals(-code).name}"
-    return f"exit code {code}"

@@ -7,6 +7,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
 from holdfast.control.change import Changes
 from holdfast.control.effects import Effect, Emit, Fence, Send
+from holdfast.control.exits import Deaths
 from holdfast.control.joining import Joining, failed
 from holdfast.control.losses import Loss, Losses, Work
 from holdfast.control.reports import Reports
@@ -50,6 +51,8 @@ class Notices:
         self._pids: dict[WorkerId, int] = {}
         self._gone_pids: set[int] = set()
         self._complained: set[str] = set()
+        self._deaths = Deaths()
+        self._held: dict[WorkerId, int] = {}  # the stage of those who were lost
         self._stuck_in = -1  # step in which a wait has run out
 
     def hear(self, message: messages.Message, at_s: float) -> bool:
@@ -81,11 +84,22 @@ class Notices:
         worker = parse_worker(exited.worker)
         if self._run.phase in BEFORE_TRAINING:
             return self._exited_early(exited)
+        self._note_death(worker, exited)
         if exited.pid in self._gone_pids and self._pids.get(worker) == exited.pid:
             self._losses.explain(worker, exited.how)
         elif self._pids.get(worker, exited.pid) == exited.pid:
             return self._lose(m.ProcessExited(worker, at_s), exited.how, explained=True)
         return []  # a process that somebody else has replaced
+
+    def _note_death(self, worker: WorkerId, exited: messages.WorkerExited) -> None:
+        """Raises if a replacement has died as the one before it did."""
+        if self._pids.get(worker, exited.pid) != exited.pid:
+            return
+        stage = self._run.stages.get(worker, self._held.get(worker, worker.stage))
+        try:
+            self._deaths.note(worker, stage, exited.code, self._reports.next_step)
+        except HoldfastError as why:
+            raise HoldfastError(f"{why} {self._run.advice}") from why
 
     def _exited_early(self, exited: messages.WorkerExited) -> list[Effect]:
         if exited.worker in self._complained:
@@ -228,7 +242,7 @@ class Notices:
         fence = Fence(worker)
         if m.Command.REPLAN in commands:
             self._losses.add(loss)
-            stage = run.stages.pop(worker)
+            stage = self._held[worker] = run.stages.pop(worker)
             fault_s = self._fault_s.pop(worker, at_s)
             change = self._changes.lost(worker, stage, fault_s, at_s)
             return self._fenced([fence, *self._reports.fold(at_s), *change])

@@ -55,7 +55,8 @@ class WorkerExited:
 
     worker: Worker
     pid: Pid
-    how: str  # "exit code 1" or "signal SIGKILL"
+    how: str  # in words, for people: "exit code 1" or "signal SIGKILL"
+    code: int = 0  # below 0: the number of the signal that ended it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
