@@ -38,6 +38,7 @@ from holdfast.observability.events import (
     WorkerMoved,
     WorkerReady,
     WorkerStep,
+    WorkerStuck,
     read_events,
 )
 
@@ -141,6 +142,18 @@ EVENTS = [
     ),
     PlanSwitched(at_s=3.0, step=9, cause="re-plan", took_s=0.01, period_s=0.4, reason="it pays"),
     Warned(at_s=3.0, reason="layer 1 is compiled"),
+    WorkerStuck(
+        at_s=2.0,
+        worker="0.1",
+        step=3,
+        operation="load",
+        microbatch=2,
+        seconds=2.1,
+        usual_s=0.1,
+        where="job.py:3 in __getitem__",
+        stack="File ...",
+        path="stacks/0.1-7.txt",
+    ),
     Interrupted(at_s=2.5),
     RunFailed(at_s=3.0, reason="a \u2028 line\nbreak"),
     RunFinished(

@@ -85,6 +85,8 @@ class Progress:
         seen.step = beat.step
         if seen.is_warm:
             for kind, took_s in beat.longest.items():
+                if kind not in OPERATIONS or not took_s >= 0:
+                    continue
                 kept = self._usual.setdefault((kind, stage), deque(maxlen=_NUM_KEPT))
                 kept.append(took_s)
         if not beat.operation or beat.number != seen.number:
