@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 from transport_harness import LIMIT_S, Background
@@ -50,7 +51,7 @@ def hello(worker: str = "0.0") -> messages.Hello:
     return messages.Hello(
         worker=worker,
         pid=1,
-        fingerprint={},
+        fingerprint={"holdfast": version("holdfast")},
         num_layers=2,
         layer_hashes=["a", "b"],
         cut=[],
@@ -548,6 +549,18 @@ def test_s2_who_belongs_to_an_earlier_launch_is_refused_with_the_reason(run, rol
     assert_finished(run)
 
 
+def test_s5_nobody_becomes_the_agent_of_a_run_that_has_none_or_has_one(run):
+    agent = run.connection(AGENT)
+    other = run.connection(AGENT)
+    assert other.read() == [messages.Stop(reason="nobody waits for an agent")]
+    agent.send(messages.AgentHello(pid=5))
+    assert agent.read() == [ORDER]
+    with run.server_busy():
+        run.server._has_agent, run.server._agent = False, None
+    late = run.connection(AGENT)
+    assert late.read() == [messages.Stop(reason="nobody waits for an agent")]
+
+
 def test_s2_who_belongs_to_a_launch_does_not_talk_to_another_one(run):
     with pytest.raises(HandshakeFailed, match=r"launch 2 of the run .* belongs to launch 3"):
         connect(replace(run.access, generation=3), WORKER_ROLE, "0.0", 10.0)
@@ -601,6 +614,25 @@ def test_s4_strangers_push_out_only_strangers(run):
     for _ in range(80):
         run.knock()
     assert len(run.server._strangers) <= 65
+    worker.finish()
+    assert_finished(run)
+
+
+def test_s4_one_that_was_pushed_out_a_moment_ago_is_not_read_any_more(run):
+    """Both are told in one look: that somebody new is there, and that the old one has spoken."""
+    worker = Worker(run)
+    worker.begin()
+    strangers = run.server._strangers
+    with run.server_busy():
+        strangers._most = 1
+        first = run.knock(b"HFhs")
+        strangers.accept()
+        (stranger,) = strangers._here
+        second = run.knock(b"HFhs")
+        strangers.accept()
+        assert strangers.read(stranger) is None
+    assert was_closed(first)
+    second.close()
     worker.finish()
     assert_finished(run)
 

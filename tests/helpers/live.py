@@ -95,7 +95,7 @@ def paced(folder: Path) -> Path:
 class Command:
     """A ``holdfast`` command in a process group of its own."""
 
-    def __init__(self, folder: Path, name: str, *words: str) -> None:
+    def __init__(self, folder: Path, name: str, *words: str, cwd: Path | None = None) -> None:
         self._stdout, self._stderr = folder / f"{name}.out", folder / f"{name}.err"
         with open(self._stdout, "wb") as stdout, open(self._stderr, "wb") as stderr:
             self.process = subprocess.Popen(
@@ -104,6 +104,7 @@ class Command:
                 stderr=stderr,
                 env=runs.environment(),
                 start_new_session=True,
+                cwd=cwd,
             )
 
     @property
@@ -123,10 +124,12 @@ class Command:
 class LiveRun:
     """A ``holdfast train``, and all that has joined it; ``close`` leaves nothing behind."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, cwd: Path | None = None) -> None:
+        """``cwd``: its working directory, from where the run directory is named."""
         self.run_dir = folder / "run"
         self._folder = folder
-        self._command = Command(folder, "train", *words, "--run-dir", str(self.run_dir))
+        named = str(self.run_dir) if cwd is None else os.path.relpath(self.run_dir, cwd)
+        self._command = Command(folder, "train", *words, "--run-dir", named, cwd=cwd)
         self.launcher = self._command.process
         self.joined: list[Command] = []
         self.agent = 0
@@ -189,11 +192,11 @@ class LiveRun:
         os.kill(pid, which)
         return pid
 
-    def join(self, *words: str) -> Command:
+    def join(self, *words: str, cwd: Path | None = None) -> Command:
         """``holdfast worker --join`` by hand."""
         name = f"join-{len(self.joined)}"
         all_words = ["worker", "--join", self.address, "--run-dir", str(self.run_dir), *words]
-        self.joined.append(Command(self._folder, name, *all_words))
+        self.joined.append(Command(self._folder, name, *all_words, cwd=cwd))
         return self.joined[-1]
 
     def release(self) -> None:

@@ -291,6 +291,7 @@ def launch(
         recorder.perform,
         order,
         start_more=lambda more: starter.start(access, more),
+        has_agent=config.workers.kind == "processes",
     )
     warm_up_planner()
     with _private_files() as recorder.usual_mask:

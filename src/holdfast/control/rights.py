@@ -37,7 +37,7 @@ def check_right(peer: Identity, message: messages.Message, *, has_said_hello: bo
     """ProtocolError: it may not say this."""
     kind = type(message).__name__
     if not isinstance(message, _MAY_SAY.get(peer.role, ())):
-        raise ProtocolError(f"{peer}: sent {kind}, which is not for a {peer.role} to say")
+        raise ProtocolError(f"{peer}: sent {kind}, which is not for {peer.role}s to say")
     if peer.role == AGENT:
         return  # of whom it may speak is known only to who has heard it before
     if getattr(message, "worker", None) != peer.name:

@@ -50,7 +50,8 @@ def listen(config: RunConfig) -> socket.socket:
 class Server:
     """``perform`` carries out every effect that is not a message, e.g. writing an event.
 
-    ``start_more`` starts workers where there is no agent to do so.
+    ``start_more`` starts workers where there is no agent to do so: then nobody else is taken for
+    one, whatever it has proven.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Server:
         start_workers: messages.StartWorkers,
         *,
         start_more: Callable[[messages.StartWorkers], None] = lambda order: None,
+        has_agent: bool = True,
     ) -> None:
         self._listener = listener
         self._access = access
         self._coordinator = coordinator
         self._perform = perform
         self._start_workers = start_workers
-        self._start_more = start_more
+        self._start_more, self._has_agent = start_more, has_agent
         self._selector = selectors.DefaultSelector()
         me = Identity(COORDINATOR, "", access.generation)
         most = len(coordinator.workers) + MORE_STRANGERS
@@ -151,7 +153,11 @@ class Server:
 
     def _admit(self, peer: Identity, sock: socket.socket) -> None:
         """It belongs to the run. Whether there is a place for it is another question."""
-        connection = Connection(sock, send_limit_s=SEND_LIMIT_S)
+        try:
+            connection = Connection(sock, send_limit_s=SEND_LIMIT_S)
+        except OSError:  # it has hung up already
+            sock.close()
+            return
         refusal = self._refusal(peer)
         self._peers[connection] = peer
         self._selector.register(connection, selectors.EVENT_READ)
@@ -171,8 +177,8 @@ class Server:
         own = self._access.generation
         if peer.generation != own and (peer.role != JOINER or peer.generation):
             return f"it is of launch {peer.generation} of this run, which is at launch {own}"
-        if peer.role == AGENT and self._agent is not None:
-            return "there is an agent already"
+        if peer.role == AGENT and (self._agent is not None or not self._has_agent):
+            return "nobody waits for an agent"
         if peer.role == WORKER_ROLE and not self._is_free(peer.name):
             return "there is no place for you here"
         return "the coordinator is here" if peer.role == COORDINATOR else ""
@@ -226,6 +232,8 @@ class Server:
         self._apply(self._coordinator.handle(message, time.monotonic()))
 
     def _log(self, who: str, reason: str) -> None:
+        if self._coordinator.over:
+            return  # its last event is that it is over
         dropped = events.ConnectionDropped(at_s=time.monotonic(), who=who, reason=reason)
         self._perform_or_fail(Emit(dropped))
 

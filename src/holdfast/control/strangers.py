@@ -69,6 +69,8 @@ class Strangers:
 
     def read(self, stranger: Stranger) -> tuple[Identity, socket.socket] | None:
         """Who it is, when it has proven it: it is no stranger any more."""
+        if stranger not in self._here:
+            return None  # it had to go for another one a moment ago
         try:
             data = stranger.sock.recv(stranger.answerer.wanted)
             if not data:

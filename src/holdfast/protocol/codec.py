@@ -35,7 +35,8 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
         _check_fields(kind, values)
         message: Message = cls(**values)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
-        raise ProtocolError(f"cannot read message {bytes(body[:80])!r}: {why!r}") from why
+        shown = reprlib.repr(str(why))  # it may repeat all of the message
+        raise ProtocolError(f"cannot read message {bytes(body[:80])!r}: {shown}") from why
     return message
 
 

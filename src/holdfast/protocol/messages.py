@@ -11,6 +11,8 @@ from holdfast.protocol.fields import (
     Host,
     LogOrder,
     Number,
+    PartFile,
+    PartName,
     Path,
     PathOrNone,
     Pid,
@@ -450,9 +452,9 @@ class CheckpointPart:
 
     worker: Worker
     step: Step
-    directory: str
+    directory: PartName
     layers: list[Number]
-    digests: dict[str, str]  # file -> sha256
+    digests: dict[PartFile, Sha256]  # file -> sha256
     state: dict[str, Any]  # what is not a tensor, e.g. the LR schedule's
     took_s: float
     copy_s: float  # of that: for a copy beside the training; 0: it was taken before
