@@ -255,7 +255,7 @@ def random_schedule(chance):
     return Schedule(shape, lanes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from([whole, measured]), st.data())
 def test_no_lanes_at_all_are_shorter_than_the_bound(chance, each, data):
     schedule = random_schedule(chance)
