@@ -1,11 +1,16 @@
 """From the records of all ranks to what is said of the job."""
 
 import random
+import re
+import stat
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from holdfast.watch import watching
+from holdfast.watch.collector import Collector
 from holdfast.watch.findings import Findings
 from holdfast.watch.records import Call, Hello, Record
 
@@ -22,6 +27,7 @@ class Job:
         self.ranks, self.now = list(ranks), 0
         self.calls = calls or {rank: [GRADIENTS] for rank in self.ranks}
         self.noise = random.Random(1)
+        self.step = STEP
         for rank in self.ranks:
             self.findings.join(Hello(rank, world_size, 100 + rank))
 
@@ -40,7 +46,7 @@ class Job:
         """All its calls but the first one cost nothing."""
         first, *others = self.calls[rank]
         self.findings.add(rank, Record(first, enter, end))
-        for call in [*others, STEP]:
+        for call in [*others, *([STEP] if self.step else [])]:
             self.findings.add(rank, Record(call, end, end))
 
     @property
@@ -109,6 +115,7 @@ def test_many_calls_are_counted_by_their_names():
 
 
 def test_an_error_of_the_watcher_is_told_once_and_the_command_runs_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(Findings, "join", lambda *_: 1 / 0)
     said, proof = [], tmp_path / "proof"
     code = (
@@ -120,7 +127,39 @@ def test_an_error_of_the_watcher_is_told_once_and_the_command_runs_on(monkeypatc
     findings = Findings(said.append)
     assert watching.watch([sys.executable, "-c", code, str(proof)], findings) == 3
     assert proof.exists()
+    assert_told_with_traceback(said, findings)
+
+
+def assert_told_with_traceback(said, findings):
     [line] = said
     assert "ZeroDivisionError" in line
-    assert "the job goes on" in line
+    assert line.endswith("; the job goes on")
     assert "stopped by an error" in findings.summary()
+    place = Path(re.search(r"see (\S+):", line)[1])
+    assert "1 / 0" in place.read_text()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+
+
+def test_no_error_of_the_watcher_ends_the_command(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Collector, "handle", lambda *_: 1 / 0)
+    said, proof = [], tmp_path / "proof"
+    findings = Findings(said.append)
+    code = "import sys; open(sys.argv[1], 'w'); sys.exit(3)"
+    assert watching.watch([sys.executable, "-c", code, str(proof)], findings) == 3
+    assert proof.exists()
+    assert_told_with_traceback(said, findings)
+
+
+def test_findings_in_what_were_no_iterations_are_void():
+    job = Job(calls={rank: [GRADIENTS] for rank in range(4)})
+    job.step = None  # a long warm-up: the same call again and again, no optimizer
+    job.run(30).run(8, slow=1, factor=2.0)
+    assert [finding["subject"] for finding in job.found] == ["rank 1"]
+    job.step = STEP
+    job.run(12)
+    assert job.found == []
+    assert "what was said so far is void" in job.said[-1]
+    job.run(20).run(8, slow=2, factor=2.0)
+    [finding] = job.found
+    assert (finding["subject"], finding["since"]) == ("rank 2", 33)

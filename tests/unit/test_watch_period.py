@@ -140,3 +140,39 @@ def test_calls_that_never_repeat_are_not_kept_for_ever():
     assert stream.num_calls == 20_000
     assert stream.pattern == ()
     assert len(stream._unplaced) <= 12_000
+
+
+# --- equal calls before the first step: they have a period, but not the iteration's ---
+
+_MICROBATCH = [
+    *["all_gather_single"] * 6,
+    *["reduce_scatter_single", "all_gather_single"] * 2,
+    *["reduce_scatter_single"] * 2,
+]
+_BOTH_WAYS = ["batch_isend_irecv", "wait", "wait"]
+RECORDED = {  # one iteration of the first rank, as the hooks have told it
+    "fully_shard": [*_MICROBATCH * 3, "step"],
+    "Schedule1F1B": [*["isend", "wait"] * 2, *_BOTH_WAYS * 6, *["irecv", "wait"] * 2, "step"],
+    "all_reduce by hand": [*["all_reduce"] * 12, "step"],
+}
+
+
+@pytest.mark.parametrize("kind", RECORDED)
+def test_equal_calls_before_the_first_step_are_not_the_iteration(kind):
+    calls = RECORDED[kind]
+    stream = Stream()
+    iterations = [i for record in records(calls * 8) for i in stream.add(record)]
+    first = iterations[-1].counted_anew
+    assert first == 1, "no wrong period was found: this test proves nothing"
+    right = [iteration for iteration in iterations if iteration.counted_anew]
+    assert [iteration.number for iteration in right] == list(range(right[0].number, 9))
+    assert right[0].number <= 4
+    for iteration in right:
+        assert [call.op for call in iteration.calls] == calls
+        assert iteration.took_s == pytest.approx(0.014 * len(calls))
+
+
+def test_a_job_without_an_optimizer_has_iterations_all_the_same():
+    iterations = told(["all_reduce", "barrier"] * 8)
+    assert {iteration.counted_anew for iteration in iterations} == {0}
+    assert iterations[-1].number == 8

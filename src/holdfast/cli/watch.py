@@ -35,14 +35,17 @@ def run(args: argparse.Namespace) -> int:
     report = None if args.report is None else _writable(args.report)
     # Here and not above: numbers are crunched by this command only.
     from holdfast.watch.findings import Findings
-    from holdfast.watch.watching import watch
+    from holdfast.watch.watching import keep_traceback, watch
 
     instruction_set.prepare(_say)
     findings = Findings(_say)
     code = watch(words, findings)
-    _say(findings.summary())
-    if report is not None:
-        _write(report, findings.report(words, code))
+    try:
+        _say(findings.summary())
+        if report is not None:
+            _write(report, findings.report(words, code))
+    except Exception as why:  # the job has run: its exit code stands
+        _say(f"an error in Holdfast, see {keep_traceback(why)}: {why!r}")
     return code
 
 

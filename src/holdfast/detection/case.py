@@ -50,7 +50,7 @@ class Case:
         self._told_at = 0
         self._num_refused = 0
         self._next_try: int | None = None
-        self._recheck_s = settings.num_recheck_steps
+        self._recheck_steps = settings.num_recheck_steps
         self._num_well = 0  # measurements in a row that found a slow one well
         self._over_at: int | None = None
         self._num_again = 0
@@ -102,7 +102,7 @@ class Case:
         settings, lasting = self._settings, reading.lasting
         if not settings.validate or lasting is None or lasting < settings.slow:
             return None
-        since = reading.step - NUM_LASTING + 1
+        since = max(0, reading.step - NUM_LASTING + 1)  # steps may have run again
         return self.suspect(reading.step, since, lasting, 0.8, "lasting level")
 
     def _suspect(self, reading: Reading) -> Move | None:
@@ -144,7 +144,7 @@ class Case:
         if self.phase is not Phase.SLOW:
             self._hold(step)
         self.phase, self.asked, self._told_at = Phase.SLOW, None, step
-        self._num_well, self._recheck_s = 0, self._settings.num_recheck_steps
+        self._num_well, self._recheck_steps = 0, self._settings.num_recheck_steps
         return Move.TELL
 
     def _hold(self, step: int) -> None:
@@ -161,7 +161,7 @@ class Case:
             return self._idle(reading)
         if reading.steady is None or reading.step - self._told_at < _NUM_STEADY:
             return None
-        return self._moved(reading.step, reading.steady, reading.step - _NUM_STEADY + 1)
+        return self._moved(reading.step, reading.steady, max(0, reading.step - _NUM_STEADY + 1))
 
     def _moved(self, step: int, excess: float, since: int) -> Move | None:
         if excess < self._settings.relief:
@@ -187,10 +187,10 @@ class Case:
 
     def _recheck(self, step: int) -> Move | None:
         newest = self._told_at if self.asked is None else self.asked
-        wait = 1 if self._num_well else self._recheck_s
+        wait = 1 if self._num_well else self._recheck_steps
         if not self._settings.validate or step - newest < wait:
             return None
-        self._recheck_s = min(2 * self._recheck_s, 4 * self._settings.num_recheck_steps)
+        self._recheck_steps = min(2 * self._recheck_steps, 4 * self._settings.num_recheck_steps)
         self.asked = self._told_at = step
         return Move.ASK
 

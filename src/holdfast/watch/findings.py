@@ -27,12 +27,13 @@ class Findings:
         self._found: list[dict[str, Any]] = []
         self._open: dict[str, dict[str, Any]] = {}  # by subject: not over yet
         self._last_iteration = 0
+        self._counted_anew = 0
         self._failed: str | None = None
 
     def join(self, hello: Hello) -> None:
         if hello.rank in self._gathering.streams:
             self._say(f"rank {hello.rank} has started again: iterations are counted from 1 again")
-            self._gathering, self._watcher = Gathering(), None
+            self._gathering, self._watcher, self._counted_anew = Gathering(), None, 0
         self._gathering.join(hello)
 
     def add(self, rank: int, record: Record) -> None:
@@ -43,13 +44,19 @@ class Findings:
     def leave(self, rank: int) -> None:
         self._gathering.leave(rank)
 
-    def give_up(self, why: Exception) -> None:
-        """An error in here: the job goes on unwatched."""
+    @property
+    def has_failed(self) -> bool:
+        return self._failed is not None
+
+    def give_up(self, why: Exception, place: str) -> None:
+        """An error in here: the job goes on unwatched. ``place``: where its traceback is."""
         if self._failed is None:
-            self._failed = f"watching has stopped by an error in Holdfast: {why!r}"
+            self._failed = f"watching has stopped by an error in Holdfast, see {place}: {why!r}"
             self._say(f"{self._failed}; the job goes on")
 
     def _judge(self, row: Row) -> None:
+        if row.counted_anew != self._counted_anew:
+            self._count_anew(row.counted_anew)
         if self._watcher is None or not row.is_alike:
             # Another phase of the job: times before it say nothing about it.
             self._watcher = WaitWatcher(len(row.ranks))
@@ -57,6 +64,13 @@ class Findings:
         self._last_iteration = row.number
         for told in self._watcher.observe(row.number, row.busy_s, row.waited_s):
             self._tell(told, _name(told, row.ranks))
+
+    def _count_anew(self, number: int) -> None:
+        """What was taken for iterations so far were none: nor was what was found in them."""
+        if self._found:
+            self._say("what was said so far is void: iterations end with a step of the optimizer")
+        self._counted_anew, self._watcher = number, None
+        self._took_s, self._found, self._open = [], [], {}
 
     def _tell(self, told: Diagnosis | Over, name: str) -> None:
         known = self._open.get(name)

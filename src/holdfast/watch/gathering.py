@@ -14,6 +14,7 @@ _NUM_HELD = 1000  # iterations that some rank has not told yet
 class Row(NamedTuple):
     """One iteration of the job."""
 
+    counted_anew: int  # as in ``Iteration``
     number: int
     took_s: float  # median over the ranks
     ranks: tuple[int, ...]  # those that the times below are of
@@ -28,7 +29,8 @@ class Gathering:
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
         self.world_size = 0
-        self._held: dict[int, dict[int, Iteration]] = {}  # number -> rank -> iteration
+        # (counted anew, number) -> rank -> iteration
+        self._held: dict[tuple[int, int], dict[int, Iteration]] = {}
         self._gone: set[int] = set()
         self._shapes: dict[int, tuple[tuple[str, str], ...]] = {}
 
@@ -43,23 +45,26 @@ class Gathering:
     def add(self, rank: int, record: Record) -> list[Row]:
         rows = []
         for iteration in self.streams[rank].add(record):
-            told = self._held.setdefault(iteration.number, {})
+            place = (iteration.counted_anew, iteration.number)
+            told = self._held.setdefault(place, {})
             told[rank] = iteration
             if told.keys() >= self.streams.keys() - self._gone:
-                rows.append(self._row(iteration.number, told))
-                self._forget(iteration.number)
+                rows.append(self._row(place, told))
+                self._forget(place)
         while len(self._held) > _NUM_HELD:
             del self._held[min(self._held)]
         return rows
 
-    def _forget(self, number: int) -> None:
-        for old in [held for held in self._held if held <= number]:
+    def _forget(self, place: tuple[int, int]) -> None:
+        for old in [held for held in self._held if held <= place]:
             del self._held[old]
 
-    def _row(self, number: int, told: Mapping[int, Iteration]) -> Row:
+    def _row(self, place: tuple[int, int], told: Mapping[int, Iteration]) -> Row:
         shapes = {rank: _shape(iteration.calls) for rank, iteration in told.items()}
         is_alike, self._shapes = self._shapes == shapes, shapes
+        counted_anew, number = place
         return Row(
+            counted_anew=counted_anew,
             number=number,
             took_s=median(iteration.took_s for iteration in told.values()),
             ranks=tuple(sorted(told)),

@@ -53,6 +53,7 @@ FUNCTIONS = [  # of torch.distributed; what a version lacks is left out
     "irecv",
     "batch_isend_irecv",
 ]
+MOST_CALLS = 1 << 14  # that have a number at a time; then numbers are given anew
 LIMIT_BYTES = 1 << 20  # held back while the watching process does not read; then records are lost
 SEND_EVERY_NS = 100_000_000  # at least, if anything is called
 LAST_WORD_S = 1.0
@@ -110,6 +111,8 @@ class Recorder:
         call = (op, group, size)
         number = self._calls.get(call)
         if number is None:
+            if len(self._calls) >= MOST_CALLS:
+                self._calls.clear()
             number = self._calls[call] = len(self._calls)
             self._unsent += f"call {number} {op} {group or '-'} {size}\n".encode()
         self._unsent += f"{number} {enter_ns} {leave_ns}\n".encode()

@@ -4,6 +4,8 @@ Pure; a line that makes no sense is left out: nothing here may stop the watching
 from typing import NamedTuple
 
 STEP = "step"  # of an optimizer: marks an iteration
+_MOST_LINE_BYTES = 1 << 12
+MOST_CALLS = 1 << 14  # that a process may name at a time
 
 
 class Call(NamedTuple):
@@ -40,10 +42,16 @@ class Reader:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._skips = False  # the rest of a line that is too long
         self._calls: dict[int, Call] = {}
 
     def feed(self, data: bytes) -> list[Hello | Record]:
         *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._skips and lines:
+            self._skips = False
+            del lines[0]
+        if self._skips or len(self._rest) > _MOST_LINE_BYTES:
+            self._skips, self._rest = True, b""
         read = [self._read(line.decode(errors="replace").split()) for line in lines]
         return [item for item in read if item is not None]
 
@@ -53,7 +61,8 @@ class Reader:
                 case ["rank", rank, world_size, pid]:
                     return Hello(int(rank), int(world_size), int(pid))
                 case ["call", number, op, group, size]:
-                    self._calls[int(number)] = Call(op, group.removeprefix("-"), int(size))
+                    if 0 <= int(number) < MOST_CALLS:
+                        self._calls[int(number)] = Call(op, group.removeprefix("-"), int(size))
                 case [number, enter_ns, leave_ns]:
                     return Record(self._calls[int(number)], int(enter_ns), int(leave_ns))
         except (ValueError, KeyError):

@@ -13,6 +13,7 @@ _LOST_AFTER_PERIODS = 4  # without a whole iteration: look for another period
 
 
 class Iteration(NamedTuple):
+    counted_anew: int  # how often what was taken for an iteration turned out not to be one
     number: int  # the first is 1
     took_s: float
     calls: tuple[Call, ...]
@@ -30,6 +31,7 @@ class Stream:
     def __init__(self) -> None:
         self.num_calls = 0
         self.num_iterations = 0
+        self._counted_anew = 0
         self._pattern: tuple[Call, ...] = ()
         self._coarse = False
         self._unplaced: list[Record] = []  # since the last whole iteration
@@ -48,13 +50,24 @@ class Stream:
 
     def add(self, record: Record) -> list[Iteration]:
         self.num_calls += 1
-        self._marked = self._marked or record.call.op == STEP
         self._unplaced.append(record)
+        if record.call.op == STEP:
+            self._mark()
         if self._pattern and (iteration := self._whole()):
             return [iteration]
         if len(self._unplaced) >= self._next_search:
             return self._search()
         return []
+
+    def _mark(self) -> None:
+        """Equal calls before the first step of an optimizer have a period too, but a wrong one."""
+        self._marked = True
+        if self._pattern and not self._num_marks:
+            self._pattern, self._coarse = (), False
+            self._last = None
+            self._next_search = _FIRST_SEARCH_CALLS
+            self.num_iterations = 0
+            self._counted_anew += 1
 
     def _whole(self) -> Iteration | None:
         length = len(self._pattern)
@@ -69,7 +82,9 @@ class Stream:
             return None  # where it began is not known
         took_s = (calls[-1].leave_ns - before.leave_ns) / 1e9
         names, times = [r.call for r in calls], [r.took_s for r in calls]
-        return Iteration(self.num_iterations, took_s, tuple(names), tuple(times))
+        return Iteration(
+            self._counted_anew, self.num_iterations, took_s, tuple(names), tuple(times)
+        )
 
     def _num_passed(self) -> int:
         """Iterations that have ended: more than one if something came between."""

@@ -5,6 +5,7 @@ import selectors
 import shutil
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,16 +60,57 @@ def _run(
     ranks: dict[int, int] = {}  # number of a process -> its rank
     try:
         selector.register(command.pidfd, selectors.EVENT_READ, command)
-        while not _turn(selector, collector, findings, ranks, None):
-            pass
+        _listen(selector, collector, findings, ranks)
         selector.unregister(command.pidfd)
         code = command.wait()
     finally:
         command.close()
-    until = time.monotonic() + _LAST_WORDS_S
-    while selector.select(0.0) and time.monotonic() < until:
-        _turn(selector, collector, findings, ranks, 0.0)
+    _hear_last_words(selector, collector, findings, ranks)
     return code
+
+
+def _listen(
+    selector: selectors.BaseSelector,
+    collector: Collector,
+    findings: Findings,
+    ranks: dict[int, int],
+) -> None:
+    """Until the command has ended, or watching it has failed: then it is only waited for."""
+    try:
+        while not _turn(selector, collector, findings, ranks, None):
+            pass
+    except Exception as why:
+        _give_up(findings, why)
+
+
+def _hear_last_words(
+    selector: selectors.BaseSelector,
+    collector: Collector,
+    findings: Findings,
+    ranks: dict[int, int],
+) -> None:
+    until = time.monotonic() + _LAST_WORDS_S
+    try:
+        while selector.select(0.0) and time.monotonic() < until:
+            _turn(selector, collector, findings, ranks, 0.0)
+    except Exception as why:  # the command has run: its exit code stands
+        _give_up(findings, why)
+
+
+def _give_up(findings: Findings, why: Exception) -> None:
+    if not findings.has_failed:  # the first one is what matters
+        findings.give_up(why, keep_traceback(why))
+
+
+def keep_traceback(why: Exception) -> str:
+    """In a file of its own; where it is."""
+    try:
+        handle, name = tempfile.mkstemp(prefix="holdfast-watch-", suffix=".txt")
+        with os.fdopen(handle, "w") as file:
+            file.writelines(traceback.format_exception(why))
+    except OSError as cannot:
+        return f"no file (its traceback cannot be written: {cannot.strerror})"
+    return name
 
 
 def _started(words: Sequence[str], folder: Path) -> Command:
@@ -91,11 +133,11 @@ def _turn(
     has_ended = False
     for key, _ in selector.select(limit_s):
         has_ended |= isinstance(key.data, Command)
-        for process, item in collector.handle(key):
-            try:
+        try:
+            for process, item in collector.handle(key):
                 _take(findings, ranks, process, item)
-            except Exception as why:  # the job must not end because of who watches it
-                findings.give_up(why)
+        except Exception as why:  # the job must not end because of who watches it
+            _give_up(findings, why)
     return has_ended
 
 
@@ -103,7 +145,7 @@ def _take(
     findings: Findings, ranks: dict[int, int], process: int, item: Hello | Record | Left
 ) -> None:
     match item:
-        case Hello():
+        case Hello() if process not in ranks:
             ranks[process] = item.rank
             findings.join(item)
         case Record() if process in ranks:
