@@ -4,6 +4,7 @@ HoldfastError                                                             exit c
 |- ConfigError          what the user asked for cannot be run             exit code 2
 |  `- CheckpointError   ... because the checkpoint cannot be used         exit code 2
 |- ScheduleError        a schedule breaks a dependency or memory rule
+|  `- MemoryExceeded    ... or there is none that keeps within the memory
 |- ProtocolError        a peer sent something we cannot accept
 |  |- EpochPast         ... or asked for something of an epoch that is over
 |  `- HandshakeFailed   ... or has not proven who it is
@@ -28,6 +29,10 @@ class CheckpointError(ConfigError):
 
 
 class ScheduleError(HoldfastError):
+    pass
+
+
+class MemoryExceeded(ScheduleError):
     pass
 
 

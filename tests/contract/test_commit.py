@@ -47,6 +47,7 @@ class OneStage:
         counted: tuple[bool, ...] | None = None,
         *,
         keeps_old: bool = True,
+        before_update: Callable[[], None] = lambda: None,
         reach: Callable[[int, str], None] = lambda step, point: None,
         due: Callable[[int, str], bool] = lambda step, point: False,
     ) -> None:
@@ -66,6 +67,7 @@ class OneStage:
             counted or (True,) * len(parameters),
             keeps_old=keeps_old,
             consistency=self.consistency,
+            before_update=before_update,
             reach=reach,
             due=due,
         )
@@ -352,6 +354,31 @@ def test_a_step_that_was_half_applied_for_a_while_leaves_no_bit_behind(
     changed = {key for key in before if half[key] != before[key] and "/" not in key}
     assert changed == {"0.bias", "1.bias"}, "no half step: this test proves nothing"
     assert stage.bits() == calm.bits()
+
+
+# --- who still reads the weights ---
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_whoever_still_reads_the_weights_is_asked_before_each_update(trust):
+    seen: list[tuple[str, dict[str, bytes]]] = []
+    stage = OneStage(
+        before_update=lambda: seen.append(("before", stage.bits())),
+        reach=lambda _, point: seen.append((point, stage.bits())) if point == "apply" else None,
+    )
+    for step in range(2):
+        before = stage.bits()
+        run_step(stage, step, GOOD, trust=trust)
+        assert seen == [("before", before), ("apply", before)], "before any fault can happen, too"
+        seen.clear()
+        assert stage.bits() != before
+
+
+def test_a_step_that_changes_no_weights_asks_nobody():
+    asked = []
+    stage = OneStage(before_update=lambda: asked.append(1))
+    run_step(stage, 0, math.nan, trust=False)
+    assert asked == []
 
 
 # --- what it holds ---

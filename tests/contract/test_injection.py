@@ -448,7 +448,14 @@ def check_fired(message, text, point, done, *, since_s):
     """It is the message of this fault, with a time between ``since_s`` and now."""
     assert since_s <= message.at_s <= time.monotonic()
     assert replace(message, at_s=0.0) == FaultFired(
-        worker="1.0", fault=text, step=STEP, attempt=0, point=point, done=done, at_s=0.0
+        worker="1.0",
+        kind=text.split()[0],
+        fault=text,
+        step=STEP,
+        attempt=0,
+        point=point,
+        done=done,
+        at_s=0.0,
     )
 
 

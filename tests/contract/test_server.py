@@ -400,7 +400,14 @@ def test_the_last_words_of_a_lost_worker_are_heard_before_its_connection_is_clos
     agent.send(messages.WorkerStarted(worker="1.0", pid=1))
     stays, goes = begin(two)
     fired = messages.FaultFired(
-        worker="1.0", fault="kill 1.0 @ 1", step=0, attempt=0, point="begin", done=0, at_s=1.0
+        worker="1.0",
+        kind="kill",
+        fault="kill 1.0 @ 1",
+        step=0,
+        attempt=0,
+        point="begin",
+        done=0,
+        at_s=1.0,
     )
     with two.server_busy():
         goes.connection.send(fired)

@@ -9,7 +9,7 @@ import torch
 from holdfast.errors import HoldfastError
 from holdfast.runtime import saving
 from holdfast.runtime.saving import SaveTimes, StageSaver, Written
-from holdfast.runtime.two_phase import TwoPhaseSaver, guarded
+from holdfast.runtime.two_phase import TwoPhaseSaver
 
 LIMIT_S = 20.0
 
@@ -52,7 +52,7 @@ def test_an_update_waits_until_the_copy_is_taken_and_not_for_the_writing(tmp_pat
     assert slow.begun.wait(LIMIT_S)
 
     def update():
-        saver.weights_change()
+        saver.before_update()
         slow.value = 2.0
 
     thread = threading.Thread(target=update)
@@ -88,7 +88,7 @@ def test_a_copy_that_fails_lets_updates_go_on_and_is_told(tmp_path, written):
 
     saver = TwoPhaseSaver(tmp_path, 0, LIMIT_S)
     saver.write_live(3, {"0.weight": Broken()}, lambda _: None)
-    saver.weights_change()
+    saver.before_update()
     with pytest.raises(HoldfastError, match=r"step 3 in .* out of memory"):
         saver.wait()
 
@@ -97,7 +97,7 @@ def test_a_copy_that_never_ends_is_an_error_in_the_end(tmp_path, written):
     saver, slow = TwoPhaseSaver(tmp_path, 0, 0.05), SlowTensor()
     saver.write_live(3, {"0.weight": slow}, lambda _: None)
     with pytest.raises(HoldfastError, match="not copied after"):
-        saver.weights_change()
+        saver.before_update()
     slow.go_on.set()
     saver.wait()
 
@@ -114,23 +114,14 @@ def test_the_time_of_the_copy_and_of_the_whole_are_told(tmp_path, written):
     assert 0.02 <= one.copy_s <= one.took_s
 
 
-def test_only_the_points_before_an_update_wait_for_the_copy(tmp_path, monkeypatch):
-    asked: list[str] = []
-    reached: list[str] = []
-    saver = TwoPhaseSaver(tmp_path, 0, LIMIT_S)
-    monkeypatch.setattr(saver, "weights_change", lambda: asked.append(reached[-1]))
-    reach = guarded(lambda step, point: reached.append(point), saver)
-    for point in ("reduced", "check", "apply", "half", "applied"):
-        reach(0, point)
-    assert reached == ["reduced", "check", "apply", "half", "applied"]
-    assert asked == ["check"], "it waits before the fault point of the update, and only there"
-
-
-def test_a_saver_of_one_phase_guards_nothing(tmp_path):
-    def reach(step, point):
-        raise AssertionError
-
-    assert guarded(reach, StageSaver(tmp_path, 0, LIMIT_S)) is reach
+def test_a_saver_of_one_phase_holds_no_update_up(tmp_path, monkeypatch):
+    on_disk = threading.Event()
+    monkeypatch.setattr(saving, "write_part", lambda *_: on_disk.wait(LIMIT_S) and {})
+    saver = StageSaver(tmp_path, 0, LIMIT_S)
+    saver.write(3, {"0.weight": torch.zeros(2)}, lambda _: None)
+    saver.before_update()
+    on_disk.set()
+    saver.wait()
 
 
 # --- which versions are saved ---

@@ -140,7 +140,14 @@ def test_a_recovery_is_complete_when_the_last_member_has_taken_up_work() -> None
     world = World().start()
     world.step()
     fired = messages.FaultFired(
-        worker="1.0", fault="kill 1.0 @ 2", step=1, attempt=0, point="begin", done=0, at_s=0.05
+        worker="1.0",
+        kind="kill",
+        fault="kill 1.0 @ 2",
+        step=1,
+        attempt=0,
+        point="begin",
+        done=0,
+        at_s=0.05,
     )
     world.handle(fired)
     world.die("1.0")
@@ -161,7 +168,14 @@ def test_word_of_a_fault_that_comes_after_the_notice_still_gives_the_time() -> N
     world.at_s = 5.0
     world.die("1.0")
     fired = messages.FaultFired(
-        worker="1.0", fault="kill 1.0 @ 1", step=0, attempt=0, point="begin", done=0, at_s=4.5
+        worker="1.0",
+        kind="kill",
+        fault="kill 1.0 @ 1",
+        step=0,
+        attempt=0,
+        point="begin",
+        done=0,
+        at_s=4.5,
     )
     assert emitted(world.handle(fired), events.FaultFired)
     world.pump()
@@ -172,7 +186,14 @@ def test_word_of_a_fault_that_comes_after_the_notice_still_gives_the_time() -> N
 def test_a_fault_that_has_fired_is_not_given_to_who_comes_after() -> None:
     world = World(faults=["kill 1.0 @ 2", "kill 1.0 @ 9"]).start()
     fired = messages.FaultFired(
-        worker="1.0", fault="kill 1.0 @ 2", step=1, attempt=0, point="begin", done=0, at_s=0.0
+        worker="1.0",
+        kind="kill",
+        fault="kill 1.0 @ 2",
+        step=1,
+        attempt=0,
+        point="begin",
+        done=0,
+        at_s=0.0,
     )
     world.handle(fired)
     world.die("1.0")

@@ -7,7 +7,14 @@ from holdfast.protocol import messages
 
 def fired(worker: str, fault: str) -> messages.FaultFired:
     return messages.FaultFired(
-        worker=worker, fault=fault, step=1, attempt=0, point="begin", done=0, at_s=0.0
+        worker=worker,
+        kind=fault.split()[0],
+        fault=fault,
+        step=1,
+        attempt=0,
+        point="begin",
+        done=0,
+        at_s=0.0,
     )
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from helpers.half_done import World, cross_routed, grid
 from holdfast.cluster import WorkerId
-from holdfast.errors import ScheduleError
+from holdfast.errors import MemoryExceeded
 from holdfast.planner.lineage import Facts, Progress
 from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.planner.rest import rest_of_step
@@ -165,5 +165,5 @@ def test_work_that_finds_no_room_beside_what_is_held_is_refused_in_words():
     shape, holders = Shape(1, 2, 1), grid(1, 2)
     # Forwarded, but its activation was not kept: the forward must run again where there is no room.
     facts = {WorkerId(0, 0): Facts(progress={(0, 0): Progress.FORWARDED})}
-    with pytest.raises(ScheduleError, match="does not fit into memory"):
+    with pytest.raises(MemoryExceeded, match="does not fit into memory"):
         rest_of_step(asked(shape, holders, limit=1), holders, facts)

@@ -15,10 +15,11 @@ from holdfast.control.run import BEFORE_TRAINING, Run
 from holdfast.control.starting import Starting
 from holdfast.control.wish import Wish
 from holdfast.errors import HoldfastError
+from holdfast.faults.fault import FaultKind
 from holdfast.observability import events
 from holdfast.protocol import messages
 
-_DEADLY = ("kill ", "hang ")  # faults that end in a loss
+_DEADLY = (FaultKind.KILL, FaultKind.HANG)  # faults that end in a loss
 # From somebody who is gone only these are of use, or come from somebody else.
 _FROM_THE_GONE = (
     messages.Hello,
@@ -165,7 +166,7 @@ class Notices:
         is_known = fired.fault in self._run.fired  # one that lasts, on a worker that came back
         self._run.fired.add(fired.fault)
         self._work.note(worker, self._run.epoch, fired.step, fired.done, fired.attempt)
-        if fired.fault.startswith(_DEADLY):
+        if fired.kind in _DEADLY:
             self._fault_s[worker] = fired.at_s
             self._changes.fault_was(worker, fired.at_s)
         if is_known:

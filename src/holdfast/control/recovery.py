@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.cluster import WorkerId
 from holdfast.control.told import Told, Verdict, attempt_of, verdicts_of
-from holdfast.errors import ScheduleError
+from holdfast.errors import MemoryExceeded, ScheduleError
 from holdfast.planner.lineage import Facts
 from holdfast.planner.problem import Problem
 from holdfast.planner.rest import Rest, rest_of_step
@@ -138,10 +138,8 @@ def _rest(
     for _ in range(_MOST_DOUBLINGS):
         try:
             return rest_of_step(problem, holders, facts)
-        except ScheduleError as error:
-            if "does not fit into memory" not in str(error):
-                raise
-        problem = _with_twice_the_memory(problem)
+        except MemoryExceeded:
+            problem = _with_twice_the_memory(problem)
     return rest_of_step(problem, holders, facts)
 
 

@@ -45,7 +45,7 @@ class Case:
         self.excess = 0.0  # suspected, or told
         self.confidence = 0.0
         self.probe: float | None = None  # what the last benchmark has shown of it
-        self.how = ""
+        self.from_start = False  # it has never been seen healthy
         self.asked: int | None = None  # a measurement is under way since this step
         self._told_at = 0
         self._num_refused = 0
@@ -72,8 +72,11 @@ class Case:
         self._held_until = min(self._held_until, step + 16 * _NUM_STEADY)
         self.asked = None if self.asked is None else min(self.asked, step)
 
-    def suspect(self, step: int, since: int, excess: float, confidence: float, how: str) -> Move:
-        self.since, self.excess, self.confidence, self.how = since, excess, confidence, how
+    def suspect(
+        self, step: int, since: int, excess: float, confidence: float, *, from_start: bool = False
+    ) -> Move:
+        self.since, self.excess, self.confidence = since, excess, confidence
+        self.from_start = from_start
         self.probe = None
         if not self._settings.validate:
             return self._tell(step)
@@ -84,9 +87,7 @@ class Case:
         change, limit = reading.change, self._settings.slow
         if change is not None and change.onset and change.excess >= limit:
             self._num_refused = 0
-            return self.suspect(
-                reading.step, change.since, change.excess, change.confidence, change.how
-            )
+            return self.suspect(reading.step, change.since, change.excess, change.confidence)
         if self._next_try is None:
             return self._crept(reading)
         if reading.step < self._next_try:
@@ -94,7 +95,9 @@ class Case:
         if reading.now is None or reading.now < limit:
             self._next_try = None
             return None
-        return self.suspect(reading.step, self.since, reading.now, self.confidence, self.how)
+        return self.suspect(
+            reading.step, self.since, reading.now, self.confidence, from_start=self.from_start
+        )
 
     def _crept(self, reading: Reading) -> Move | None:
         """By steps each of which was too small to be suspected. Noise can do that too: only a
@@ -103,7 +106,7 @@ class Case:
         if not settings.validate or lasting is None or lasting < settings.slow:
             return None
         since = max(0, reading.step - NUM_LASTING + 1)  # steps may have run again
-        return self.suspect(reading.step, since, lasting, 0.8, "lasting level")
+        return self.suspect(reading.step, since, lasting, 0.8)
 
     def _suspect(self, reading: Reading) -> Move | None:
         assert self.asked is not None
@@ -208,7 +211,7 @@ class Case:
         """Slow from the very start; ``probe``: its benchmark against the others'."""
         self.since, self.excess, self.probe = since, excess, probe
         self.confidence = 0.7 if probe is None else 0.9
-        self.how = "from the start"
+        self.from_start = True
         self._tell(step)
 
     @property

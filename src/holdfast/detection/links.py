@@ -256,7 +256,7 @@ class Links:
             return None
         if self._excess_s(track, first) < 2.0 * explained_s:
             return None
-        return case.suspect(step, first, now, 0.7, "from the start")
+        return case.suspect(step, first, now, 0.7, from_start=True)
 
     def _excess_s(self, track: LinkTrack, since: int) -> float:
         samples = track.samples_since(since)

@@ -169,7 +169,7 @@ class Network:
 
 def _busy(case: Case, iteration: int) -> str:
     number = max(1, iteration - case.since + 1)
-    if case.how == "from the start":
+    if case.from_start:
         return f"it is busy {case.factor:.2f} x as long as the others from the start"
     return f"it is busy {case.factor:.2f} x as long since iteration {case.since} ({number} of them)"
 

@@ -80,7 +80,7 @@ def link(pair: Link, track: LinkTrack, step: int) -> Diagnosis:
 
 def _operations(whose: str, case: Case, step: int) -> str:
     num_steps = max(1, step - case.since + 1)
-    since = "from the start" if case.how == "from the start" else f"since step {case.since + 1}"
+    since = "from the start" if case.from_start else f"since step {case.since + 1}"
     return f"{whose} operations take {case.factor:.2f} x as long {since} ({num_steps} steps)"
 
 
@@ -88,7 +88,7 @@ def _benchmark(case: Case) -> str:
     if case.probe is None:
         return ""
     ratio = math.exp(case.probe)
-    if case.how == "from the start":
+    if case.from_start:
         return f"; benchmark {ratio:.2f} x the others'"
     seen = "" if case.probe >= 0.5 * case.excess else ", which does not show it"
     return f"; benchmark {ratio:.2f} x its own at the start{seen}"

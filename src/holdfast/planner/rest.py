@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import ScheduleError
+from holdfast.errors import MemoryExceeded
 from holdfast.planner import kernel as k
 from holdfast.planner.fleet import Fleet
 from holdfast.planner.graph import KINDS, Graph, Hosts, Ints
@@ -150,7 +150,7 @@ class _Order:
             if layout is not None and (best is None or layout.last_end.max() < best.last_end.max()):
                 best = layout
         if best is None:
-            raise ScheduleError(
+            raise MemoryExceeded(
                 "the rest of the step does not fit into memory: work that is done again needs room "
                 "beside what is held; expected that senders still have what they have sent"
             )

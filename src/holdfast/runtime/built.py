@@ -60,6 +60,7 @@ class Builder:
         *,
         first_step: int,
         keeps_old: bool,
+        before_update: Callable[[], None] = lambda: None,
         reach: Reach = lambda step, point: None,
         due: Callable[[int, str], bool] = lambda step, point: False,
     ) -> Built:
@@ -84,6 +85,7 @@ class Builder:
             reduced=first_step,
             keeps_old=keeps_old,
             consistency=self.config.recovery.consistency,
+            before_update=before_update,
             reach=reach,
             due=due,
         )

