@@ -449,7 +449,7 @@ def check_fired(message, text, point, done, *, since_s):
     assert since_s <= message.at_s <= time.monotonic()
     assert replace(message, at_s=0.0) == FaultFired(
         worker="1.0",
-        kind=text.split()[0],
+        fault_kind=text.split()[0],
         fault=text,
         step=STEP,
         attempt=0,

@@ -401,7 +401,7 @@ def test_the_last_words_of_a_lost_worker_are_heard_before_its_connection_is_clos
     stays, goes = begin(two)
     fired = messages.FaultFired(
         worker="1.0",
-        kind="kill",
+        fault_kind="kill",
         fault="kill 1.0 @ 1",
         step=0,
         attempt=0,

@@ -141,7 +141,7 @@ def test_a_recovery_is_complete_when_the_last_member_has_taken_up_work() -> None
     world.step()
     fired = messages.FaultFired(
         worker="1.0",
-        kind="kill",
+        fault_kind="kill",
         fault="kill 1.0 @ 2",
         step=1,
         attempt=0,
@@ -169,7 +169,7 @@ def test_word_of_a_fault_that_comes_after_the_notice_still_gives_the_time() -> N
     world.die("1.0")
     fired = messages.FaultFired(
         worker="1.0",
-        kind="kill",
+        fault_kind="kill",
         fault="kill 1.0 @ 1",
         step=0,
         attempt=0,
@@ -187,7 +187,7 @@ def test_a_fault_that_has_fired_is_not_given_to_who_comes_after() -> None:
     world = World(faults=["kill 1.0 @ 2", "kill 1.0 @ 9"]).start()
     fired = messages.FaultFired(
         worker="1.0",
-        kind="kill",
+        fault_kind="kill",
         fault="kill 1.0 @ 2",
         step=1,
         attempt=0,

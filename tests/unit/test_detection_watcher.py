@@ -79,7 +79,7 @@ def test_a_suspect_whom_more_steps_clear_is_not_told_though_its_benchmark_was_sl
     excess, move
 ):
     case = Case(WatchSettings())
-    assert case.suspect(10, 8, 0.12, 0.9, "change point") is Move.ASK
+    assert case.suspect(10, 8, 0.12, 0.9) is Move.ASK
     case.weigh(excess)
     assert case.read(Reading(11, None, excess, None, 0.1)) is move
 
@@ -474,3 +474,9 @@ def test_some_slow_steps_at_the_start_do_not_make_a_slow_worker():
     unlucky = [Slow("1.0", step, step, factor=1.25) for step in (3, 4, 6, 7, 9)]
     world = World(slow=unlucky, answers=False)
     assert world.run(world.watcher(), 40).faults() == []
+
+
+def test_slowness_of_steps_that_ran_again_never_begins_before_the_first():
+    case = Case(WatchSettings())
+    assert case.read(Reading(2, None, 0.3, None, None, lasting=0.3)) is Move.ASK
+    assert case.since == 0

@@ -8,7 +8,7 @@ from holdfast.protocol import messages
 def fired(worker: str, fault: str) -> messages.FaultFired:
     return messages.FaultFired(
         worker=worker,
-        kind=fault.split()[0],
+        fault_kind=fault.split()[0],
         fault=fault,
         step=1,
         attempt=0,

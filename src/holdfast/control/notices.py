@@ -166,7 +166,7 @@ class Notices:
         is_known = fired.fault in self._run.fired  # one that lasts, on a worker that came back
         self._run.fired.add(fired.fault)
         self._work.note(worker, self._run.epoch, fired.step, fired.done, fired.attempt)
-        if fired.kind in _DEADLY:
+        if fired.fault_kind in _DEADLY:
             self._fault_s[worker] = fired.at_s
             self._changes.fault_was(worker, fired.at_s)
         if is_known:

@@ -397,7 +397,7 @@ class FaultFired:
     """worker -> coordinator, just before an injected fault acts."""
 
     worker: Worker
-    kind: str  # one of faults.FaultKind
+    fault_kind: str  # one of faults.FaultKind
     fault: str  # as it was given
     step: Step
     attempt: int

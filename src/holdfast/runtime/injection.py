@@ -231,7 +231,7 @@ class ThreadActions:
 def _fired(fault: Fault, step: int, point: str, done: int) -> FaultFired:
     return FaultFired(
         worker=str(fault.worker),
-        kind=fault.kind.value,
+        fault_kind=fault.kind.value,
         fault=str(fault),
         step=step,
         attempt=0,  # whoever passes it on knows better
