@@ -83,6 +83,7 @@ def test_a_stage_that_saw_a_nonfinite_contribution_leaves_the_step_out_for_all()
         (5.0, Verdict(5.0, None, False)),
         (6.0, Verdict(5.0, None, False)),
         (2.5, Verdict(5.0, 2.5 / (5.0 + 1e-6), False)),
+        (4.999, Verdict(5.0, 4.999 / (5.0 + 1e-6), False)),
     ],
 )
 def test_only_a_norm_above_the_limit_is_clipped(clip_norm, expected):
