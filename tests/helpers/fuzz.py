@@ -30,7 +30,18 @@ FRAMES = [
         messages.Stop(reason="the run is over"),
         messages.Failed(worker="0.0", lost="", exit_code=1, reason="made up", details=""),
         messages.PeerGone(worker="0.0", epoch=1, lost="1.0"),
-        messages.Heartbeat(worker="0.0", epoch=1, step=1, attempt=0, done=3),
+        messages.Heartbeat(
+            worker="0.0",
+            epoch=1,
+            step=1,
+            attempt=0,
+            done=3,
+            operation="F",
+            number=7,
+            microbatch=2,
+            busy_s=0.1,
+            longest={"F": 0.2},
+        ),
     )
 ]
 

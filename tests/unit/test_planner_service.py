@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import threading
@@ -341,4 +342,11 @@ assert num_compiled() == before, (before, num_compiled())
 def test_after_warming_up_nothing_is_left_to_compile():
     pytest.importorskip("numba")
     here = Path(__file__).parent
-    subprocess.run([sys.executable, "-c", AFTER_WARM_UP], cwd=here, check=True, timeout=100)
+    path = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, "-c", AFTER_WARM_UP],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+        timeout=100,
+    )
