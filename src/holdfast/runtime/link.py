@@ -32,13 +32,16 @@ class ControlLink:
         connection: Connection,
         transport: Transport,
         on_aside: Callable[[messages.Message], None],
+        on_stopped: Callable[[], None] = lambda: None,
     ) -> None:
+        """``on_stopped`` is called once, when the worker is to end and may not be able to."""
         self._connection = connection
         self._transport = transport
-        self._on_aside = on_aside
+        self._on_aside, self._on_stopped = on_aside, on_stopped
         self._inbox: queue.Queue[messages.Message] = queue.Queue()
         self._lock = threading.Lock()  # heartbeats and the checkpoint thread send too
         self._stopped: Stopped | None = None
+        self.failure: Exception | None = None  # of something aside: it ends the worker
         self._halted_before = 0  # epoch
         self._thread = threading.Thread(target=self._read, name="control", daemon=True)
 
@@ -60,6 +63,8 @@ class ControlLink:
         """Raises if ``epoch`` is over, or the run is."""
         if self._stopped is not None:
             raise self._stopped
+        if self.failure is not None:
+            raise Stopped(str(self.failure))
         if epoch < self._halted_before:
             raise EpochPast(f"epoch {epoch} is over: {self._halted_before} begins")
 
@@ -70,9 +75,8 @@ class ControlLink:
         except queue.Empty:
             raise HoldfastError(f"no word from the launcher in {timeout_s:g} s") from None
         if isinstance(message, messages.Stop):
-            assert self._stopped is not None
             self._inbox.put(message)  # whoever asks next hears it too
-            raise self._stopped
+            raise self._stopped or Stopped(message.reason)
         return message
 
     def drop(self) -> None:
@@ -106,7 +110,7 @@ class ControlLink:
                 | messages.Offer()
                 | messages.Adopt()
             ):
-                self._on_aside(message)
+                self._do_aside(message)
             case messages.Halt():
                 self._halted_before = max(self._halted_before, message.epoch)
                 self._transport.interrupt(message.epoch)
@@ -114,9 +118,26 @@ class ControlLink:
             case _:
                 self._inbox.put(message)
 
+    def _do_aside(self, message: messages.Message) -> None:
+        """What goes wrong here is told by the worker's own thread, which may still send."""
+        try:
+            self._on_aside(message)
+        except Stopped:
+            return  # it wanted to answer, and the run is over
+        except Exception as why:
+            if isinstance(why, PeerLost) and not why.worker:
+                raise  # the launcher is gone
+            self.failure = self.failure or why
+            self._wake(str(why))
+
     def _stop(self, stopped: Stopped) -> None:
-        self._stopped = self._stopped or stopped
-        self._inbox.put(messages.Stop(reason=str(stopped)))
+        is_first, self._stopped = self._stopped is None, self._stopped or stopped
+        self._wake(str(stopped))
+        if is_first:
+            self._on_stopped()
+
+    def _wake(self, reason: str) -> None:
+        self._inbox.put(messages.Stop(reason=reason))
         self._transport.close()
 
 

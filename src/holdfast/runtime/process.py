@@ -36,6 +36,7 @@ _KILLED = 137  # as a shell tells of SIGKILL
 CUT_OFF = 75  # exit code of a worker that the launcher does not talk to any more
 _PR_SET_NAME = 15
 _CONNECT_LIMIT_S = 10.0
+_END_LIMIT_S = 60.0  # of a worker that was told to stop, or that the run has given up
 
 
 def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
@@ -83,7 +84,12 @@ def run_worker(
         connection, _ = connect(spec.access, WORKER_ROLE, str(spec.worker), _CONNECT_LIMIT_S)
     except HoldfastError:
         return 1  # the run is over already; there is nobody to tell
-    link = ControlLink(connection, transport, lambda message: worker.aside(message))
+    link = ControlLink(
+        connection,
+        transport,
+        lambda message: worker.aside(message),
+        (lambda: None) if woken else _end_soon,
+    )
 
     def die() -> None:
         link.drop()
@@ -96,6 +102,8 @@ def run_worker(
     try:
         worker.run()
     except (Stopped, TransportClosed):
+        if link.failure is not None and not link.is_cut_off:
+            return _tell_failure(spec, link, link.failure)
         return CUT_OFF if link.is_cut_off else 0
     except Killed:
         return _KILLED
@@ -108,6 +116,13 @@ def run_worker(
         link.close()
         worker.close()
     return 0
+
+
+def _end_soon() -> None:
+    """One that is stuck in the user's code would stay for ever, with all its memory."""
+    timer = threading.Timer(_END_LIMIT_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _actions(
@@ -155,7 +170,7 @@ def _tell_failure(spec: WorkerSpec, link: ControlLink, why: Exception) -> int:
         lost=why.worker if isinstance(why, PeerLost) else "",
         exit_code=why.exit_code if isinstance(why, HoldfastError) else 1,
         reason="; ".join([str(why) if mine else f"{type(why).__name__}: {why}", *notes]),
-        details="" if isinstance(why, ConfigError) else traceback.format_exc(),
+        details="" if isinstance(why, ConfigError) else "".join(traceback.format_exception(why)),
     )
     try:
         link.send(failed)

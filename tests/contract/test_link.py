@@ -1,0 +1,119 @@
+"""A worker's connection to the coordinator: whatever goes wrong aside ends it with a reason."""
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from holdfast.cluster import WorkerId
+from holdfast.errors import PeerLost
+from holdfast.protocol import messages
+from holdfast.protocol.connection import Connection
+from holdfast.runtime import process
+from holdfast.runtime.activity import Activity
+from holdfast.runtime.link import ControlLink, Heart, Stopped
+from holdfast.transport.local import LocalHub, LocalTransport
+
+LIMIT_S = 30.0
+ASIDE = messages.Sealed(step=3)
+
+
+@pytest.fixture
+def linked():
+    made = []
+
+    def make(on_aside, on_stopped=lambda: None):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours = Connection(socket.create_connection(listener.getsockname()))
+            theirs = Connection(listener.accept()[0])
+        transport = LocalTransport(WorkerId(0, 0), LocalHub())
+        link = ControlLink(ours, transport, on_aside, on_stopped)
+        link.start()
+        made.append((link, theirs))
+        return link, theirs
+
+    yield make
+    for link, theirs in made:
+        link.close()
+        theirs.close()
+
+
+def broken(why: Exception):
+    def raises(message):
+        raise why
+
+    return raises
+
+
+@pytest.mark.parametrize("why", [ArithmeticError("one"), PeerLost("two", "0.1")])
+def test_r9_an_exception_aside_ends_the_worker_with_its_reason(linked, why) -> None:
+    link, theirs = linked(broken(why))
+    theirs.send(ASIDE)
+    with pytest.raises(Stopped, match=str(why)):
+        link.next(LIMIT_S)
+    with pytest.raises(Stopped, match=str(why)):
+        link.check(0)
+    assert link.failure is why
+    assert not link.is_cut_off
+    link.send(messages.Ready(worker="0.0"))  # it can still say so
+    [told] = theirs.read_within(LIMIT_S)
+    assert isinstance(told, messages.Ready)
+
+
+def test_r9_the_reading_thread_outlives_what_went_wrong_aside(linked) -> None:
+    link, theirs = linked(broken(ArithmeticError()))
+    theirs.send(ASIDE)
+    theirs.send(messages.Halt(epoch=4))
+    deadline_s = time.monotonic() + LIMIT_S
+    while link._halted_before != 4:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_an_aside_that_finds_the_launcher_gone_cuts_the_worker_off(linked) -> None:
+    link, theirs = linked(broken(PeerLost("gone", "")))
+    theirs.send(ASIDE)
+    with pytest.raises(Stopped):
+        link.next(LIMIT_S)
+    assert link.is_cut_off
+
+
+def test_a_worker_that_cannot_end_is_ended(linked, monkeypatch) -> None:
+    """Its own thread may be stuck in the user's code."""
+    codes, ended = [], threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), ended.set()))
+    monkeypatch.setattr(process, "_END_LIMIT_S", 0.01)
+    _, theirs = linked(lambda message: None, process._end_soon)
+    theirs.send(messages.Stop(reason="done"))
+    assert ended.wait(LIMIT_S)
+    assert codes == [1]
+
+
+def test_r9_a_heart_whose_worker_gets_another_stage_goes_on_beating() -> None:
+    """``training`` may be taken away between two looks at it."""
+
+    class Worker(process.Worker):
+        def __init__(self) -> None:
+            self._is_silent, self._epoch, self.looks = lambda: False, 1, 0
+            self._spec = type("Spec", (), {"worker": WorkerId(0, 0)})
+
+        @property
+        def training(self):
+            self.looks += 1
+            return None if self.looks > 1 else Training()
+
+    class Training:
+        ledger = type("Ledger", (), {"step": 2, "attempt": 0, "num_done": 1})
+        activity = Activity()
+
+    beats, heart = [], Heart(lambda beat: beats.append(beat))
+    worker = Worker()
+    heart.start(0.01, worker._beat)
+    deadline_s = time.monotonic() + LIMIT_S
+    while len(beats) < 3:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    heart.stop()
+    assert beats[0].step == 2
