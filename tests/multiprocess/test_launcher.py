@@ -2,7 +2,8 @@
 
 import os
 import signal
-from subprocess import TimeoutExpired
+from contextlib import suppress
+from subprocess import Popen, TimeoutExpired
 
 import pytest
 
@@ -106,3 +107,27 @@ def test_a_second_interrupt_ends_the_run_at_once(start):
     assert live.not_reaped() == []
     assert live.all_of(CheckpointSaved) == []
     assert live.stderr.startswith("holdfast: interrupted; all workers were stopped. No checkpoint")
+
+
+def test_r8_a_run_whose_output_nobody_reads_ends_all_the_same(tmp_path):
+    """The pipe is full before it begins, as that of a pager that waits."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(write_end, bytes(1 << 16))
+    os.set_blocking(write_end, True)
+    words = runs.arguments(jobs.small(tmp_path), tmp_path / "run", steps=5)
+    process = Popen(
+        runs.command(*words, *runs.settings("workers.kind=threads")),
+        stdout=write_end,
+        env=runs.environment(),
+    )
+    try:
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(read_end)
+        os.close(write_end)
+    assert runs.Outcome(tmp_path / "run", 0, "", "").summary["outcome"] == "finished"

@@ -9,7 +9,7 @@ import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from holdfast import instruction_set
 from holdfast.config import RunConfig, config_from, known_keys, parse_assignment, set_value
@@ -17,11 +17,13 @@ from holdfast.control.launcher import AgentProcess, Starter, launch
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.faults.chaos import chaos_faults, parse_chaos
 from holdfast.faults.fault import PHASES, Fault, FaultKind, check_faults, parse_fault
+from holdfast.observability.screen import Screen
 from holdfast.observability.summary import Summary
 from holdfast.observability.view import make_view
 from holdfast.protocol.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, given_secret
 from holdfast.recovery.manifest import Checkpoint, find
 
+_SHOW_LIMIT_S = 2.0  # at the end, for a reader that is slow
 _TRANSFER_S = 0.01  # assumed for random slow links, if operations are not emulated
 _FLAGS = {  # flag -> setting
     "pipelines": "parallel.pipelines",
@@ -117,11 +119,11 @@ def run(args: argparse.Namespace) -> int:
     secret = given_secret(args.secret_file, os.environ)
     num_workers = config.parallel.pipelines * config.parallel.stages
     emulated = f" on emulated devices ({config.device.emulate})" if config.device.emulate else ""
-    sys.stdout.write(f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n")
+    screen = Screen(sys.stdout)
+    screen.write(f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n")
     if faults:
-        sys.stdout.write(f"{len(faults)} fault{'s' if len(faults) > 1 else ''} armed\n")
-    sys.stdout.flush()
-    view = make_view(sys.stdout)
+        screen.write(f"{len(faults)} fault{'s' if len(faults) > 1 else ''} armed\n")
+    view = make_view(cast(TextIO, screen))
     try:
         summary = launch(
             config,
@@ -134,9 +136,11 @@ def run(args: argparse.Namespace) -> int:
             secret=secret,
             join_with=_join_with(args.secret_file) if secret else "",
         )
+        view.close()
+        screen.write(_unfired(faults, summary) + _closing_lines(summary, run_dir))
     finally:
         view.close()
-    sys.stdout.write(_unfired(faults, summary) + _closing_lines(summary, run_dir))
+        screen.close(_SHOW_LIMIT_S)
     return 0
 
 

@@ -89,7 +89,7 @@ def make_view(stream: TextIO) -> View:
     """The live panel if ``stream`` is a terminal that can redraw, plain lines if not."""
     console = Console(file=cast(TextIO, Forgiving(stream)))
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(console)
+        return LiveView(console, is_behind=lambda: getattr(stream, "is_behind", False))
     return PlainView(stream)
 
 
@@ -150,8 +150,15 @@ class PlainView:
 class LiveView:
     """One panel that redraws itself, at most four times a second."""
 
-    def __init__(self, console: Console, *, now: Clock = time.monotonic) -> None:
-        self._now = now
+    def __init__(
+        self,
+        console: Console,
+        *,
+        now: Clock = time.monotonic,
+        is_behind: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``is_behind``: what was drawn last is not shown yet, so nothing more is drawn."""
+        self._now, self._is_behind = now, is_behind
         self._progress = Progress()
         self._glyphs = " .:-=+*#" if console.options.ascii_only else "▁▂▃▄▅▆▇█"
         # No redraw by a thread of its own: it would take time from the training at any moment.
@@ -161,7 +168,7 @@ class LiveView:
 
     def handle(self, event: Event) -> None:
         self._progress.handle(event)
-        if self._open and self._now() >= self._next_draw_s:
+        if self._open and self._now() >= self._next_draw_s and not self._is_behind():
             self._next_draw_s = self._now() + _REDRAW_S
             self._draw()
 
