@@ -298,6 +298,17 @@ class ObserveConfig:
     operations: bool = True
     """Record the time of every operation in events.jsonl (needed by ``holdfast trace``)."""
 
+    events_limit: str = "200MB"
+    """Most that times of operations take on disk, e.g. 1GB: the oldest are dropped; empty: no
+    limit. Other events are kept."""
+
+    def __post_init__(self) -> None:
+        self.events_limit_bytes()
+
+    def events_limit_bytes(self) -> int | None:
+        """None: no limit."""
+        return parse_size("observe.events_limit", self.events_limit) if self.events_limit else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:

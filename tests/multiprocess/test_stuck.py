@@ -87,7 +87,6 @@ def test_a_worker_that_is_stuck_in_the_data_set_is_named_and_left_behind(
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("place", PLACES)
-def test_a_worker_that_is_stuck_is_lost_by_itself(tmp_path, begin, undisturbed, place):
+def test_a_worker_that_is_stuck_in_a_layer_is_lost_by_itself(tmp_path, begin, undisturbed):
     """With the limits as they are by default."""
-    assert_named_and_left_behind(begin(place), tmp_path, place, undisturbed)
+    assert_named_and_left_behind(begin("forward"), tmp_path, "forward", undisturbed)

@@ -1,6 +1,5 @@
 """One run on this machine, from start to summary: port, workers, server, run directory."""
 
-import fcntl
 import os
 import secrets
 import shlex
@@ -34,6 +33,7 @@ from holdfast.control.server import Server, listen
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.faults.fault import Fault
 from holdfast.observability import events
+from holdfast.observability.event_files import Rotation
 from holdfast.observability.stacks import read_stack, stack_file, user_frame
 from holdfast.observability.summary import SUMMARY_FILE, Summary, summarize, write_summary
 from holdfast.observability.view import View
@@ -208,15 +208,13 @@ class _Recorder:
 
     def _only_writer(self) -> events.JsonLines:
         """The events file, locked as long as this process lives: two runs would mix in it."""
-        file = (self.run_dir / events.EVENTS_FILE).open("ab", buffering=0)
+        rotation = Rotation(self.run_dir, self.config.observe.events_limit_bytes())
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return events.JsonLines(rotation.open(), rotation)
         except BlockingIOError as why:
-            file.close()
             raise ConfigError(
                 f"--run-dir {self.run_dir}: another run is writing there; choose another directory"
             ) from why
-        return events.JsonLines(file)
 
     def _seal(self, effect: SealCheckpoint) -> None:
         try:

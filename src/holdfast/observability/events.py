@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, get_args, get_type_hints
 
 from holdfast.errors import ConfigError
+from holdfast.observability.event_files import EVENTS_FILE as EVENTS_FILE
+from holdfast.observability.event_files import Rotation, all_files
 from holdfast.observability.jsonfile import encode
 
-EVENTS_FILE = "events.jsonl"  # inside the directory of a run
 _BEGINNING = '{"event": '
 _MOST = 2**63 - 1
 
@@ -367,8 +368,9 @@ _FIELDS = {cls: tuple(each.name for each in fields(cls)) for cls in _CLASSES.val
 class JsonLines:
     """Writes each event as one line, at once and whole, so that a crash loses nothing before it."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, rotation: Rotation | None = None) -> None:
         self._file = file  # unbuffered: what failed to be written is not tried again
+        self._rotation = rotation
         self._lock = threading.Lock()
         self.num_dropped = 0  # reported at the end of the run
 
@@ -385,6 +387,18 @@ class JsonLines:
             except (OSError, ValueError, TypeError):
                 whole = False
             self.num_dropped += not whole
+            self._rotate()
+
+    def _rotate(self) -> None:
+        rotation = self._rotation
+        if rotation is None or rotation.most_bytes is None:
+            return
+        try:
+            if self._file.tell() > rotation.most_bytes:
+                before, self._file = self._file, rotation.next()
+                before.close()
+        except (OSError, ValueError):
+            self._rotation = None  # one large file is better than none
 
     def close(self) -> None:
         self._file.close()
@@ -408,10 +422,16 @@ def decode_event(line: str) -> Event:
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a file, of a finished run or of one that is still writing.
+    """The events of a file and of older ones beside it, of a run that has ended or still writes.
 
     A torn line (the writer was killed, or the disk was full) is left out.
     """
+    files = all_files(path)
+    events = [event for file in files for event in _events_of(file)]
+    return events if all_files(path) == files else read_events(path)  # one was begun meanwhile
+
+
+def _events_of(path: Path) -> list[Event]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as why:
