@@ -55,8 +55,9 @@ def test_r8_a_pipe_that_nobody_reads_blocks_no_write(pipe) -> None:
     screen.write("last\n")
     shown = reader.all()
     lines = shown.splitlines()
-    [told] = [text for text in lines if "not shown" in text]
-    assert lines.count(line.strip()) + int(told.split()[0].lstrip("(")) == num_lines
+    told = [int(text.split()[0].lstrip("(")) for text in lines if "not shown" in text]
+    assert sum(told) > 0
+    assert lines.count(line.strip()) + sum(told) == num_lines
 
 
 def test_what_was_written_before_comes_first_and_all_is_shown_at_the_end(pipe) -> None:
