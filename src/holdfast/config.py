@@ -175,6 +175,9 @@ class CheckpointConfig:
     every_steps: int = 100
     """Steps between checkpoints written in the background; 0: none on the way."""
 
+    first_step: int = 1
+    """One more right after this step, so that a loss never means the beginning; 0: none."""
+
     at_end: bool = True
     """Write one after the last step, so that the run can be resumed with more steps."""
 
@@ -183,6 +186,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         _require(self.every_steps >= 0, "checkpoint.every_steps", self.every_steps, "must be >= 0")
+        _require(self.first_step >= 0, "checkpoint.first_step", self.first_step, "must be >= 0")
         _require(self.keep >= 1, "checkpoint.keep", self.keep, "must be at least 1")
 
 
@@ -340,6 +344,12 @@ class RunConfig:
         """Steps between checkpoints, unless the coordinator says otherwise; 0: none."""
         every = self.checkpoint.every_steps
         return every or (PROFILED_STEPS if self.recovery.mode == "checkfreq" else 0)
+
+    @property
+    def first_save(self) -> int:
+        """The version that is saved early; 0: none. The mode checkfreq has its own rule."""
+        wanted = self.checkpoint.every_steps and self.recovery.mode != "checkfreq"
+        return self.checkpoint.first_step if wanted else 0
 
 
 def known_keys() -> list[str]:

@@ -12,6 +12,11 @@ from holdfast.runtime.saving import SaveTimes, StageSaver, Written
 from holdfast.runtime.two_phase import TwoPhaseSaver
 
 LIMIT_S = 20.0
+NAME = "stage-0.0a1b2c3d"
+
+
+def unexpected(version, reason):
+    raise AssertionError(f"version {version}: {reason}")
 
 
 class SlowTensor:
@@ -24,10 +29,10 @@ class SlowTensor:
         self.go_on = threading.Event()
         self.begun = threading.Event()
 
-    def clone(self) -> float:
+    def clone(self) -> torch.Tensor:
         self.begun.set()
         assert self.go_on.wait(LIMIT_S)
-        return self.value
+        return torch.tensor(self.value)
 
 
 @pytest.fixture
@@ -47,7 +52,7 @@ def test_an_update_waits_until_the_copy_is_taken_and_not_for_the_writing(tmp_pat
         return {}
 
     monkeypatch.setattr(saving, "write_part", write_part)
-    saver, slow = TwoPhaseSaver(tmp_path, 0, LIMIT_S), SlowTensor()
+    saver, slow = TwoPhaseSaver(tmp_path, NAME, LIMIT_S, unexpected), SlowTensor()
     saver.write_live(4, {"0.weight": slow}, lambda _: None)
     assert slow.begun.wait(LIMIT_S)
 
@@ -70,7 +75,7 @@ def test_an_update_waits_until_the_copy_is_taken_and_not_for_the_writing(tmp_pat
 
 
 def test_the_next_checkpoint_waits_until_the_one_before_is_written(tmp_path, written):
-    saver, slow = TwoPhaseSaver(tmp_path, 0, LIMIT_S), SlowTensor()
+    saver, slow = TwoPhaseSaver(tmp_path, NAME, LIMIT_S, unexpected), SlowTensor()
     saver.write_live(1, {"0.weight": slow}, lambda _: None)
     threading.Timer(0.05, slow.go_on.set).start()
     saver.write_live(2, {"0.weight": torch.zeros(2)}, lambda _: None)
@@ -86,15 +91,16 @@ def test_a_copy_that_fails_lets_updates_go_on_and_is_told(tmp_path, written):
         def clone(self):
             raise RuntimeError("out of memory")
 
-    saver = TwoPhaseSaver(tmp_path, 0, LIMIT_S)
+    failed: dict[int, str] = {}
+    saver = TwoPhaseSaver(tmp_path, NAME, LIMIT_S, failed.__setitem__)
     saver.write_live(3, {"0.weight": Broken()}, lambda _: None)
     saver.before_update()
-    with pytest.raises(HoldfastError, match=r"step 3 in .* out of memory"):
-        saver.wait()
+    assert saver.wait()
+    assert failed == {3: "out of memory"}
 
 
 def test_a_copy_that_never_ends_is_an_error_in_the_end(tmp_path, written):
-    saver, slow = TwoPhaseSaver(tmp_path, 0, 0.05), SlowTensor()
+    saver, slow = TwoPhaseSaver(tmp_path, NAME, 0.05, unexpected), SlowTensor()
     saver.write_live(3, {"0.weight": slow}, lambda _: None)
     with pytest.raises(HoldfastError, match="not copied after"):
         saver.before_update()
@@ -104,7 +110,7 @@ def test_a_copy_that_never_ends_is_an_error_in_the_end(tmp_path, written):
 
 def test_the_time_of_the_copy_and_of_the_whole_are_told(tmp_path, written):
     told: list[Written] = []
-    saver, slow = TwoPhaseSaver(tmp_path, 0, LIMIT_S), SlowTensor()
+    saver, slow = TwoPhaseSaver(tmp_path, NAME, LIMIT_S, unexpected), SlowTensor()
     saver.write_live(3, {"0.weight": slow}, told.append)
     assert slow.begun.wait(LIMIT_S)
     time.sleep(0.02)
@@ -117,7 +123,7 @@ def test_the_time_of_the_copy_and_of_the_whole_are_told(tmp_path, written):
 def test_a_saver_of_one_phase_holds_no_update_up(tmp_path, monkeypatch):
     on_disk = threading.Event()
     monkeypatch.setattr(saving, "write_part", lambda *_: on_disk.wait(LIMIT_S) and {})
-    saver = StageSaver(tmp_path, 0, LIMIT_S)
+    saver = StageSaver(tmp_path, NAME, LIMIT_S, unexpected)
     saver.write(3, {"0.weight": torch.zeros(2)}, lambda _: None)
     saver.before_update()
     on_disk.set()
@@ -142,6 +148,14 @@ def test_rules_that_come_late_change_nothing() -> None:
     times.change([[12, 3]])
     times.change([])
     assert [v for v in range(16, 25) if times.is_due(v)] == [17, 22]
+
+
+def test_one_version_more_can_be_saved_early_and_whenever_it_is_asked_for() -> None:
+    times = SaveTimes(5, 1)
+    assert [v for v in range(1, 11) if times.is_due(v)] == [1, 5, 10]
+    times.once(7)
+    assert [v for v in range(1, 11) if times.is_due(v)] == [1, 5, 7, 10]
+    assert not any(SaveTimes(0, 1).is_due(version) for version in range(50))
 
 
 def test_no_interval_means_no_checkpoint() -> None:

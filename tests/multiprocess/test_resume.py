@@ -10,7 +10,9 @@ import pytest
 from helpers import runs
 from helpers.runs import MICROBATCHES, STEPS, TINY_GPT, assert_same_result, finished
 from helpers.wide import first
-from holdfast.observability.events import RunStarted
+from holdfast.observability.events import CheckpointSaved, RunStarted
+
+EMULATED = "device.emulate=F=1ms,B=1ms,W=1ms"
 
 
 @pytest.fixture
@@ -54,17 +56,25 @@ def test_a_run_resumed_in_another_layout_ends_as_if_never_stopped(
 
 
 def test_only_the_newest_checkpoints_are_kept_and_none_is_left_unfinished(tmp_path):
-    words = runs.settings(
-        "checkpoint.every_steps=2", "checkpoint.keep=2", "device.emulate=F=1ms,B=1ms,W=1ms"
-    )
+    words = runs.settings("checkpoint.every_steps=2", "checkpoint.keep=2", EMULATED)
     run = finished(runs.threads(TINY_GPT, tmp_path / "run", *runs.layout("2x2"), *words, steps=9))
     assert checkpoints(run.run_dir) == ["step-00000008", "step-00000009"]
 
 
 def test_a_run_without_checkpoints_leaves_none(tmp_path):
-    words = runs.settings("checkpoint.at_end=false", "device.emulate=F=1ms,B=1ms,W=1ms")
+    words = runs.settings("checkpoint.at_end=false", "checkpoint.every_steps=0", EMULATED)
     run = finished(runs.threads(TINY_GPT, tmp_path / "run", *words, steps=3))
     assert not (run.run_dir / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "names"), [(1, ["step-00000001"]), (2, ["step-00000002"]), (0, [])]
+)
+def test_the_first_checkpoint_comes_early_unless_it_is_not_wanted(tmp_path, first, names):
+    words = runs.settings("checkpoint.at_end=false", f"checkpoint.first_step={first}", EMULATED)
+    run = finished(runs.threads(TINY_GPT, tmp_path / "run", *words, steps=4))
+    assert [path.name for path in (run.run_dir / "checkpoints").glob("*")] == names
+    assert [e.step for e in run.events if isinstance(e, CheckpointSaved)] == [first] * bool(first)
 
 
 def expected_operations(kinds):

@@ -21,6 +21,7 @@ from holdfast.faults.fault import parse_fault
 from holdfast.planner.problem import Problem
 from holdfast.protocol import messages
 from holdfast.runtime.lanes import Lanes
+from holdfast.schedule.cut import stage_ranges
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.schedule import Schedule, loads
 
@@ -171,6 +172,7 @@ class World:
         self.actors: dict[str, Actor] = {}
         self.effects: list[Effect] = []
         self.ran: dict[tuple[int, int], Schedule] = {}  # epoch and step -> lanes of all
+        self.seal_error = ""  # why nothing can be sealed; empty: it can
         self._fenced: set[str] = set()
         self._epoch = 0
 
@@ -201,7 +203,21 @@ class World:
                 self.actors[str(effect.to)].inbox.append(effect.message)
         self.effects += effects
         self.check_members()
+        for seal in [effect for effect in effects if isinstance(effect, SealCheckpoint)]:
+            effects = [*effects, *self._perform(seal)]
         return effects
+
+    def _perform(self, seal: SealCheckpoint) -> list[Effect]:
+        if self.seal_error:
+            return self.take(self.run.seal_failed(seal, self.seal_error, self.at_s))
+        return self.take(self.run.sealed(seal.step, self.at_s))
+
+    def part(self, name: str, stage: int, step: int, **changes: Any) -> list[Effect]:
+        """A worker has written its part; the others of its stage say what they have."""
+        for actor in self.live():
+            if actor.stage == stage and actor.name != name:
+                self.handle(state_hashes(self, actor.name, stage, step))
+        return self.handle(part(self, name, stage, step, **changes))
 
     def pump(self) -> list[Effect]:
         """Until nobody has anything to answer; returns all that happened."""
@@ -459,17 +475,40 @@ def seals(effects: Iterable[Effect]) -> list[int]:
     return [effect.step for effect in effects if isinstance(effect, SealCheckpoint)]
 
 
-def part(worker: str, stage: int, step: int) -> messages.CheckpointPart:
-    return messages.CheckpointPart(
-        worker=worker,
-        step=step,
-        directory=f"stage-{stage}",
-        layers=[3 * stage, 3 * stage + 1, 3 * stage + 2],
-        digests={},
-        state={},
-        took_s=0.1,
-        copy_s=0.0,
-    )
+def layers_of(world: World, stage: int) -> list[int]:
+    return list(stage_ranges(world.run.run.cut, NUM_LAYERS)[stage])
+
+
+def hashes_of(world: World, stage: int, step: int) -> dict[str, str]:
+    return {str(layer): f"layer {layer} of {step}" for layer in layers_of(world, stage)}
+
+
+def part(
+    world: World, worker: str, stage: int, step: int, **changes: Any
+) -> messages.CheckpointPart:
+    """In the directory that the worker was given last."""
+    owner = (parse_worker(worker), stage)
+    given = [directory for directory, whose in world.run.run.parts.items() if whose == owner]
+    values: dict[str, Any] = {
+        "worker": worker,
+        "step": step,
+        "directory": given[-1] if given else "stage-0.00000000",
+        "layers": layers_of(world, stage),
+        "digests": {},
+        "sizes": {},
+        "hashes": hashes_of(world, stage, step),
+        "state": {},
+        "took_s": 0.1,
+        "copy_s": 0.0,
+    }
+    return messages.CheckpointPart(**(values | changes))
+
+
+def state_hashes(
+    world: World, worker: str, stage: int, step: int, **others: str
+) -> messages.StateHashes:
+    hashes = hashes_of(world, stage, step) | others
+    return messages.StateHashes(worker=worker, step=step, hashes=hashes)
 
 
 def something_happens(world: World, dice: random.Random) -> None:

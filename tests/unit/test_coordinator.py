@@ -6,7 +6,6 @@ from coordinator_world import (
     emitted,
     finished,
     hello,
-    part,
     pid_of,
     report,
     seals,
@@ -283,25 +282,28 @@ def test_operations_and_steps_taken_back_are_passed_on() -> None:
 
 def test_a_checkpoint_is_sealed_when_every_stage_has_written_its_part() -> None:
     world = World().start()
-    assert world.handle(part("0.1", 1, 10)) == []
-    (seal,) = world.handle(part("0.0", 0, 10))
-    assert [p.directory for p in seal.parts] == ["stage-0", "stage-1"]
+    assert world.part("0.1", 1, 10) == []
+    (seal,) = world.part("0.0", 0, 10)
+    given = {whose: directory for directory, whose in world.run.run.parts.items()}
+    own = [given[WorkerId(0, stage), stage] for stage in (0, 1)]
+    assert [p.directory for p in seal.parts] == own
+    assert [p.layers for p in seal.parts] == [(0, 1, 2), (3, 4, 5)]
 
 
 def test_a_part_counts_whoever_of_the_stage_wrote_it_and_only_once() -> None:
     world = World().start()
-    world.handle(part("0.1", 1, 10))
-    assert seals(world.handle(part("1.1", 1, 10))) == []
-    assert seals(world.handle(part("1.0", 0, 10))) == [10]
-    assert seals(world.handle(part("0.0", 0, 10))) == []
+    world.part("0.1", 1, 10)
+    assert seals(world.part("1.1", 1, 10)) == []
+    assert seals(world.part("1.0", 0, 10)) == [10]
+    assert seals(world.part("0.0", 0, 10)) == []
 
 
 def test_an_older_checkpoint_that_is_not_whole_is_given_up_when_a_later_one_is() -> None:
     world = World().start()
-    world.handle(part("0.1", 1, 10))
-    world.handle(part("0.1", 1, 12))
-    assert seals(world.handle(part("0.0", 0, 12))) == [12]
-    assert seals(world.handle(part("0.0", 0, 10))) == []
+    world.part("0.1", 1, 10)
+    world.part("0.1", 1, 12)
+    assert seals(world.part("0.0", 0, 12)) == [12]
+    assert seals(world.part("0.0", 0, 10)) == []
 
 
 # --- the end ---
@@ -363,8 +365,8 @@ def test_an_interrupted_run_says_how_to_go_on_from_its_checkpoint() -> None:
     world = World().start()
     world.step(3)
     world.take(world.run.interrupt(world.at_s))
-    world.handle(part("0.0", 0, 3))
-    world.handle(part("0.1", 1, 3))
+    world.part("0.0", 0, 3)
+    world.part("0.1", 1, 3)
     world.pump()
     assert "--resume runs/x" in str(world.run.failure)
 

@@ -1,7 +1,7 @@
 """Deaths in every phase of a run: stop, tell, plan, go. And what else changes who does what."""
 
 import pytest
-from coordinator_world import SomePlan, World, emitted, part, pid_of, report, sent
+from coordinator_world import SomePlan, World, emitted, pid_of, report, sent
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Fence
@@ -226,7 +226,7 @@ def test_only_finished_work_of_the_dead_counts_as_done_again() -> None:
 def test_the_stages_whose_part_is_written_are_named_when_all_go_on() -> None:
     world = World().start()
     world.step(3)
-    world.handle(part("0.1", 1, 2))
+    world.part("0.1", 1, 2)
     world.die("1.0")
     for name, saving in (("0.0", 3), ("0.1", 2), ("1.1", 0)):
         world.tell(name, saving=saving)
@@ -391,8 +391,8 @@ def lose_stage_1(world: World) -> None:
 def test_when_a_stage_is_lost_all_go_back_to_the_last_checkpoint() -> None:
     world = World().start()
     world.step(5)
-    world.handle(part("0.0", 0, 4))
-    world.handle(part("0.1", 1, 4))
+    world.part("0.0", 0, 4)
+    world.part("0.1", 1, 4)
     lose_stage_1(world)
     effects = world.pump()
     (back,) = emitted(effects, events.WentBack)
@@ -464,8 +464,8 @@ def test_one_that_falls_silent_while_all_go_back_is_lost() -> None:
 def test_too_few_for_all_stages_ends_the_run_and_says_what_was_lost_and_how_to_go_on() -> None:
     world = World(1, workers={"restarts": 0}).start()
     world.step(5)
-    world.handle(part("0.0", 0, 4))
-    world.handle(part("0.1", 1, 4))
+    world.part("0.0", 0, 4)
+    world.part("0.1", 1, 4)
     world.die("0.1")
     effects = world.pump()
     assert world.run.phase is RunPhase.FAILED

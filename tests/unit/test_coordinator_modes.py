@@ -7,7 +7,6 @@ from coordinator_world import (
     World,
     emitted,
     much_happens,
-    part,
     pid_of,
     sent,
 )
@@ -28,7 +27,7 @@ def started(effects) -> list[str]:
 
 def save(world: World, step: int) -> None:
     for stage in range(world.run.run.shape.stages):
-        world.handle(part(f"0.{stage}", stage, step))
+        world.part(f"0.{stage}", stage, step)
 
 
 def lose(world: World, name: str):
@@ -203,11 +202,11 @@ def test_what_the_ended_had_still_said_counts() -> None:
     """A part of a checkpoint that was on its way when its writer was ended."""
     world = World(**GLOBAL).start()
     world.step(5)
-    world.handle(part("0.0", 0, 4))
+    world.part("0.0", 0, 4)
     del world.actors["1.0"]  # the first notice says how it has ended: nothing more is awaited
     exited = messages.WorkerExited(worker="1.0", pid=pid_of("1.0"), how="signal SIGKILL")
     assert not started(world.handle(exited))
-    world.handle(part("0.1", 1, 4))
+    world.part("0.1", 1, 4)
     (back,) = emitted(world.tick(0.4), events.WentBack)
     assert back.to_step == 4
 
@@ -450,17 +449,9 @@ def test_the_interval_is_as_long_as_the_writing_that_is_left(step_s, snapshot_s,
     assert interval(step_s, snapshot_s, write_s) == every
 
 
-def timed(name: str, stage: int, step: int, copy_s: float, took_s: float):
-    values = {**{f: getattr(part(name, stage, step), f) for f in FIELDS}}
-    return messages.CheckpointPart(**values | {"copy_s": copy_s, "took_s": took_s})
-
-
-FIELDS = messages.CheckpointPart.__dataclass_fields__
-
-
 def save_timed(world: World, step: int, copy_s: float = 0.1, took_s: float = 0.45):
-    first = world.handle(timed("0.0", 0, step, copy_s / 2, took_s / 2))
-    return [*first, *world.handle(timed("0.1", 1, step, copy_s, took_s))]
+    first = world.part("0.0", 0, step, copy_s=copy_s / 2, took_s=took_s / 2)
+    return [*first, *world.part("0.1", 1, step, copy_s=copy_s, took_s=took_s)]
 
 
 def test_after_the_profile_all_are_told_the_interval_that_the_slowest_stage_allows() -> None:

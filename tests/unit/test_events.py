@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.observability.events import (
+    CheckpointFailed,
     CheckpointSaved,
     ConnectionDropped,
     Diagnosed,
@@ -77,6 +78,9 @@ EVENTS = [
         clipped=True,
     ),
     CheckpointSaved(at_s=2.2, step=1, path="run/step-1", took_s=0.1),
+    CheckpointFailed(
+        at_s=2.2, step=1, worker="0.1", reason="disk full", next_writer="1.1", newest=-1
+    ),
     FaultFired(at_s=2.3, worker="1.0", fault="kill 1.0@2.F0", step=1, point="F0"),
     FaultFired(at_s=2.3, worker="", fault="join@2", step=1, point=""),
     WorkerLost(at_s=2.4, worker="1.0", step=1, cause="signal SIGKILL"),

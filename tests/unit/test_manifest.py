@@ -1,15 +1,19 @@
 """What makes a directory a checkpoint, and every way in which it can fail to be one."""
 
+import hashlib
 import json
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from holdfast.errors import CheckpointError
+from holdfast.errors import CheckpointError, ProtocolError
 from holdfast.recovery.manifest import (
     FORMAT,
     Checkpoint,
+    Origin,
     Part,
     clear_abandoned,
     file_digest,
@@ -245,17 +249,17 @@ def test_without_an_older_checkpoint_the_run_has_to_start_anew(tmp_path):
 
 def test_a_part_gets_the_name_of_its_stage_and_what_a_lost_writer_left_goes(tmp_path) -> None:
     folder = partial_directory(tmp_path, 7)
-    for name in ("stage-0.aaaa", "stage-0.bbbb", "stage-1.cccc"):
+    for name in ("stage-0.aaaa0000", "stage-0.bbbb0000", "stage-1.cccc0000"):
         (folder / name).mkdir(parents=True)
         (folder / name / "tensors").write_text(name)
     parts = [
         Part(name, (stage,), {"tensors": file_digest(folder / name / "tensors")}, {})
-        for stage, name in enumerate(("stage-0.bbbb", "stage-1.cccc"))
+        for stage, name in enumerate(("stage-0.bbbb0000", "stage-1.cccc0000"))
     ]
     sealed = seal(tmp_path, 7, parts, seed=0, microbatches=4)
     assert sorted(path.name for path in sealed.iterdir() if path.is_dir()) == ["stage-0", "stage-1"]
     checkpoint = load_manifest(sealed)
-    assert (verify(checkpoint, checkpoint.parts[0]) / "tensors").read_text() == "stage-0.bbbb"
+    assert (verify(checkpoint, checkpoint.parts[0]) / "tensors").read_text() == "stage-0.bbbb0000"
 
 
 def test_parts_that_will_never_be_whole_go_when_a_later_checkpoint_is_sealed(tmp_path) -> None:
@@ -264,3 +268,165 @@ def test_parts_that_will_never_be_whole_go_when_a_later_checkpoint_is_sealed(tmp
     clear_abandoned(tmp_path, 5)
     left = sorted(path.name for path in partial_directory(tmp_path, 5).parent.iterdir())
     assert left == ["step-00000005.partial", "step-00000008.partial"]
+
+
+# --- nothing in a manifest is a path ---
+
+SHA = "0" * 64
+
+
+def forge(path: Path, change) -> None:
+    """A manifest that somebody has changed and signed anew: its own digest is right."""
+    values = json.loads((path / MANIFEST).read_text())
+    del values["sha256"]
+    change(values)
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    (path / MANIFEST).write_text(json.dumps({**values, "sha256": digest}))
+
+
+FORGED = {
+    "an absolute directory": lambda v: v["parts"][0].update(directory="/etc"),
+    "a directory above": lambda v: v["parts"][0].update(directory="../step-00000010/stage-0"),
+    "a directory of dots": lambda v: v["parts"][0].update(directory=".."),
+    "an empty directory": lambda v: v["parts"][0].update(directory=""),
+    "a directory that is a number": lambda v: v["parts"][0].update(directory=7),
+    "an absolute file": lambda v: v["parts"][0]["files"].update({"/etc/passwd": SHA}),
+    "a file above": lambda v: v["parts"][0]["files"].update({"../manifest.json": SHA}),
+    "a hidden file": lambda v: v["parts"][0]["files"].update({".x": SHA}),
+    "a digest that is none": lambda v: v["parts"][0]["files"].update({"tensors": "abc"}),
+    "a negative step": lambda v: v.update(step=-1),
+    "a job that is none": lambda v: v.update(job_sha256="../x"),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_s3_a_forged_manifest_is_refused_whatever_its_own_digest_says(tmp_path, what):
+    path = sealed(tmp_path, 20)
+    forge(path, lambda values: None)
+    assert find(tmp_path).step == 20
+    forge(path, FORGED[what])
+    with pytest.raises(CheckpointError, match=r"in its manifest .* expected") as why:
+        find(tmp_path)
+    assert len(str(why.value).splitlines()) == 1
+    assert why.value.exit_code == 2
+
+
+def link_folder(path: Path) -> None:
+    (path / "stage-0").rename(path.parent / "elsewhere")
+    (path / "stage-0").symlink_to(path.parent / "elsewhere")
+
+
+def link_file(path: Path) -> None:
+    (path / "stage-0" / "tensors").rename(path.parent / "elsewhere")
+    (path / "stage-0" / "tensors").symlink_to(path.parent / "elsewhere")
+
+
+LINKS = {
+    "a folder that is a link": (link_folder, "stage-0 is no directory"),
+    "a file that is a link": (link_file, "stage-0/tensors is no plain file"),
+    "a file too many": (
+        lambda path: (path / "stage-0" / "more").write_text("x"),
+        "stage-0/more is not in its manifest",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LINKS)
+def test_s3_what_leads_out_of_a_checkpoint_is_refused_when_it_is_loaded(tmp_path, what):
+    path = sealed(tmp_path, 20)
+    spoil, words = LINKS[what]
+    spoil(path)
+    with pytest.raises(CheckpointError, match=words):
+        verify_first(path)
+
+
+@pytest.mark.parametrize("directory", ["/tmp/x", "../stage-0", "stage-0/../..", "", "."])
+def test_s3_a_part_outside_of_its_checkpoint_is_never_sealed(tmp_path, directory):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("mine")
+    parts = write_parts(tmp_path, 20)
+    spoilt = replace(parts[0], directory=directory.replace("/tmp/x", str(victim)))
+    with pytest.raises(ProtocolError, match=r"expected e\.g\. 'stage-1'"):
+        seal(tmp_path, 20, [spoilt, parts[1]], seed=3, microbatches=8)
+    assert (victim / "file").read_text() == "mine"
+    assert not (tmp_path / "checkpoints" / "step-00000020").exists()
+
+
+UNTRUE = {
+    "its digest": (lambda p: replace(p, files={**p.files, "index": SHA}), "SHA-256 differs"),
+    "its size": (lambda p: replace(p, sizes={"index": 999}), "has 5 bytes, its writer said 999"),
+    "its files": (lambda p: replace(p, files={"index": p.files["index"]}), "is not in its manif"),
+}
+
+
+@pytest.mark.parametrize("what", UNTRUE)
+def test_s3_a_part_that_is_not_what_its_writer_says_is_not_sealed(tmp_path, what):
+    parts = write_parts(tmp_path, 20)
+    change, words = UNTRUE[what]
+    with pytest.raises(CheckpointError, match=words):
+        seal(tmp_path, 20, [change(parts[0]), parts[1]], seed=3, microbatches=8)
+    with pytest.raises(CheckpointError, match="no checkpoint below it"):
+        find(tmp_path)
+
+
+# --- on disk before it counts ---
+
+
+def test_r9_all_is_on_disk_before_the_rename_and_the_rename_before_the_seal_returns(
+    tmp_path, monkeypatch
+):
+    done: list[str] = []
+    sync, rename = os.fsync, Path.rename
+    names = lambda number: Path(os.readlink(f"/proc/self/fd/{number}")).name  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda number: done.append(names(number)) or sync(number))
+    monkeypatch.setattr(
+        Path, "rename", lambda self, to: done.append(f"-> {to.name}") or rename(self, to)
+    )
+    sealed(tmp_path, 20)
+    assert done == [MANIFEST, "step-00000020.partial", "-> step-00000020", "checkpoints"]
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_r6_a_seal_that_failed_anywhere_can_be_tried_again(tmp_path, monkeypatch, at):
+    tried = []
+    rename, sync = Path.rename, os.fsync
+
+    def fails(act):
+        def acts(*words):
+            tried.append(act)
+            if len(tried) == at + 1:
+                raise OSError(28, "No space left on device")
+            return act(*words)
+
+        return acts
+
+    monkeypatch.setattr(Path, "rename", fails(rename))
+    monkeypatch.setattr(os, "fsync", fails(sync))
+    parts = [replace(p, directory=f"{p.directory}.0a1b2c3d") for p in write_parts(tmp_path, 20)]
+    for part in parts:
+        folder = partial_directory(tmp_path, 20)
+        rename(folder / part.directory.split(".")[0], folder / part.directory)
+    with pytest.raises(OSError, match="No space left"):
+        seal(tmp_path, 20, parts, seed=3, microbatches=8)
+    path = seal(tmp_path, 20, parts, seed=3, microbatches=8)
+    checkpoint = find(tmp_path)
+    assert [verify(checkpoint, part).parent for part in checkpoint.parts] == [path, path]
+
+
+def test_what_a_run_is_made_of_is_read_back(tmp_path):
+    origin = Origin({"train": {"steps": 7}}, "/somewhere/job.py", SHA)
+    parts = write_parts(tmp_path, 20)
+    seal(tmp_path, 20, parts, seed=3, microbatches=8, origin=origin)
+    assert find(tmp_path).origin == origin
+
+
+def test_a_checkpoint_from_before_has_no_origin_and_is_read_all_the_same(tmp_path):
+    def older(values):
+        for key in ("settings", "job", "job_sha256"):
+            del values[key]
+        for part in values["parts"]:
+            del part["sizes"]
+
+    forge(sealed(tmp_path, 20), older)
+    assert find(tmp_path).origin == Origin()

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.observability.events import (
+    CheckpointFailed,
     CheckpointSaved,
     FaultFired,
     JoinFailed,
@@ -383,6 +384,35 @@ def test_plain_lines_tell_what_went_wrong_at_once():
         "checkpoint of step 2 saved to run/step-2",
         "failed after 2 steps: worker 0.1 ended with signal 9",
     ]
+
+
+UNSAVED = CheckpointFailed(
+    at_s=1.0, step=20, worker="0.1", reason="No space left on device", next_writer="", newest=10
+)
+NO_CHECKPOINT = (
+    "NO CHECKPOINT of step 20 (worker 0.1: No space left on device); the last is of step 10"
+)
+
+
+def test_r6_a_checkpoint_that_failed_is_told_at_once_and_again_at_the_end():
+    finished = RunFinished(at_s=9.0, parameters_sha256="x", peak_memory_bytes={})
+    assert plain(START, UNSAVED, step(1), finished)[-3::2] == [
+        NO_CHECKPOINT,
+        f"finished 2 steps, loss 2.5000; {NO_CHECKPOINT}",
+    ]
+    tried = replace(UNSAVED, next_writer="1.1", worker="", newest=-1)
+    assert plain(tried) == [
+        "NO CHECKPOINT of step 20 (No space left on device); worker 1.1 tries next"
+    ]
+
+
+def test_r6_the_panel_shows_it_until_a_checkpoint_is_whole():
+    progress = Progress()
+    for event in (START, UNSAVED, step(1)):
+        progress.handle(event)
+    assert progress.unsaved == UNSAVED
+    progress.handle(CheckpointSaved(at_s=3.0, step=30, path="run/step-30", took_s=0.1))
+    assert progress.unsaved is None
 
 
 def test_plain_lines_tell_of_losses_and_recoveries_and_count_steps_from_one():

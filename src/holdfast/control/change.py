@@ -164,7 +164,7 @@ class Changes:
             first_step=rest.first_step,
             running=[one.to_message() for one in rest.running],
             verdicts=rest.verdicts,
-            saved=self._reports.saved(saving),
+            saved=self._reports.checkpoints.saved(saving),
         )
         effects += [*self._rebuilding.forget(), *self._rebuilding.free_hosts(at_s)]
         effects += [*self._joining.log_borders(), *self._losses.show(at_s)]

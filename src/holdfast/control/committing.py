@@ -54,7 +54,7 @@ class Committing:
         effects: list[Effect] = [Emit(self._went_back(change, version, at_s))]
         effects += [Send(worker, restore) for worker in sorted(run.stages)]
         self._reports.rewind(version, at_s)
-        effects += run.proceed(first_step=version, saved=self._reports.saved(saving))
+        effects += run.proceed(first_step=version, saved=self._reports.checkpoints.saved(saving))
         return effects + self._copy_anew(change, at_s)
 
     def _num_redone(self, change: Change, version: int) -> int:

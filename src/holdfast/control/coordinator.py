@@ -12,7 +12,14 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control import membership as m
 from holdfast.control.change import Changes
-from holdfast.control.effects import AskStack, Effect, Emit, ReportStuck, Send
+from holdfast.control.effects import (
+    AskStack,
+    Effect,
+    Emit,
+    ReportStuck,
+    SealCheckpoint,
+    Send,
+)
 from holdfast.control.joining import Joiner, Joining
 from holdfast.control.log_policy import LogPolicy
 from holdfast.control.losses import Losses, Work
@@ -65,6 +72,7 @@ class Coordinator:
         work, losses = Work(), Losses()
         self._plans = Plans(run, planner)
         self.reports = Reports(run)
+        self._checkpoints = self.reports.checkpoints
         self._starting = Starting(run, work)
         self._joining = Joining(run, work, self._plans)
         self._changes = Changes(run, work, losses, self._plans, self.reports, self._joining)
@@ -96,6 +104,8 @@ class Coordinator:
             messages.Probed: self._on_probed,
             messages.Offered: self._on_offered,
             messages.CheckpointPart: self._on_part,
+            messages.PartFailed: self._on_part_failed,
+            messages.StateHashes: lambda told, at_s: self._checkpoints.on_hashes(told),
             messages.Finished: self._on_finished,
             messages.WorkerStarted: self._notices.on_started,
             messages.WorkerExited: self._notices.on_exited,
@@ -158,6 +168,20 @@ class Coordinator:
     def tick(self, at_s: float) -> list[Effect]:
         return self._guarded(lambda: self._on_tick(at_s), at_s)
 
+    def sealed(self, step: int, at_s: float) -> list[Effect]:
+        """A checkpoint is on disk, whole."""
+
+        def done() -> list[Effect]:
+            return [
+                *self._checkpoints.on_sealed(step),
+                *self._save_interval.on_sealed(step, at_s),
+            ]
+
+        return self._guarded(done, at_s)
+
+    def seal_failed(self, seal: SealCheckpoint, reason: str, at_s: float) -> list[Effect]:
+        return self._guarded(lambda: self._checkpoints.on_seal_failed(seal, reason, at_s), at_s)
+
     def interrupt(self, at_s: float) -> list[Effect]:
         """The first one ends the run at the next step, with a checkpoint; the second at once."""
         run = self.run
@@ -185,6 +209,7 @@ class Coordinator:
         effects: list[Effect] = []
         try:
             effects += act()
+            effects += self._checkpoints.whole(at_s)
             effects += self._next(at_s)
         except HoldfastError as why:
             effects += self.fail(why, at_s)
@@ -287,7 +312,11 @@ class Coordinator:
         return []
 
     def _on_part(self, part: messages.CheckpointPart, at_s: float) -> list[Effect]:
-        return [*self.reports.on_part(part), *self._save_interval.on_part(part, at_s)]
+        self._save_interval.on_part(part)
+        return self._checkpoints.on_part(part)
+
+    def _on_part_failed(self, failed: messages.PartFailed, at_s: float) -> list[Effect]:
+        return self._checkpoints.on_failed(failed, self.reports.next_step, at_s)
 
     def _on_finished(self, finished: messages.Finished, at_s: float) -> list[Effect]:
         self.reports.on_finished(finished)
@@ -319,8 +348,10 @@ class Coordinator:
         if since_s is not None and at_s - since_s > self.run.clock.interrupt_s:
             raise self._interrupted()
         stuck = self._stalls(at_s)
+        sealed = self._checkpoints.tick(at_s)
         gone = [
             *stuck,
+            *sealed,
             *self._notices.tick(at_s),
             *self._changes.tick(at_s),
             *self._losses.show(at_s),
@@ -366,7 +397,10 @@ class Coordinator:
         return self.run.interrupted_s is not None or bool(self.reports.finished)
 
     def _end(self, at_s: float) -> list[Effect]:
+        if self._checkpoints.is_pending():
+            return []
         finished = self.reports.run_finished(at_s)  # raises if replicas disagree
+        self._checkpoints.check_end()
         if self.run.interrupted_s is not None:
             raise self._interrupted()
         self.run.phase = RunPhase.FINISHED

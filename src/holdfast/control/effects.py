@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
+from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.recovery.manifest import Part
@@ -56,6 +57,14 @@ class SealCheckpoint:
     parts: tuple[Part, ...]
     took_s: float
     keeps_more: bool = False  # somebody may still read the oldest of those that are kept
+
+
+class SealFailed(HoldfastError):
+    """The parts stay where they are: it can be tried again."""
+
+    def __init__(self, seal: SealCheckpoint, reason: str) -> None:
+        super().__init__(reason)
+        self.seal = seal
 
 
 @dataclass(frozen=True, slots=True)

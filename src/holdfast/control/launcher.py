@@ -27,10 +27,11 @@ from holdfast.control.effects import (
     OpenRun,
     ReportStuck,
     SealCheckpoint,
+    SealFailed,
     TrimLogs,
 )
 from holdfast.control.server import Server, listen
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import CheckpointError, ConfigError, ProtocolError
 from holdfast.faults.fault import Fault
 from holdfast.observability import events
 from holdfast.observability.event_files import Rotation
@@ -51,6 +52,7 @@ from holdfast.protocol.signals import held_back, passed_to
 from holdfast.protocol.spec import Access, worker_environment
 from holdfast.recovery.manifest import (
     Checkpoint,
+    Origin,
     clear_abandoned,
     clear_leftovers,
     file_digest,
@@ -144,6 +146,7 @@ class _Recorder:
     config: RunConfig
     run_dir: Path
     resume: Checkpoint | None
+    origin: Origin
     view: View
     pass_on: Pass
     usual_mask: int = 0o022
@@ -224,13 +227,13 @@ class _Recorder:
                 effect.parts,
                 seed=self.config.train.seed,
                 microbatches=self.config.parallel.microbatches,
+                origin=self.origin,
             )
             trim(self.run_dir, self.config.checkpoint.keep + effect.keeps_more)
             clear_abandoned(self.run_dir, effect.step)
-        except OSError as why:
-            raise HoldfastError(
-                f"the checkpoint of step {effect.step} in {self.run_dir} cannot be written: {why}"
-            ) from why
+        except (OSError, CheckpointError, ProtocolError) as why:
+            reason = why.strerror if isinstance(why, OSError) and why.strerror else str(why)
+            raise SealFailed(effect, reason) from why
         saved = events.CheckpointSaved(
             at_s=time.monotonic(), step=effect.step, path=str(path), took_s=effect.took_s
         )
@@ -275,11 +278,13 @@ def launch(
         now=time.monotonic,
         run_id=secrets.token_hex(8),
     )
-    recorder = _Recorder(config, run_dir, resume, view, pass_on)
+    job_sha256 = file_digest(job)
+    origin = Origin(config.to_dict(), str(job.resolve()), job_sha256)
+    recorder = _Recorder(config, run_dir, resume, origin, view, pass_on)
     order = StartWorkers(
         workers=[str(worker) for worker in coordinator.workers],
         job=str(job.resolve()),
-        job_sha256=file_digest(job),
+        job_sha256=job_sha256,
         config=config.to_dict(),
     )
     server = Server(

@@ -1,4 +1,4 @@
-"""Folds what workers report into finished steps, whole checkpoints and the result of the run.
+"""Folds what workers report into finished steps and the result of the run.
 
 Counts on whoever is a member now: the dead are not waited for. Plans nothing.
 """
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.cluster import WorkerId, parse_worker
-from holdfast.control.effects import Effect, Emit, SealCheckpoint
-from holdfast.control.run import Run, RunPhase
+from holdfast.control.checkpoints import Checkpoints
+from holdfast.control.effects import Effect, Emit
+from holdfast.control.run import Run
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
-from holdfast.recovery.manifest import Part
 
 
 class Reports:
@@ -23,8 +23,7 @@ class Reports:
         self._last_end_s = 0.0
         self._steps: dict[int, dict[WorkerId, messages.StepReport]] = {}
         self._done: dict[WorkerId, int] = {}  # steps that it has reported, or came too late for
-        self._parts: dict[int, dict[int, messages.CheckpointPart]] = {}  # step, stage
-        self._on_disk: dict[int, int] = {}  # stage -> newest version
+        self.checkpoints = Checkpoints(run, self._is_past)
         self.finished: dict[WorkerId, messages.Finished] = {}
         self._kept_bytes: dict[str, int] = {}
         self._log_bytes: dict[str, int] = {}
@@ -40,12 +39,11 @@ class Reports:
         self._done = dict.fromkeys(self._run.stages, first_step)
         self._steps.clear()
         self.finished.clear()
-        for step in [step for step in self._parts if step > first_step]:
-            del self._parts[step]
-        self._on_disk = {stage: min(v, first_step) for stage, v in self._on_disk.items()}
+        self.checkpoints.begin(first_step)
 
     def rewind(self, version: int, at_s: float) -> None:
         """All members go on from a version they still have. What is on disk stays of use."""
+        self.checkpoints.rewind(version, self.next_step)
         self.next_step, self._last_end_s = version, at_s
         self._done = dict.fromkeys(self._run.stages, version)
         self._steps.clear()
@@ -56,12 +54,9 @@ class Reports:
         self.finished.clear()
         self._done |= entered
 
-    def saved(self, saving: Iterable[tuple[int, int]] = ()) -> dict[int, int]:
-        """Stage -> newest version whose part is on disk, or that a member is writing now."""
-        newest = dict(self._on_disk)
-        for stage, version in saving:
-            newest[stage] = max(version, newest.get(stage, 0))
-        return newest
+    def _is_past(self, worker: WorkerId, version: int) -> bool:
+        """It tells what it has of a version before it reports the step that begins with it."""
+        return self._done.get(worker, 0) > version or worker in self.finished
 
     def on_step(self, report: messages.StepReport, at_s: float) -> list[Effect]:
         worker = parse_worker(report.worker)
@@ -107,31 +102,6 @@ class Reports:
             clipped=one.clipped,
             skipped=one.skipped,
         )
-
-    def on_part(self, part: messages.CheckpointPart) -> list[Effect]:
-        if self._run.phase is RunPhase.RETURNING:
-            return []  # all have been told which step they go back to: it stays that one
-        if self._run.sealed is not None and part.step <= self._run.sealed:
-            return []  # another holder has saved it as well, or a later one is whole
-        stage, parts = self._stage_of(part.layers), self._parts.setdefault(part.step, {})
-        parts.setdefault(stage, part)
-        self._on_disk[stage] = max(part.step, self._on_disk.get(stage, 0))
-        if len(parts) < self._run.shape.stages:
-            return []
-        self._run.sealed = part.step
-        for step in [step for step in self._parts if step <= part.step]:
-            del self._parts[step]
-        sealed = tuple(
-            Part(p.directory, tuple(p.layers), p.digests, p.state) for _, p in sorted(parts.items())
-        )
-        took_s = max(p.took_s for p in parts.values())
-        seal = SealCheckpoint(part.step, sealed, took_s, keeps_more=self._run.rebuilds)
-        return [seal, *self._run.tell_sealed(part.step)]
-
-    def _stage_of(self, layers: Iterable[int]) -> int:
-        """By the cut: a worker may have changed its stage since it wrote the part."""
-        first, cut = min(layers), self._run.cut
-        return sum(first >= border for border in cut)
 
     def on_finished(self, finished: messages.Finished) -> None:
         self.finished[parse_worker(finished.worker)] = finished

@@ -54,6 +54,7 @@ class Returning:
         too_few = len(crew) < run.shape.stages
         if too_few and (at_s <= self._ended_s or not self._all_explained(at_s)):
             return []
+        whole = self._reports.checkpoints.whole(at_s, all_have_said=True)
         started = self._more(len(crew), at_s)
         # A stage also counts as lost if nobody has the old weights that its rest needs.
         lost = [] if self.all_again else run.lost_stages
@@ -65,7 +66,7 @@ class Returning:
         lost_logs = run.begin_anew()
         assigned = self._assign(self._places(crew), at_s)
         shown = self._losses.show(at_s, all_of_them=True)
-        return [*shown, Emit(back), *lost_logs, *assigned, *started]
+        return [*whole, *shown, Emit(back), *lost_logs, *assigned, *started]
 
     def _places(self, crew: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
         if self.all_again:  # as in the beginning
@@ -233,7 +234,7 @@ class Returning:
         told = dict.fromkeys(run.stages, (step, 0, 0))
         self._work.adopt(run.epoch, (), run.steady.schedule, told)
         self._reports.begin(step, at_s)
-        saved = self._reports.saved()
+        saved = self._reports.checkpoints.saved()
         return [*run.proceed(first_step=step, saved=saved), *self._joining.find_sources(at_s)]
 
 

@@ -26,6 +26,8 @@ _MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.StepReport,
         messages.Probed,
         messages.CheckpointPart,
+        messages.PartFailed,
+        messages.StateHashes,
         messages.Finished,
         messages.Failed,
     ),

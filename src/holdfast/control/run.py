@@ -3,6 +3,7 @@
 Holds facts and answers simple questions about them; decides nothing.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +18,15 @@ from holdfast.control.membership import Membership
 from holdfast.detection.diagnosis import Health
 from holdfast.faults.fault import Fault, FaultKind
 from holdfast.protocol import messages
-from holdfast.recovery.manifest import Checkpoint, partial_directory
+from holdfast.recovery.manifest import Checkpoint, part_directory, partial_directory
 from holdfast.recovery.places import log_directory
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import Schedule
+
+
+def resume_command(directory: str) -> str:
+    return f"holdfast train --resume {shlex.quote(directory)}"
 
 
 class RunPhase(Enum):
@@ -88,11 +93,14 @@ class Run:
     fired: set[str] = field(default_factory=set)  # faults, in text form
     steps_s: list[float] = field(default_factory=list)
     sealed: int | None = None  # step of the newest whole checkpoint of this run
+    parts: dict[str, tuple[WorkerId, int]] = field(default_factory=dict)
+    """Directories that workers write parts of checkpoints to: whose each is, and of which stage."""
     stop_s: float = 0.1  # how long the last change held everyone up
     copy_s: float = 1.0  # how long the last joiner took for its copy
     saves: list[tuple[int, int]] = field(default_factory=list)  # as in messages.SaveAt
     borders: tuple[int, ...] = ()  # that are logged; border b is the one after stage b
     log_limits: dict[int, int] = field(default_factory=dict)  # bytes, by stage
+    num_assigned: int = 0
     num_histories: int = 0  # how often all went back: what was logged before is of no use then
     began: int = 0  # the step that this history starts with
     untold_seal: int | None = None  # a checkpoint of which nobody who logs has heard yet
@@ -156,12 +164,10 @@ class Run:
     def advice(self) -> str:
         """How to go on after a run that was stopped."""
         if self.sealed is not None:
-            return (
-                f"Go on from the last checkpoint with --resume {self.setting.run_dir} "
-                f"--microbatches {self.shape.microbatches} and your other settings"
-            )
+            return f"Go on from the last checkpoint with: {resume_command(self.setting.run_dir)}"
         if self.setting.resume:
-            return f"Go on from the same checkpoint with --resume {self.setting.resume.directory}"
+            command = resume_command(self.setting.resume.directory)
+            return f"Go on from the same checkpoint with: {command}"
         return "No checkpoint was written yet: start again (checkpoint.every_steps sets how often)"
 
     def log(self, stage: int | None = None) -> dict[str, object]:
@@ -185,6 +191,9 @@ class Run:
         """``state``: where it is, and of which version; empty: it copies it, so it has none."""
         checkpoint, step = self.start if state is None else state
         self.builds[worker] += 1
+        self.num_assigned += 1
+        part = part_directory(stage, f"{self.setting.run_id} {self.num_assigned}")
+        self.parts[part] = worker, stage
         clock = self.clock
         faults = self.setting.faults
         mine = (f for f in faults if f.concerns(worker) and f.kind is not FaultKind.JOIN)
@@ -197,6 +206,7 @@ class Run:
             beat_s=clock.beat_s,
             wait_s=clock.wait_s,
             faults=[str(f) for f in mine if f.lasting or str(f) not in self.fired],
+            part=part,
             log=self.log(stage),
         )
         return Send(worker, message)
@@ -204,6 +214,7 @@ class Run:
     def begin_anew(self) -> list[Effect]:
         """All go back to ``start``: steps will be logged again that are in the logs already."""
         self.num_histories, self.began = self.num_histories + 1, self.start[1]
+        self.parts.clear()  # what somebody still writes is of steps that will run again
         return [] if self.config.recovery.log == "none" else [ClearLogs()]
 
     def tell_sealed(self, step: int) -> list[Effect]:

@@ -39,17 +39,16 @@ class SaveInterval:
         self._step_s = 0.0  # without checkpoints; 0: no profile yet
         self._seen = (0, 0)  # epoch, number of steps timed, when it was looked at
 
-    def on_part(self, part: messages.CheckpointPart, at_s: float) -> list[Effect]:
-        """Call it after the part was counted: the last one makes a checkpoint whole."""
-        run = self._run
-        if run.config.recovery.mode != "checkfreq" or part.step <= self._decided:
+    def on_part(self, part: messages.CheckpointPart) -> None:
+        if self._run.config.recovery.mode == "checkfreq" and part.step > self._decided:
+            self._parts.setdefault(part.step, []).append(part)
+
+    def on_sealed(self, step: int, at_s: float) -> list[Effect]:
+        if step not in self._parts:
             return []
-        self._parts.setdefault(part.step, []).append(part)
-        if run.sealed != part.step:
-            return []
-        self._decided = part.step
-        whole = self._parts.pop(part.step)
-        self._parts = {step: parts for step, parts in self._parts.items() if step > part.step}
+        self._decided = step
+        whole = self._parts.pop(step)
+        self._parts = {later: parts for later, parts in self._parts.items() if later > step}
         return self._tune(at_s) if self._step_s else self._profile(whole, at_s)
 
     def _profile(self, parts: Sequence[messages.CheckpointPart], at_s: float) -> list[Effect]:

@@ -10,7 +10,16 @@ from dataclasses import replace
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.effects import AskStack, Effect, Emit, Fence, Send, StartWorker
+from holdfast.control.effects import (
+    AskStack,
+    Effect,
+    Emit,
+    Fence,
+    SealCheckpoint,
+    SealFailed,
+    Send,
+    StartWorker,
+)
 from holdfast.control.rights import check_right
 from holdfast.control.strangers import Stranger, Strangers
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
@@ -337,8 +346,13 @@ class Server:
     def _perform_or_fail(self, effect: Effect) -> None:
         try:
             self._perform(effect)
+        except SealFailed as why:
+            self._apply(self._coordinator.seal_failed(why.seal, str(why), time.monotonic()))
         except HoldfastError as why:
             self._fail(why)
+        else:
+            if isinstance(effect, SealCheckpoint):
+                self._apply(self._coordinator.sealed(effect.step, time.monotonic()))
 
     def _fail(self, why: HoldfastError) -> None:
         self._apply(self._coordinator.fail(why, time.monotonic()))

@@ -96,6 +96,18 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """A checkpoint could not be written; training goes on."""
+
+    at_s: float
+    step: int  # as in CheckpointSaved
+    worker: str  # whose part it was; empty: the parts were there, but not the whole
+    reason: str
+    next_writer: str  # who tries it a little later; empty: nobody, before the next one is due
+    newest: int  # step of the newest whole one; -1: there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultFired:
     """An injected fault acted."""
 
@@ -340,6 +352,7 @@ Event: TypeAlias = (
     | StepTakenBack
     | ConnectionDropped
     | CheckpointSaved
+    | CheckpointFailed
     | FaultFired
     | WorkerLost
     | Recovered

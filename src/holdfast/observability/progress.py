@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.observability.events import (
+    CheckpointFailed,
+    CheckpointSaved,
     Event,
     Interrupted,
     JoinFailed,
@@ -81,6 +83,7 @@ class Progress:
     finished: bool = False
     interrupted: bool = False
     recovery: Recovered | None = None  # the last one
+    unsaved: CheckpointFailed | None = None  # until a checkpoint is whole again
     num_done: int = 0  # steps finished and not gone back on, those before a resume included
     num_skipped: int = 0
     num_taken_back: int = 0
@@ -101,6 +104,10 @@ class Progress:
                 self._go_back(event)
             case Interrupted():
                 self.interrupted = True
+            case CheckpointFailed():
+                self.unsaved = event
+            case CheckpointSaved():
+                self.unsaved = None
             case RunFailed():
                 self.failure = event.reason
             case RunFinished():

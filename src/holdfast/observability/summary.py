@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from holdfast.observability.events import (
+    CheckpointFailed,
     Diagnosed,
     Event,
     FaultFired,
@@ -68,6 +69,7 @@ class Summary:
     joins: tuple[Mapping[str, Any], ...]  # worker, stage, step, copied_bytes, took_s
     moves: tuple[Mapping[str, Any], ...]  # worker, from_stage, to_stage, step, reason
     went_back: tuple[Mapping[str, Any], ...]  # lost_stage, to_step, checkpoint, reason
+    checkpoints_failed: tuple[Mapping[str, Any], ...]  # step, worker, reason, next_writer, newest
     rebuilt: tuple[Mapping[str, Any], ...]  # stages, replayed, version, workers, operations, ...
     old_bytes: Mapping[str, int]  # of each worker: most that was held to take a step back
     log_bytes: Mapping[str, int]  # of each worker: written to its log
@@ -105,6 +107,7 @@ def summarize(events: Iterable[Event], *, config: Mapping[str, Any]) -> Summary:
         joins=_untimed(events, WorkerJoined),
         moves=_untimed(events, WorkerMoved),
         went_back=_untimed(events, WentBack),
+        checkpoints_failed=_untimed(events, CheckpointFailed),
         rebuilt=_untimed(events, StageRebuilt),
         old_bytes=finished[-1].old_bytes if finished else {},
         log_bytes=finished[-1].log_bytes if finished else {},

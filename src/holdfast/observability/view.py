@@ -32,6 +32,7 @@ from holdfast.observability.words import (
     layout,
     recovered,
     told,
+    unsaved,
 )
 
 _REDRAW_S = 0.25
@@ -188,6 +189,8 @@ def draw(progress: Progress, glyphs: str) -> RenderableType:
     lines: list[RenderableType] = [_bar(progress), _figures(progress, glyphs)]
     if progress.workers:
         lines += [*_members(progress), Text(), _grid(progress)]
+    if progress.unsaved is not None:
+        lines += [Text(), Text(unsaved(progress.unsaved), style="red")]
     ended = progress.failure is not None or progress.finished
     if progress.interrupted and not ended:
         lines += [Text(), Text(INTERRUPTED, style="yellow")]
@@ -279,7 +282,8 @@ def _ending(progress: Progress) -> str:
     if progress.failure is not None:
         return f"failed after {count(progress.num_done, 'step')}: {progress.failure}"
     loss = f", loss {progress.last.loss:.4f}" if progress.last else ""
-    return f"finished {count(progress.num_done, 'step')}{loss}{_mishaps(progress)}"
+    warning = f"; {unsaved(progress.unsaved)}" if progress.unsaved else ""
+    return f"finished {count(progress.num_done, 'step')}{loss}{_mishaps(progress)}{warning}"
 
 
 def _clock(seconds: float | None) -> str:

@@ -1,6 +1,7 @@
 """What happened, as one line for the terminal, which counts steps from 1. Knows no progress."""
 
 from holdfast.observability.events import (
+    CheckpointFailed,
     CheckpointSaved,
     Diagnosed,
     Event,
@@ -31,8 +32,8 @@ INTERRUPTED = "interrupted: ends the step and saves it; once more: ends at once"
 def told(event: Event) -> str | None:
     """The line of an event that is told as it happens; none for all others."""
     match event:
-        case CheckpointSaved():
-            return f"checkpoint of step {event.step} saved to {event.path}"
+        case CheckpointSaved() | CheckpointFailed():
+            return _told_of_checkpoint(event)
         case Recovered():
             return recovered(event)
         case WentBack():
@@ -54,6 +55,12 @@ def told(event: Event) -> str | None:
             return INTERRUPTED
         case _:
             return _told_of_worker(event)
+
+
+def _told_of_checkpoint(event: CheckpointSaved | CheckpointFailed) -> str:
+    if isinstance(event, CheckpointFailed):
+        return unsaved(event)
+    return f"checkpoint of step {event.step} saved to {event.path}"
 
 
 def _told_of_slowness(event: Diagnosed | SlownessOver | MitigationChosen | PlanSwitched) -> str:
@@ -148,6 +155,14 @@ def _joined(event: WorkerJoined) -> str:
     copied = "its state was rebuilt" if not event.took_s else copied
     place = f"stage {event.stage} in step {event.step + 1}"
     return f"worker {event.worker} joined at {place} ({copied})"
+
+
+def unsaved(event: CheckpointFailed) -> str:
+    """Stays in sight until a checkpoint is whole."""
+    who = f"worker {event.worker}: " if event.worker else ""
+    newest = f"the last is of step {event.newest}" if event.newest >= 0 else "there is none yet"
+    then = f"worker {event.next_writer} tries next" if event.next_writer else newest
+    return f"NO CHECKPOINT of step {event.step} ({who}{event.reason}); {then}"
 
 
 def _went_back(event: WentBack) -> str:

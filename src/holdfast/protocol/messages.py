@@ -125,6 +125,7 @@ class Assign:
     beat_s: float  # send a heartbeat this often
     wait_s: float  # longest wait for a tensor from another worker
     faults: list[str]  # to be injected into this worker, as they were given
+    part: PartName  # directory of its parts of checkpoints, in the checkpoint: nobody else's
     log: LogOrder
     """Empty: nothing is logged. Else
     ``run``: name of the run and of its history, which changes when all go back;
@@ -357,6 +358,17 @@ class SaveAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOnce:
+    """coordinator -> member: save this version as well. Takes effect aside.
+
+    Who has come past it already does nothing, unless it was the last one.
+    """
+
+    step: Step
+    writers: dict[str, str]  # stage -> who writes its part; others: as ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
     """worker -> coordinator: the first operation after a Proceed has begun."""
 
@@ -453,12 +465,32 @@ class CheckpointPart:
 
     worker: Worker
     step: Step
-    directory: PartName
+    directory: PartName  # as in Assign
     layers: list[Number]
     digests: dict[PartFile, Sha256]  # file -> sha256
+    sizes: dict[PartFile, int]  # file -> bytes
+    hashes: dict[str, str]  # as in StateHashes
     state: dict[str, Any]  # what is not a tensor, e.g. the LR schedule's
     took_s: float
     copy_s: float  # of that: for a copy beside the training; 0: it was taken before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartFailed:
+    """worker -> coordinator: its part could not be written, although it was tried again."""
+
+    worker: Worker
+    step: Step
+    reason: str  # one line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateHashes:
+    """worker -> coordinator, from every holder that writes no part: replicas must agree."""
+
+    worker: Worker
+    step: Step  # optimizer steps that the state has had
+    hashes: dict[str, str]  # layer -> hash of parameters, buffers, optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -529,6 +561,7 @@ Message = (
     | Adopt
     | Restore
     | SaveAt
+    | SaveOnce
     | Resumed
     | ShareState
     | CopyState
@@ -538,6 +571,8 @@ Message = (
     | Probe
     | Probed
     | CheckpointPart
+    | PartFailed
+    | StateHashes
     | Finished
     | Warned
     | Failed

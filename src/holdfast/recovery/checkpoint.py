@@ -4,6 +4,7 @@ Keys are by layer ("3.attention.weight", "3.attention.weight/exp_avg"), never by
 other cut can load them. Knows nothing of training: a flat dict of tensors in, a flat dict out.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -19,15 +20,25 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from holdfast.errors import CheckpointError
-from holdfast.recovery.manifest import Checkpoint, file_digest, verify
+from holdfast.recovery.manifest import Checkpoint, file_digest, sync_directory, verify
 
 
 def write_part(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Write the tensors of some layers; returns the SHA-256 of each file."""
+    """Write the tensors of some layers; returns the SHA-256 of each file. All is on disk then."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = {key: tensor.contiguous() for key, tensor in tensors.items()}  # safetensors want that
     save(plain, storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
-    return {path.name: file_digest(path) for path in sorted(folder.iterdir())}
+    files = sorted(folder.iterdir())
+    for path in files:
+        _sync_file(path)  # the writer leaves out the index
+    for directory in (folder, folder.parent, folder.parent.parent):
+        sync_directory(directory)
+    return {path.name: file_digest(path) for path in files}
+
+
+def _sync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def read_layers(checkpoint: Checkpoint, layers: Iterable[int]) -> dict[str, Tensor]:

@@ -4,20 +4,24 @@ A checkpoint is ``RUN_DIR/checkpoints/step-00000020/``: one folder of safetensor
 ``manifest.json`` with layers, files and their SHA-256. It appears by one rename, or not at all.
 """
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import CheckpointError
+from holdfast import names
+from holdfast.errors import CheckpointError, ProtocolError
 
 FORMAT = 1
 _FOLDER = "checkpoints"
 _MANIFEST = "manifest.json"
+_READ_AT_ONCE_BYTES = 1_000_000  # whoever seals has other things to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,16 @@ class Part:
     layers: tuple[int, ...]
     files: Mapping[str, str]  # name -> sha256
     state: Mapping[str, Any]  # what is not a tensor
+    sizes: Mapping[str, int] = field(default_factory=dict)  # name -> bytes; empty: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a run is made of, so that a resume need not be told. Empty: an old checkpoint."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by section, then by name
+    job: str = ""  # path of the job file
+    job_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,7 @@ class Checkpoint:
     seed: int
     microbatches: int
     parts: tuple[Part, ...]
+    origin: Origin = Origin()
 
     def part_of(self, layer: int) -> Part:
         for part in self.parts:
@@ -62,30 +77,56 @@ def partial_directory(run_dir: str | Path, step: int) -> Path:
     return Path(run_dir) / _FOLDER / f"step-{step:08d}.partial"
 
 
+def part_directory(stage: int, writer: str) -> str:
+    """Of one writer's parts, until they are sealed: one that was given up may still be busy."""
+    return f"stage-{stage}.{hashlib.sha256(writer.encode()).hexdigest()[:8]}"
+
+
 def seal(
-    run_dir: str | Path, step: int, parts: Sequence[Part], *, seed: int, microbatches: int
+    run_dir: str | Path,
+    step: int,
+    parts: Sequence[Part],
+    *,
+    seed: int,
+    microbatches: int,
+    origin: Origin | None = None,
 ) -> Path:
-    """Turn the parts on disk, in the order of the stages, into a checkpoint, by one rename."""
+    """Turn the parts on disk, in the order of the stages, into a checkpoint, by one rename.
+
+    Can be called again after an OSError, wherever it came from.
+    """
     partial = partial_directory(run_dir, step)
-    named = _named_by_stage(partial, parts)
-    write_manifest(Checkpoint(str(partial), step, seed, microbatches, tuple(named)))
     final = partial.with_suffix("")
+    if not partial.exists() and (final / _MANIFEST).exists():  # it came as far as that before
+        sync_directory(final.parent)
+        return final
+    named = _named_by_stage(partial, parts)
+    for part in named:
+        _check_on_disk(partial, part)
+    whole = Checkpoint(str(partial), step, seed, microbatches, tuple(named), origin or Origin())
+    write_manifest(whole)
+    sync_directory(partial)  # all of it is on disk before it has the name of a checkpoint
     replaced = final.with_suffix(".replaced")
     if final.exists():  # a run resumed from an earlier step comes by here again
         final.rename(replaced)
     partial.rename(final)
+    sync_directory(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
 
 
 def write_manifest(checkpoint: Checkpoint) -> None:
     """Into its directory, where all its parts are already."""
+    origin = checkpoint.origin
     values = {
         "format": FORMAT,
         "step": checkpoint.step,
         "seed": checkpoint.seed,
         "microbatches": checkpoint.microbatches,
         "parts": [asdict(part) for part in checkpoint.parts],
+        "settings": origin.settings,
+        "job": origin.job,
+        "job_sha256": origin.job_sha256,
     }
     text = json.dumps({**values, "sha256": _digest(values)}, indent=1)
     with open(Path(checkpoint.directory) / _MANIFEST, "w") as file:
@@ -94,17 +135,62 @@ def write_manifest(checkpoint: Checkpoint) -> None:
         os.fsync(file.fileno())
 
 
+def sync_directory(path: Path) -> None:
+    """The names in it, too, outlive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as why:
+        if why.errno != errno.EINVAL:  # a file system that has nothing to sync there
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def _named_by_stage(partial: Path, parts: Sequence[Part]) -> list[Part]:
     """Each part in its folder, and no folder of a writer that was given up."""
     named = [replace(part, directory=f"stage-{stage}") for stage, part in enumerate(parts)]
     for part, new in zip(parts, named, strict=True):
-        if part.directory != new.directory:
-            (partial / part.directory).rename(partial / new.directory)
+        written = partial / names.PART.check(part.directory, "the directory of a part")
+        if part.directory != new.directory and written.exists():  # else it was renamed before
+            shutil.rmtree(partial / new.directory, ignore_errors=True)
+            written.rename(partial / new.directory)
     wanted = {part.directory for part in named}
     for folder in [path for path in partial.iterdir() if path.is_dir()]:
         if folder.name not in wanted:
             shutil.rmtree(folder, ignore_errors=True)
     return named
+
+
+def _check_on_disk(partial: Path, part: Part) -> None:
+    """What its writer has said of it. Large files are read when somebody loads them."""
+    folder = partial / part.directory
+    _check_plain(partial, part)
+    for name, expected in part.files.items():
+        names.PART_FILE.check(name, f"a file of {part.directory}")
+        num_bytes = (folder / name).stat().st_size
+        if num_bytes != part.sizes.get(name, num_bytes):
+            said = part.sizes[name]
+            reason = f"{part.directory}/{name} has {num_bytes} bytes, its writer said {said}"
+            raise CheckpointError(f"checkpoint {partial}: {reason}")
+        if num_bytes <= _READ_AT_ONCE_BYTES and file_digest(folder / name) != expected:
+            raise CheckpointError(
+                f"checkpoint {partial}: {part.directory}/{name} is not what its writer has said "
+                "(SHA-256 differs)"
+            )
+
+
+def _check_plain(checkpoint: Path, part: Part) -> None:
+    """Its folder holds the files that it names and nothing else: none is a link elsewhere."""
+    folder = checkpoint / part.directory
+    if not stat.S_ISDIR(os.lstat(folder).st_mode):
+        raise CheckpointError(_refusal(checkpoint, f"{part.directory} is no directory"))
+    for path in sorted(folder.iterdir()):
+        shown = f"{part.directory}/{path.name}"
+        if path.name not in part.files:
+            raise CheckpointError(_refusal(checkpoint, f"{shown} is not in its manifest"))
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise CheckpointError(_refusal(checkpoint, f"{shown} is no plain file"))
 
 
 def clear_abandoned(run_dir: str | Path, step: int) -> None:
@@ -166,27 +252,53 @@ def load_manifest(path: Path) -> Checkpoint:
             raise CheckpointError(_refusal(path, "its manifest was changed or cut off"))
         if values["format"] != FORMAT:
             raise CheckpointError(_refusal(path, f"format {values['format']}, expected {FORMAT}"))
-        parts = tuple(
-            Part(p["directory"], tuple(p["layers"]), p["files"], p["state"])
-            for p in values["parts"]
-        )
-        return Checkpoint(str(path), values["step"], values["seed"], values["microbatches"], parts)
+        return _checkpoint(path, values)
+    except ProtocolError as why:
+        raise CheckpointError(_refusal(path, f"in its manifest {why}")) from why
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
         raise CheckpointError(_refusal(path, f"its manifest cannot be read ({why})")) from why
 
 
+def _checkpoint(path: Path, values: Mapping[str, Any]) -> Checkpoint:
+    origin = Origin(
+        dict(values.get("settings", {})), values.get("job", ""), values.get("job_sha256", "")
+    )
+    if origin.job_sha256:
+        names.SHA256.check(origin.job_sha256, "job_sha256")
+    return Checkpoint(
+        str(path),
+        names.check_number(values["step"], "step", 0, names.MOST_STEP),
+        values["seed"],
+        values["microbatches"],
+        tuple(_part(part) for part in values["parts"]),
+        origin,
+    )
+
+
+def _part(values: Mapping[str, Any]) -> Part:
+    directory = names.PART.check(values["directory"], "the directory of a part")
+    for name, digest in values["files"].items():
+        names.PART_FILE.check(name, f"a file of {directory}")
+        names.SHA256.check(digest, f"the SHA-256 of {directory}/{name}")
+    sizes = values.get("sizes", {})
+    return Part(directory, tuple(values["layers"]), values["files"], values["state"], sizes)
+
+
 def verify(checkpoint: Checkpoint, part: Part) -> Path:
     """Check every file of a part against its SHA-256; returns the part's directory."""
-    folder = Path(checkpoint.directory) / part.directory
+    path = Path(checkpoint.directory)
+    folder = path / part.directory
+    if os.path.lexists(folder):
+        _check_plain(path, part)
     for name, expected in part.files.items():
         try:
             found = file_digest(folder / name)
         except OSError as why:
             reason = f"{part.directory}/{name} cannot be read ({why.strerror})"
-            raise CheckpointError(_refusal(Path(checkpoint.directory), reason)) from why
+            raise CheckpointError(_refusal(path, reason)) from why
         if found != expected:
             reason = f"{part.directory}/{name} was changed since it was written (SHA-256 differs)"
-            raise CheckpointError(_refusal(Path(checkpoint.directory), reason))
+            raise CheckpointError(_refusal(path, reason))
     return folder
 
 

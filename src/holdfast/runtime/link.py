@@ -103,6 +103,7 @@ class ControlLink:
             case (
                 messages.ShareState()
                 | messages.SaveAt()
+                | messages.SaveOnce()
                 | messages.LogBorders()
                 | messages.Sealed()
                 | messages.Probe()

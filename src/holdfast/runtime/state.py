@@ -108,6 +108,14 @@ def hash_of_each(layers: Layers) -> dict[int, str]:
     return hashes
 
 
+def hashes_by_layer(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The same of tensors that are named by layer; keys as a message has them."""
+    layers: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        layers.setdefault(key.partition(".")[0], {})[key] = tensor
+    return {number: hash_of(of_layer) for number, of_layer in layers.items()}
+
+
 def hash_of(tensors: Mapping[str, Tensor]) -> str:
     """Of names, types, shapes and all bits."""
     digest = xxhash.xxh3_128()

@@ -32,7 +32,7 @@ from holdfast.runtime.results import Arrivals, BegunAnew, receive_result
 from holdfast.runtime.saving import SaveTimes, StageSaver, Written
 from holdfast.runtime.stage import Stage
 from holdfast.runtime.stage_state import OPTIMIZER
-from holdfast.runtime.state import layer_digest
+from holdfast.runtime.state import hashes_by_layer, layer_digest
 from holdfast.runtime.transfer_times import transfer_rows
 from holdfast.runtime.two_phase import TwoPhaseSaver
 from holdfast.runtime.verdict import Verdict, VerdictExchange
@@ -66,8 +66,10 @@ class StageTraining:
         self.ledger, self.activity = Ledger(), Activity()
         self.lanes = Lanes(check)
         saver = TwoPhaseSaver if config.recovery.mode == "checkfreq" else StageSaver
-        self._saver = saver(Path(assign.run_dir), assign.stage, self._wait_s)
-        self.save_times = SaveTimes(config.save_every)
+        self._saver = saver(Path(assign.run_dir), assign.part, self._wait_s, self._part_failed)
+        self.save_times = SaveTimes(config.save_every, config.first_save)
+        self._writers: dict[int, dict[str, str]] = {}  # of versions that are saved once more
+        self._ended_at: int | None = None  # all steps are done, and nothing is begun since
         self._built = built = builder.build(
             [assign.stage],
             first_step=assign.first_step,
@@ -137,6 +139,7 @@ class StageTraining:
     def run(self, proceed: messages.Proceed) -> None:
         """Until the last step is settled and saved. EpochPast and PeerLost break it off."""
         running = [running_from_message(one) for one in proceed.running]
+        self._ended_at = None
         epoch = self._enter(proceed)
         for routes in running:
             epoch.serve(routes, self._commit.result)
@@ -324,22 +327,34 @@ class StageTraining:
 
     # --- checkpoints ---
 
+    def save_once(self, order: messages.SaveOnce) -> None:
+        """From the control thread. At the end of a run nobody changes the state any more."""
+        self._writers = {**self._writers, order.step: order.writers}
+        self.save_times.once(order.step)
+        if self._ended_at == order.step and self._is_writer(order.step):
+            self._save(order.step, is_last=True)
+
     def _save_if_due(self, version: int) -> None:
-        self._saver.check()
         if self.save_times.is_due(version) and version < self._end_step:
             self._save(version)
 
     def _save_at_end(self, version: int) -> None:
         """The last version, also of a run that ends early: then it is to be resumed."""
         cut_short = version < self._config.train.steps
-        is_due = self.save_times.is_due(version)
-        if self._config.checkpoint.at_end or cut_short or is_due:
-            self._save(version)
+        is_wanted = self._config.checkpoint.at_end or cut_short
+        if is_wanted or self.save_times.is_due(version):
+            self._save(version, is_last=is_wanted)
         self._saver.wait()
+        self._ended_at = version
 
-    def _save(self, version: int) -> None:
-        """One holder of a stage does it for all."""
-        if not self._epoch.is_first_holder or self._saver.has(version):
+    def _is_writer(self, version: int) -> bool:
+        chosen = self._writers.get(version, {}).get(str(self._number))
+        return self._epoch.is_first_holder if chosen is None else chosen == str(self._me)
+
+    def _save(self, version: int, *, is_last: bool = False) -> None:
+        """One holder of a stage writes it for all; the others say what they have."""
+        if not self._is_writer(version) or self._saver.has(version):
+            self._tell_hashes(version)
             return
 
         def done(written: Written) -> None:
@@ -349,6 +364,8 @@ class StageTraining:
                 directory=written.directory,
                 layers=list(self._layers),
                 digests=written.digests,
+                sizes=written.sizes,
+                hashes=written.hashes,
                 state={OPTIMIZER: self._built.optimizer.kind},
                 took_s=written.took_s,
                 copy_s=written.copy_s,
@@ -356,7 +373,15 @@ class StageTraining:
             self._tell(part)
 
         if isinstance(self._saver, TwoPhaseSaver):
-            self._saver.write_live(version, self._state.live_tensors(), done)
+            self._saver.write_live(version, self._state.live_tensors(), done, is_last=is_last)
         else:
-            self._saver.write(version, self._state.tensors(), done)
+            self._saver.write(version, self._state.tensors(), done, is_last=is_last)
         self._reach(version - 1, "save")
+
+    def _tell_hashes(self, version: int) -> None:
+        """Taken at once: a copy for later would take longer, and memory."""
+        hashes = hashes_by_layer(self._state.live_tensors())
+        self._tell(messages.StateHashes(worker=str(self._me), step=version, hashes=hashes))
+
+    def _part_failed(self, version: int, reason: str) -> None:
+        self._tell(messages.PartFailed(worker=str(self._me), step=version, reason=reason))

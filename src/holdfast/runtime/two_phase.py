@@ -12,22 +12,26 @@ from pathlib import Path
 from torch import Tensor
 
 from holdfast.errors import HoldfastError
-from holdfast.runtime.saving import Done, StageSaver
+from holdfast.runtime.saving import Done, Failed, StageSaver
 
 
 class TwoPhaseSaver(StageSaver):
     """At most one checkpoint at a time: a new one waits until the one before is on disk."""
 
-    def __init__(self, run_dir: Path, stage: int, limit_s: float) -> None:
-        super().__init__(run_dir, stage, limit_s)
+    def __init__(self, run_dir: Path, name: str, limit_s: float, failed: Failed) -> None:
+        super().__init__(run_dir, name, limit_s, failed)
         self._copied = threading.Event()
         self._copied.set()
         self.stalled_s = 0.0  # that updates have waited for copies, in all
         self.num_bytes = 0  # copied so far, in all
 
-    def write_live(self, step: int, live: Mapping[str, Tensor], done: Done) -> None:
+    def write_live(
+        self, step: int, live: Mapping[str, Tensor], done: Done, *, is_last: bool = False
+    ) -> None:
         """``live``: the tensors themselves. They must not change before ``before_update``."""
-        self.wait()
+        if not self.wait():
+            self._failed(step, f"{self._name} is still being written; is the disk stuck?")
+            return
         self._copied.clear()
 
         def copy() -> Mapping[str, Tensor]:
@@ -36,7 +40,7 @@ class TwoPhaseSaver(StageSaver):
             finally:
                 self._copied.set()
 
-        self._begin(step, copy, done)
+        self._begin(step, copy, done, is_last)
         self.num_bytes += sum(tensor.nbytes for tensor in live.values())
 
     def before_update(self) -> None:

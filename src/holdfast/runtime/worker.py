@@ -322,9 +322,8 @@ class Worker:
                 address = {message.to: [message.host, message.port]}
                 joiner = parse_worker(message.to)
                 self._built.giver.ask(joiner, lambda: self._connect(address))
-            case messages.SaveAt():
-                if self.training is not None:  # else it comes with the first Proceed
-                    self.training.save_times.change(message.rules)
+            case messages.SaveAt() | messages.SaveOnce():
+                self._change_saves(message)
             case messages.Offer() | messages.Adopt():
                 self._change_lanes(message)
             case messages.Probe():
@@ -336,6 +335,14 @@ class Worker:
                 self._log.borders(message.borders, message.limit_bytes)
             case messages.Sealed():
                 self._log.sealed(message.step)
+
+    def _change_saves(self, order: messages.SaveAt | messages.SaveOnce) -> None:
+        if self.training is None:
+            return  # it comes with the first Proceed
+        if isinstance(order, messages.SaveAt):
+            self.training.save_times.change(order.rules)
+        else:
+            self.training.save_once(order)
 
     def _change_lanes(self, order: messages.Offer | messages.Adopt) -> None:
         lanes = self._built.lanes
