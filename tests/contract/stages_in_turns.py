@@ -105,6 +105,7 @@ class Cluster:
             wait_s=20.0,
             log={},
             faults=[],
+            part="stage-0.0a1b2c3d",
         )
         self.reports[worker] = []
         return StageTraining(

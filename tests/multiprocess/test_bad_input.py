@@ -251,6 +251,9 @@ def test_a_resume_from_where_no_checkpoint_is_is_refused(job, tmp_path, run_dir,
         (["--steps", "3"], "train.steps=3"),
         (["--seed", "1"], "train.seed=1"),
         (["--microbatches", "4"], "parallel.microbatches=4"),
+        (settings("gradients.mode=fast"), "gradients.mode=fast"),
+        (settings("workers.compute_threads=2"), "workers.compute_threads=2"),
+        (settings("device.emulate=F=1ms,B=1ms,W=1ms"), "device.emulate=F=1ms,B=1ms,W=1ms"),
     ],
 )
 def test_a_resume_that_cannot_continue_the_run_is_refused(job, old, run_dir, words, part):
@@ -322,7 +325,9 @@ def test_a_corrupted_checkpoint_is_refused_by_real_processes_as_well(job, old, r
 def test_the_checkpoint_of_another_model_is_refused(old, tmp_path, run_dir, change, part):
     text = jobs.SMALL.replace("NUM_LAYERS", "2").replace(*change)
     job = jobs.write(tmp_path, "foreign", text)
-    refuse_resume(job, old, run_dir, parts=["checkpoint", part])
+    refuse_resume(job, old, run_dir, parts=["foreign.py: has SHA-256", "--changed-job"])
+    words = ["--changed-job", "--stages", "1"]
+    refuse_resume(job, old, run_dir, *words, parts=["checkpoint", part])
 
 
 def test_the_trace_of_a_directory_without_a_run_is_refused(tmp_path):

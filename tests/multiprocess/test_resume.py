@@ -1,15 +1,19 @@
 """A run that was cut in two is the run that was not, whatever the layouts of the two."""
 
+import hashlib
 import json
 import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from helpers import runs
+from helpers import jobs, runs
 from helpers.runs import MICROBATCHES, STEPS, TINY_GPT, assert_same_result, finished
 from helpers.wide import first
+from holdfast.job import load_job
 from holdfast.observability.events import CheckpointSaved, RunStarted
 
 EMULATED = "device.emulate=F=1ms,B=1ms,W=1ms"
@@ -99,3 +103,130 @@ def test_the_trace_of_a_run_shows_every_operation_of_every_worker(two_by_two, tm
                 assert kinds["F"] == MICROBATCHES // 2
                 assert expected_operations(kinds), names
     assert all(row["dur"] >= 0 for row in rows)
+
+
+# --- what a run remembers ---
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Six steps of a small job in its own settings, checkpoints after each second one."""
+    folder = tmp_path_factory.mktemp("whole")
+    words = runs.settings("checkpoint.every_steps=2", "checkpoint.keep=9", "parallel.cut=[1]")
+    job = jobs.small(folder)
+    words = [*runs.layout("1x2"), *words, "--seed", "3"]
+    return finished(runs.threads(job, folder / "run", *words, steps=6, microbatches=2))
+
+
+@pytest.fixture
+def half(whole, tmp_path):
+    """A copy of that run as it was after 4 steps."""
+    run_dir = Path(shutil.copytree(whole.run_dir, tmp_path / "half done"))
+    shutil.rmtree(run_dir / "checkpoints" / "step-00000006")
+    return run_dir
+
+
+def resume(run_dir, *words):
+    return runs.holdfast(["train", *words, "--resume", str(run_dir)], run_dir)
+
+
+def test_a_resume_needs_nothing_but_the_directory(whole, half):
+    run = finished(resume(half))
+    assert first_step(run) == 4
+    assert run.sha256 == whole.sha256
+    assert run.summary["config"] == whole.summary["config"]
+
+
+def test_what_may_change_is_given_on_top_and_what_was_of_the_old_layout_is_dropped(whole, half):
+    run = finished(resume(half, "--stages", "1", "--pipelines", "2", "--set", "schedule.name=1f1b"))
+    assert run.sha256 == whole.sha256
+    assert run.summary["config"]["parallel"] == {
+        "pipelines": 2,
+        "stages": 1,
+        "microbatches": 2,
+        "cut": [],
+    }
+
+
+def test_more_steps_than_the_run_had_are_more_steps_of_the_same_run(whole, half, tmp_path):
+    run = finished(resume(half, "--steps", "8"))
+    job = jobs.small(tmp_path)
+    words = [*runs.layout("1x1"), "--seed", "3"]
+    longer = finished(runs.threads(job, tmp_path / "run", *words, steps=8, microbatches=2))
+    assert run.sha256 == longer.sha256
+
+
+def test_a_finished_run_says_that_nothing_is_left(whole, tmp_path):
+    run_dir = Path(shutil.copytree(whole.run_dir, tmp_path / "done"))
+    run = resume(run_dir)
+    assert run.exit_code == 2
+    assert "train.steps=6" in run.stderr
+    assert "nothing is left to do. Give more --steps" in run.stderr
+
+
+def test_a_job_file_that_was_changed_or_moved_is_refused_unless_it_is_meant(whole, half, tmp_path):
+    changed = jobs.write(tmp_path, "changed", Path(whole_job(whole)).read_text() + "\n# edited\n")
+    run = resume(half, str(changed))
+    assert run.exit_code == 2
+    [line] = run.stderr.splitlines()
+    assert line.startswith(f"holdfast: {changed}: has SHA-256 ")
+    assert "Put it back as it was, or add --changed-job" in line
+    run = finished(resume(half, str(changed), "--changed-job"))
+    assert run.sha256 == whole.sha256  # only a comment was added
+    manifest = json.loads(newest_manifest(half).read_text())
+    assert manifest["job"] == str(changed)
+
+
+def whole_job(run):
+    return json.loads(newest_manifest(run.run_dir).read_text())["job"]
+
+
+def newest_manifest(run_dir):
+    return max((run_dir / "checkpoints").glob("step-*/manifest.json"))
+
+
+def test_without_its_job_file_a_resume_says_how_to_give_one(half, tmp_path):
+    manifest = newest_manifest(half)
+    values = json.loads(manifest.read_text())
+    del values["sha256"]
+    for job, words in (("/gone/job.py", "/gone/job.py: no such job file"), ("", "no job file:")):
+        text = json.dumps(values | {"job": job}, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        manifest.write_text(json.dumps({**json.loads(text), "sha256": digest}))
+        run = resume(half)
+        assert run.exit_code == 2
+        [line] = run.stderr.splitlines()
+        assert words in line
+        assert "holdfast train JOB.py" in line
+
+
+# --- buffers that are no part of a model's state_dict() ---
+
+ROTARY = """
+class Rotary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("inv_freq", torch.arange(4.0), persistent=False)
+        self.register_buffer("kept", torch.ones(4))
+
+    def forward(self, x):
+        return self.linear(x) + self.inv_freq * self.kept
+
+
+def job():
+"""
+
+
+def test_the_model_comes_out_of_a_checkpoint_as_the_readme_says(tmp_path):
+    text = jobs.SMALL.replace("NUM_LAYERS", "2").replace("\ndef job():\n", ROTARY)
+    job = jobs.write(tmp_path, "rotary", text.replace("nn.Linear(4, 4) for", "Rotary() for"))
+    run = finished(runs.threads(job, tmp_path / "run", steps=2, microbatches=2))
+    tensors = {}
+    for file in (run.run_dir / "checkpoints" / "step-00000002").glob("*/*.safetensors"):
+        tensors |= load_file(file)
+    layers = torch.nn.Sequential(*load_job(job, 0).layers)
+    layers.load_state_dict({key: value for key, value in tensors.items() if "/" not in key})
+    more = finished(resume(run.run_dir, "--steps", "4"))
+    whole = finished(runs.threads(job, tmp_path / "whole", steps=4, microbatches=2))
+    assert more.sha256 == whole.sha256

@@ -6,6 +6,7 @@ from holdfast.cli import main, train
 from holdfast.errors import HoldfastError
 from holdfast.faults.chaos import Chaos, chaos_faults
 from holdfast.faults.fault import PHASES, FaultKind, parse_fault
+from holdfast.recovery.manifest import Checkpoint
 
 
 @pytest.fixture
@@ -114,10 +115,7 @@ def test_bad_faults_are_refused_before_anything_starts(launched, start, words, l
 
 
 def test_faults_of_a_resumed_run_lie_in_the_steps_that_are_left(launched, start, monkeypatch):
-    class Resumed:
-        step = 10
-
-    monkeypatch.setattr(train, "_find_checkpoint", lambda place, config: Resumed)
+    monkeypatch.setattr(train, "find", lambda place: Checkpoint(place, 10, 0, 6, ()))
     code, _, err = start("--resume", "somewhere", "--fault", "kill 1.0 @ 10")
     assert (code, launched) == (2, [])
     assert "there is no step 10; expected 11 to 20" in err

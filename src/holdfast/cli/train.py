@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from holdfast import instruction_set
+from holdfast.cli.resuming import check_continues, job_file, remembered
 from holdfast.config import RunConfig, config_from, known_keys, parse_assignment, set_value
 from holdfast.control.launcher import AgentProcess, Starter, launch
-from holdfast.errors import CheckpointError, ConfigError
+from holdfast.errors import ConfigError
 from holdfast.faults.chaos import chaos_faults, parse_chaos
 from holdfast.faults.fault import PHASES, Fault, FaultKind, check_faults, parse_fault
 from holdfast.observability.screen import Screen
@@ -59,7 +60,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("job", metavar="JOB.py", help="the job file")
+    parser.add_argument(
+        "job", metavar="JOB.py", nargs="?", help="the job file; with --resume that of the run"
+    )
     for flag, key in _FLAGS.items():
         parser.add_argument(
             f"--{flag}", type=int, metavar="N", help=f"{_FLAG_HELP[flag]} (= --set {key}=N)"
@@ -82,7 +85,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="one setting; may be repeated",
     )
     parser.add_argument(
-        "--resume", metavar="DIR", help="go on from the newest checkpoint of a run directory"
+        "--resume",
+        metavar="DIR",
+        help="go on from the newest checkpoint of a run directory, with its job and settings",
+    )
+    parser.add_argument(
+        "--changed-job",
+        action="store_true",
+        help="with --resume: accept that the job file is not as it was; the result differs",
     )
     parser.add_argument(
         "--fault",
@@ -109,11 +119,11 @@ def _epilog() -> str:
 
 def run(args: argparse.Namespace) -> int:
     instruction_set.prepare()  # the agent and its workers inherit it
-    config = resolve(args)
-    job = Path(args.job)
-    if not job.is_file():
-        raise ConfigError(f"{job}: no such job file")
-    resume = _find_checkpoint(args.resume, config) if args.resume else None
+    resume = find(args.resume) if args.resume else None
+    config = resolve(args, resume)
+    job = job_file(args.job, resume, may_differ=args.changed_job)
+    if resume is not None:
+        check_continues(resume, config)
     faults = armed_faults(args, config, 0 if resume is None else resume.step)
     run_dir = _run_dir(args.run_dir, job, resume)
     secret = given_secret(args.secret_file, os.environ)
@@ -144,15 +154,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def resolve(args: argparse.Namespace) -> RunConfig:
-    """File, then flags, then --set: the later wins."""
+def resolve(args: argparse.Namespace, resume: Checkpoint | None = None) -> RunConfig:
+    """The run that is resumed, then file, flags and --set: the later wins."""
     values: dict[str, Any] = _read_toml(args.config) if args.config else {}
     for flag, key in _FLAGS.items():
         if getattr(args, flag) is not None:
             set_value(values, key, getattr(args, flag))
     for text in args.set:
         set_value(values, *parse_assignment(text))
-    return config_from(values)
+    return config_from(values if resume is None else remembered(resume, values))
 
 
 def armed_faults(args: argparse.Namespace, config: RunConfig, first_step: int) -> tuple[Fault, ...]:
@@ -195,25 +205,6 @@ def _read_toml(path: str) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as why:
         raise ConfigError(f"--config {path}: {why}") from why
-
-
-def _find_checkpoint(place: str, config: RunConfig) -> Checkpoint:
-    checkpoint = find(place)
-    for name, found, wanted in (
-        ("train.seed", checkpoint.seed, config.train.seed),
-        ("parallel.microbatches", checkpoint.microbatches, config.parallel.microbatches),
-    ):
-        if found != wanted:
-            raise CheckpointError(
-                f"{name}={wanted}: the checkpoint {checkpoint.directory} was written with {found}; "
-                f"the result would differ. Resume with {name}={found}"
-            )
-    if checkpoint.step >= config.train.steps:
-        raise CheckpointError(
-            f"train.steps={config.train.steps}: the checkpoint {checkpoint.directory} is at step "
-            f"{checkpoint.step} already; nothing is left to do. Give more --steps"
-        )
-    return checkpoint
 
 
 def _run_dir(given: str | None, job: Path, resume: Checkpoint | None) -> Path:

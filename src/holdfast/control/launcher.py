@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.config import RunConfig
 from holdfast.control.checks import read_schedule
@@ -279,7 +279,7 @@ def launch(
         run_id=secrets.token_hex(8),
     )
     job_sha256 = file_digest(job)
-    origin = Origin(config.to_dict(), str(job.resolve()), job_sha256)
+    origin = Origin(_from_anywhere(config), str(job.resolve()), job_sha256)
     recorder = _Recorder(config, run_dir, resume, origin, view, pass_on)
     order = StartWorkers(
         workers=[str(worker) for worker in coordinator.workers],
@@ -347,6 +347,14 @@ def make_private(run_dir: Path, usual_mask: int) -> None:
             os.umask(mask)
     run_dir.mkdir(mode=0o700, exist_ok=True)
     run_dir.chmod(0o700)  # it may have been there before
+
+
+def _from_anywhere(config: RunConfig) -> dict[str, Any]:
+    """Settings for whoever resumes the run, perhaps from another directory."""
+    values = config.to_dict()
+    if config.schedule.file:
+        values["schedule"]["file"] = os.path.abspath(config.schedule.file)
+    return values
 
 
 def _serve(server: Server, start: Callable[[], None], starter: Starter, config: RunConfig) -> None:

@@ -104,10 +104,8 @@ class Progress:
                 self._go_back(event)
             case Interrupted():
                 self.interrupted = True
-            case CheckpointFailed():
-                self.unsaved = event
-            case CheckpointSaved():
-                self.unsaved = None
+            case CheckpointFailed() | CheckpointSaved():
+                self.unsaved = event if isinstance(event, CheckpointFailed) else None
             case RunFailed():
                 self.failure = event.reason
             case RunFinished():

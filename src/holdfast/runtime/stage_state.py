@@ -15,7 +15,7 @@ from holdfast.recovery.manifest import load_manifest
 from holdfast.runtime.gradients import ExactGradients, FastGradients
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.stage import Slot
-from holdfast.runtime.state import Layers, live_tensors, load_state_tensors, state_tensors
+from holdfast.runtime.state import ASIDE, Layers, live_tensors, load_state_tensors, state_tensors
 
 OPTIMIZER = "optimizer"  # its kind, in a checkpoint's manifest
 _EXPONENT = "exponent"  # of a parameter's fixed-point sums: part of the state
@@ -60,7 +60,7 @@ class StageState:
     def load(self, tensors: Mapping[str, Tensor], origin: str) -> None:
         rest = dict(tensors)
         exponents = {k: rest.pop(k) for k in list(rest) if k.endswith(f"/{_EXPONENT}")}
-        state = {k: rest.pop(k) for k in list(rest) if "/" in k}
+        state = {k: rest.pop(k) for k in list(rest) if "/" in k and not k.endswith(ASIDE)}
         load_state_tensors(self._layers, rest)
         self._optimizer.load_state_tensors(state)
         if isinstance(self._gradients, ExactGradients) and exponents:

@@ -13,14 +13,30 @@ from holdfast.errors import CheckpointError
 Layers = Mapping[int, nn.Module]  # by number in the whole model
 
 
+ASIDE = "/not persistent"  # marks buffers that are no part of a model's state_dict()
+
+
 def state_tensors(layers: Layers) -> dict[str, Tensor]:
     """Copies, so that training can go on while they are written."""
-    return {key: tensor.detach().clone() for key, tensor in _tensors(layers)}
+    return {key: tensor.clone() for key, tensor in live_tensors(layers).items()}
 
 
 def live_tensors(layers: Layers) -> dict[str, Tensor]:
     """The tensors themselves: they change with the next step."""
-    return {key: tensor.detach() for key, tensor in _tensors(layers)}
+    aside = _not_persistent(layers)
+    return {
+        f"{key}{ASIDE}" if key in aside else key: tensor.detach()
+        for key, tensor in _tensors(layers)
+    }
+
+
+def _not_persistent(layers: Layers) -> set[str]:
+    return {
+        f"{number}.{path}.{name}" if path else f"{number}.{name}"
+        for number, layer in layers.items()
+        for path, module in layer.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    }
 
 
 def _tensors(layers: Layers) -> Iterator[tuple[str, Tensor]]:
@@ -34,7 +50,7 @@ def _tensors(layers: Layers) -> Iterator[tuple[str, Tensor]]:
 
 def load_state_tensors(layers: Layers, tensors: Mapping[str, Tensor]) -> None:
     """Every tensor of the layers must be there, with its shape, and nothing else."""
-    remaining = dict(tensors)
+    remaining = {key.removesuffix(ASIDE): tensor for key, tensor in tensors.items()}
     with torch.no_grad():
         for key, own in _tensors(layers):
             own.copy_(_fitting(key, own, remaining))
