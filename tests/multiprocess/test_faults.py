@@ -80,7 +80,7 @@ def test_sigterm_ends_the_run_in_good_order(live):
     live.launcher.send_signal(signal.SIGTERM)
     assert live.wait_for_end(INTERRUPT_LIMIT_S) == 1
     assert live.not_reaped() == []
-    advice = f"Go on from the last checkpoint with --resume {live.run_dir}"
+    advice = f"Go on from the last checkpoint with: holdfast train --resume {live.run_dir}"
     assert_one_line(live.outcome(), "interrupted; all workers were stopped. " + advice)
 
 
