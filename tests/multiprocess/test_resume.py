@@ -44,7 +44,8 @@ def test_four_processes_resumed_in_place_at_step_5_end_as_if_never_stopped(refer
     assert run.summary["steps"] == STEPS - 5
     assert_same_result(run, reference)
     # Step 10 of the history that was left is kept, but never resumed from by mistake.
-    assert checkpoints(cut_short) == ["step-00000005", "step-00000010.abandoned", "step-00000020"]
+    again = ["step-00000010", "step-00000010.abandoned", "step-00000015", "step-00000020"]
+    assert checkpoints(cut_short) == ["step-00000005", *again]
 
 
 @pytest.mark.multiprocess
