@@ -29,6 +29,7 @@ ASSIGN = messages.Assign(
     run_dir="/runs/a",
     beat_s=1.0,
     wait_s=1.0,
+    part="stage-0.0a1b2c3d",
     faults=[],
     log=LOG | {"began": 0, "limit_bytes": 0},
 )
