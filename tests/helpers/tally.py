@@ -18,7 +18,7 @@ import pytest
 BUDGETS = {
     "unit": (160, 60),
     "contract": (130, 60),
-    "multiprocess": (220, 700),
+    "multiprocess": (250, 700),
     "chaos": (120, 500),
     "bench": (20, 400),
 }
