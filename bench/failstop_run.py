@@ -30,6 +30,7 @@ from holdfast.schedule.operation import Fact, Kind, Op, Shape, makes, needs, par
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny_gpt.py"
 OP_S = 0.020
 EMULATED = "device.emulate=F=20ms,B=20ms,W=20ms"
+STAYS_AWAY = "workers.replace=0"  # whoever is killed: it is the others that are timed
 START_LIMIT_S = 180.0
 _POLL_S = 0.02
 _END_LIMIT_S = 20.0
@@ -63,7 +64,7 @@ class Job:
         return Shape(self.pipelines, self.stages, self.pipelines * self.microbatches)
 
     def command(self, run_dir: Path, *, resume: bool) -> list[str]:
-        settings = (EMULATED, "checkpoint.at_end=false", *self.settings)
+        settings = (EMULATED, "checkpoint.at_end=false", STAYS_AWAY, *self.settings)
         return [
             sys.executable, "-m", "holdfast", "train", str(EXAMPLE),
             "--pipelines", str(self.pipelines), "--stages", str(self.stages),

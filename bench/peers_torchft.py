@@ -211,7 +211,7 @@ class Holdfast(System):
     survivor = "launcher"
 
     def start(self) -> None:
-        settings = ["checkpoint.every_steps=0", "checkpoint.at_end=false"]
+        settings = ["checkpoint.every_steps=0", "checkpoint.at_end=false", "workers.replace=0"]
         if self.case.silence_s:
             settings.append(f"workers.silence_limit_s={self.case.silence_s}")
         command = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from failstop_run import EMULATED, EXAMPLE, Job
+from failstop_run import EMULATED, EXAMPLE, STAYS_AWAY, Job
 
 HEADLINE, TABLE, REAL = "emulated, 1f1b", "emulated, zero-bubble", "tiny GPT 1x4"
 PEERS = "emulated, 2 pipelines"
@@ -33,7 +33,7 @@ class Task(Job):
         return [
             sys.executable, "-m", "holdfast", "train", str(EXAMPLE),
             *(str(part) for pair in numbers.items() for part in pair),
-            *(part for setting in self.settings for part in ("--set", setting)),
+            *(part for setting in (STAYS_AWAY, *self.settings) for part in ("--set", setting)),
             *(part for fault in self.faults for part in ("--fault", fault)),
         ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from holdfast import instruction_set
 
 JOB = Path(__file__).with_name("tiny_gpt.py")
 LAYOUT = ["--pipelines", "2", "--stages", "2", "--microbatches", "8", "--steps", "70"]
+LAYOUT += ["--set", "workers.replace=0"]  # it stays away until the join
 FAULTS = ["slow 0.1 @ 21-40 x4.0", "kill 1.0 @ 54.B2", "join @ 58"]
 SLOW = (20, 40)  # steps, counted from 0
 

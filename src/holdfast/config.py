@@ -80,6 +80,20 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    retries: int = 3
+    """How often a micro-batch is loaded again after the data set, or collate, has raised."""
+
+    pause_s: float = 0.5
+    """Before the first of these; before each further one twice as long."""
+
+    def __post_init__(self) -> None:
+        _require(self.retries >= 0, "data.retries", self.retries, "must be 0 or more")
+        good = 0 <= self.pause_s <= MAX_LIMIT_S
+        _require(good, "data.pause_s", self.pause_s, f"must be from 0 to {MAX_LIMIT_S}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
     mode: Literal["staggered", "global"] = "staggered"
     """staggered: a stage steps as soon as its own gradients are complete; global: all wait."""
@@ -92,6 +106,13 @@ class GradientsConfig:
 
     nonfinite: Literal["skip", "stop"] = "skip"
     """A step whose gradient holds NaN or Inf is left out, or ends the run."""
+
+    nonfinite_limit: int = 10
+    """After so many such steps in a row the run ends, with a checkpoint; 0: never."""
+
+    def __post_init__(self) -> None:
+        limit = self.nonfinite_limit
+        _require(limit >= 0, "gradients.nonfinite_limit", limit, "must be 0 (never) or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,8 +158,12 @@ class WorkersConfig:
     restarts: int = 3
     """How often in a row a lost worker is started again, if too few are left; 0: never."""
 
+    replace: int = 3
+    """How often within 100 steps a lost worker is replaced while the others go on; 0: never."""
+
     def __post_init__(self) -> None:
         _require(self.restarts >= 0, "workers.restarts", self.restarts, "must be 0 or more")
+        _require(self.replace >= 0, "workers.replace", self.replace, "must be 0 or more")
         silence_s = self.silence_limit_s
         good = silence_s == 0 or 0.1 <= silence_s <= MAX_LIMIT_S
         expected = f"must be 0 (automatic), or from 0.1 to {MAX_LIMIT_S}"
@@ -318,6 +343,7 @@ class ObserveConfig:
 class RunConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     gradients: GradientsConfig = field(default_factory=GradientsConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

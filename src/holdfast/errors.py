@@ -2,7 +2,9 @@
 
 HoldfastError                                                             exit code 1
 |- ConfigError          what the user asked for cannot be run             exit code 2
-|  `- CheckpointError   ... because the checkpoint cannot be used         exit code 2
+|  |- CheckpointError   ... because the checkpoint cannot be used         exit code 2
+|  `- DataError         ... because the data set raised, again and again  exit code 2
+|- JobError             the job's own code raised in an operation
 |- ScheduleError        a schedule breaks a dependency or memory rule
 |  `- MemoryExceeded    ... or there is none that keeps within the memory
 |- ProtocolError        a peer sent something we cannot accept
@@ -26,6 +28,18 @@ class ConfigError(HoldfastError):
 
 class CheckpointError(ConfigError):
     pass
+
+
+class DataError(ConfigError):
+    pass
+
+
+class JobError(HoldfastError):
+    """Raised from what the job's code has raised. The state is that from before ``step``."""
+
+    def __init__(self, step: int, message: str) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class ScheduleError(HoldfastError):

@@ -10,6 +10,7 @@ import math
 import random
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import IterableDataset, default_collate
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, DataError
 
 
 class MapDataset(Protocol):
@@ -225,7 +226,17 @@ class Batches:
     order of the samples depends on the seed, not on how many make a micro-batch or a step.
     """
 
-    def __init__(self, job: Job, seed: int, num_microbatches: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        seed: int,
+        num_microbatches: int,
+        *,
+        retries: int = 0,
+        pause_s: float = 0.0,
+    ) -> None:
+        """What raises is tried again ``retries`` times, after pauses of which each is twice as
+        long as the one before."""
         if num_microbatches < 1:
             raise ConfigError(f"micro-batches a step={num_microbatches}: expected at least 1")
         self._data = job.data
@@ -233,21 +244,39 @@ class Batches:
         self._size = job.microbatch_size
         self._seed = seed
         self._num_microbatches = num_microbatches
+        self._retries, self._pause_s = retries, pause_s
         self._orders: dict[int, Tensor] = {}  # of the last two epochs: a step may span both
 
-    def load(self, step: int, microbatch: int) -> tuple[tuple[Tensor, ...], Any]:
-        """(inputs of the first layer, target) of one micro-batch of a step."""
+    def load(
+        self, step: int, microbatch: int, pause: Callable[[float], None] = time.sleep
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        """(inputs of the first layer, target) of one micro-batch of a step.
+
+        ``pause`` waits before another try; what it raises ends them.
+        """
         if not 0 <= microbatch < self._num_microbatches:
             raise ValueError(f"micro-batch {microbatch} of a step of {self._num_microbatches}")
-        where = f"step {step}, micro-batch {microbatch}"
-        # A data set may draw random numbers, e.g. to augment: the same ones on every worker.
+        where = f"step {step + 1}, micro-batch {microbatch}"
+        for tried in range(self._retries + 1):
+            try:
+                return _as_pair(self._batch(step, microbatch, where), where)
+            except DataError as why:
+                if tried == self._retries:
+                    if tried:
+                        why.add_note(f"tried {tried + 1} times")
+                    raise
+            pause(self._pause_s * 2**tried)
+        raise AssertionError("the last try returns or raises")
+
+    def _batch(self, step: int, microbatch: int, where: str) -> Any:
+        # A data set may draw random numbers, e.g. to augment: the same ones on every worker and
+        # in every try.
         with _seeded(_key("augment", self._seed, step, microbatch)):
             samples = [self._sample(index, where) for index in self.indices(step, microbatch)]
             try:
-                batch = self._collate(samples)
+                return self._collate(samples)
             except Exception as why:
-                raise ConfigError(f"cannot collate {where}: {_kind(why)}: {why}") from why
-        return _as_pair(batch, where)
+                raise DataError(f"cannot collate {where}: {_kind(why)}: {why}") from why
 
     def indices(self, step: int, microbatch: int) -> list[int]:
         """Which samples of the data set a micro-batch holds."""
@@ -270,8 +299,9 @@ class Batches:
         try:
             return self._data[index]
         except Exception as why:
-            raise ConfigError(
-                f"the data set raised {_kind(why)} for sample {index} ({where}): {why}"
+            raise DataError(
+                f"the data set {_kind(self._data)} raised {_kind(why)} for sample {index} "
+                f"({where}): {why}"
             ) from why
 
 

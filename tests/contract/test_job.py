@@ -276,7 +276,7 @@ class Broken(Numbers):
 def test_a_data_set_that_raises_is_named_with_sample_step_and_microbatch():
     batches = Batches(make(data=Broken(), microbatch_size=1), 0, 4)
     [index] = batches.indices(3, 2)
-    expected = rf"KeyError for sample {index} \(step 3, micro-batch 2\): 'file-{index}'"
+    expected = rf"KeyError for sample {index} \(step 4, micro-batch 2\): 'file-{index}'"
     with pytest.raises(ConfigError, match=expected):
         batches.load(3, 2)
 
@@ -284,9 +284,9 @@ def test_a_data_set_that_raises_is_named_with_sample_step_and_microbatch():
 @pytest.mark.parametrize(
     ("collate", "message"),
     [
-        (lambda samples: samples[0][0], r"step 0, micro-batch 0: a batch is a Tensor"),
+        (lambda samples: samples[0][0], r"step 1, micro-batch 0: a batch is a Tensor"),
         (lambda samples: ("text", 1), r"an input of the first layer is a str"),
-        (lambda samples: 1 / 0, r"cannot collate step 0, micro-batch 0: ZeroDivisionError"),
+        (lambda samples: 1 / 0, r"cannot collate step 1, micro-batch 0: ZeroDivisionError"),
     ],
 )
 def test_a_batch_of_the_wrong_form_is_refused(collate, message):

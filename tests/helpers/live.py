@@ -129,7 +129,8 @@ class LiveRun:
         self.run_dir = folder / "run"
         self._folder = folder
         named = str(self.run_dir) if cwd is None else os.path.relpath(self.run_dir, cwd)
-        self._command = Command(folder, "train", *words, "--run-dir", named, cwd=cwd)
+        more = ["--run-dir", named, *runs.settings(runs.STAYS_AWAY)]
+        self._command = Command(folder, "train", words[0], *more, *words[1:], cwd=cwd)
         self.launcher = self._command.process
         self.joined: list[Command] = []
         self.agent = 0

@@ -23,6 +23,7 @@ from holdfast.recovery.manifest import find
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY_GPT = EXAMPLES / "tiny_gpt.py"
 STEPS, MICROBATCHES = 20, 4  # of the runs that are compared with each other
+STAYS_AWAY = "workers.replace=0"  # who was killed, so that a test knows who is left
 LIMIT_S = 100.0  # no run of a test takes this long unless it hangs
 
 
@@ -74,7 +75,7 @@ def arguments(
     steps: int | None = STEPS,
     microbatches: int | None = MICROBATCHES,
 ) -> list[str]:
-    words = ["train", str(job), "--run-dir", str(run_dir)]
+    words = ["train", str(job), "--run-dir", str(run_dir), *settings(STAYS_AWAY)]
     words += [] if steps is None else ["--steps", str(steps)]
     words += [] if microbatches is None else ["--microbatches", str(microbatches)]
     return [*words, *more]

@@ -108,6 +108,7 @@ def report(worker: str, step: int, losses: Iterable[Any] = (), **changes: Any):
         "clipped": False,
         "skipped": False,
         "taken_back": False,
+        "nonfinite": False,
         "operations": [],
         "transfers": [],
     }

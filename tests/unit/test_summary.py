@@ -58,7 +58,14 @@ DONE = RunFinished(
     peak_memory_bytes={"0.0": 10, "0.1": 20},
     kept_bytes={"0.0": 3, "0.1": 4},
 )
-BACK = WentBack(at_s=9.0, lost_stage=1, to_step=1, checkpoint="run/step-1", reason="none left")
+BACK = WentBack(
+    at_s=9.0,
+    lost_stage=1,
+    to_step=1,
+    checkpoint="run/step-1",
+    reason="none left",
+    thrown_away=4,
+)
 RECOVERED = Recovered(
     at_s=1000.1,
     epoch=2,
@@ -137,6 +144,7 @@ def test_a_recovery_is_told_in_seconds_from_the_fault(tmp_path):
             "members": 5,
             "period_s": 0.412,
             "reason": "2 of 7 workers are missing",
+            "thrown_away": 0,
         }
     ]
 
@@ -159,7 +167,13 @@ def test_faults_joins_moves_and_ways_back_are_listed_in_order(tmp_path):
         {"worker": "0.0", "from_stage": 0, "to_stage": 1, "step": 9, "reason": "starved"}
     ]
     assert summary["went_back"] == [
-        {"lost_stage": 1, "to_step": 1, "checkpoint": "run/step-1", "reason": "none left"}
+        {
+            "lost_stage": 1,
+            "to_step": 1,
+            "checkpoint": "run/step-1",
+            "reason": "none left",
+            "thrown_away": 4,
+        }
     ]
 
 

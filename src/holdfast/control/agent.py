@@ -99,6 +99,7 @@ class Agent:
         return False
 
     def _start(self, worker: str, order: StartWorkers, config: RunConfig) -> None:
+        self._end_earlier(worker)
         spec = WorkerSpec(parse_worker(worker), self._access, order.job, order.job_sha256, config)
         parent = os.getpid()
         pid = os.fork()
@@ -108,6 +109,12 @@ class Agent:
         self._children[pidfd] = _Child(worker, pid, pidfd)
         self._selector.register(pidfd, selectors.EVENT_READ)
         self._connection.send(WorkerStarted(worker=worker, pid=pid))
+
+    def _end_earlier(self, worker: str) -> None:
+        """One that hangs, and whose place is taken now, would only keep its memory."""
+        for child in self._children.values():
+            if child.worker == worker:
+                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
     def _become_worker(self, spec: WorkerSpec, parent: int) -> None:
         code = 1

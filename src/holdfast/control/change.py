@@ -149,6 +149,8 @@ class Changes:
     def _go(self, at_s: float) -> list[Effect]:
         change, run = self.current, self._run
         assert change is not None
+        if any(change.tells[worker].reduced > run.end_step for worker in run.stages):
+            raise run.ended_early()  # a step that others have finished cannot be run again
         if set(self._wished(change).values()) != set(range(run.shape.stages)):
             return self._rebuild(change, at_s)
         if self._committing.applies(change):
@@ -200,7 +202,10 @@ class Changes:
         freed = self._rebuilding.free_hosts(at_s)
         live = self._run.membership.live
         crew = [worker for worker in self._rebuilding.crew if worker in live]
+        before = self._reports.next_step
         back = self._returning.begin(change.dead, at_s, why)
+        if back:
+            change.thrown_away += max(0, before - self._run.start[1])
         if back and crew:  # they are to stop before they build
             halt = messages.Halt(epoch=self._run.epoch)
             freed = [*(Send(worker, halt) for worker in crew), *freed]
@@ -362,6 +367,7 @@ class Changes:
             members=len(run.stages),
             period_s=run.steady.period_s,
             reason=run.steady.reason,
+            thrown_away=change.thrown_away,
         )
 
 

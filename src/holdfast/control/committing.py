@@ -40,6 +40,7 @@ class Committing:
         """The step that was running is thrown away, and so are those since the copy."""
         run = self._run
         change.redone += self._num_redone(change, version)
+        change.thrown_away += self._num_thrown_away(version)
         if run.interrupted_s is not None:
             run.end_step, run.end_decided = min(run.end_step, version + 1), True
         if run.stages != run.planned_for or run.steady is None:
@@ -56,6 +57,9 @@ class Committing:
         self._reports.rewind(version, at_s)
         effects += run.proceed(first_step=version, saved=self._reports.checkpoints.saved(saving))
         return effects + self._copy_anew(change, at_s)
+
+    def _num_thrown_away(self, version: int) -> int:
+        return max(0, self._reports.next_step - version)
 
     def _num_redone(self, change: Change, version: int) -> int:
         """Operations that were finished, by whomever, and will be run again."""
@@ -75,6 +79,7 @@ class Committing:
             to_step=version,
             checkpoint="",
             reason=f"worker {lost} was lost (recovery.mode=commit); {len(self._run.stages)} go on",
+            thrown_away=self._num_thrown_away(version),
         )
 
     def _copy_anew(self, change: Change, at_s: float) -> list[Effect]:

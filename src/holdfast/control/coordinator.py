@@ -28,6 +28,7 @@ from holdfast.control.moving import Moving, Order
 from holdfast.control.notices import Notices
 from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.progress import Progress, stuck_event, stuck_words
+from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
 from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase, Setting
 from holdfast.control.save_interval import SaveInterval
@@ -83,6 +84,7 @@ class Coordinator:
         self._save_interval = SaveInterval(run, self.reports)
         self._losses, self._work = losses, work
         self._progress = Progress(config.workers.stuck_limit_s, config.workers.start_limit_s)
+        self._replacing = Replacing(run, self.reports, self._joining)
         self._switching = Switching(run, work)
         self._slowness, self._mitigating = Slowness(run), Mitigating(run, self._plans)
         self._moving = Moving(run, self._plans, work, self._switching)
@@ -107,8 +109,9 @@ class Coordinator:
             messages.PartFailed: self._on_part_failed,
             messages.StateHashes: lambda told, at_s: self._checkpoints.on_hashes(told),
             messages.Finished: self._on_finished,
-            messages.WorkerStarted: self._notices.on_started,
+            messages.WorkerStarted: self._on_started,
             messages.WorkerExited: self._notices.on_exited,
+            messages.JobFailed: self._on_job_failed,
             messages.Warned: self._on_warned,
             messages.Failed: self._on_failed,
         }
@@ -186,9 +189,9 @@ class Coordinator:
         """The first one ends the run at the next step, with a checkpoint; the second at once."""
         run = self.run
         if run.phase is RunPhase.TRAINING and run.interrupted_s is None:
-            run.interrupted_s = at_s
+            run.end_early("interrupted", at_s)
             return self._guarded(lambda: [Emit(events.Interrupted(at_s=at_s))], at_s)
-        return self.fail(self._interrupted(), at_s)
+        return self.fail(run.ended_early(), at_s)
 
     def fail(self, why: HoldfastError, at_s: float, details: str = "") -> list[Effect]:
         """End the run: tell everyone, once."""
@@ -199,7 +202,8 @@ class Coordinator:
         if run.phase not in BEFORE_TRAINING:
             effects += self._losses.show(at_s, all_of_them=True)
             effects.append(Emit(events.RunFailed(at_s=at_s, reason=str(why))))
-        run.phase, self.failure, self.details = RunPhase.FAILED, why, details
+        run.phase, self.failure = RunPhase.FAILED, why
+        self.details = details or self.details
         return effects + self._stop_all(str(why), at_s)
 
     def _guarded(self, act: Callable[[], list[Effect]], at_s: float) -> list[Effect]:
@@ -223,9 +227,6 @@ class Coordinator:
         for worker in live:
             self.run.membership.handle(m.Ended(worker, at_s))
         return [Send(worker, messages.Stop(reason=reason)) for worker in live]
-
-    def _interrupted(self) -> HoldfastError:
-        return HoldfastError(f"interrupted; all workers were stopped. {self.run.advice}")
 
     # --- messages ---
 
@@ -323,6 +324,25 @@ class Coordinator:
         resumed = self._changes.on_resumed(parse_worker(finished.worker), at_s, at_s)
         return self._settled(resumed)
 
+    def _on_started(self, started: messages.WorkerStarted, at_s: float) -> list[Effect]:
+        self._replacing.on_started(parse_worker(started.worker), started.pid)
+        return self._notices.on_started(started, at_s)
+
+    def _on_job_failed(self, failed: messages.JobFailed, at_s: float) -> list[Effect]:
+        """The step before it is whole everywhere, and saved; if it is saved already, all ends."""
+        run = self.run
+        if failed.epoch != run.epoch:
+            return []  # all were told to stop since; it tries again, or somebody else does
+        kind = ConfigError if failed.exit_code == ConfigError.exit_code else HoldfastError
+        why = failed.reason if kind is ConfigError else f"worker {failed.worker}: {failed.reason}"
+        if failed.step <= run.start[1]:
+            return self.fail(kind(why), at_s, failed.details)
+        run.end_early(why, at_s)
+        self.details = self.details or failed.details
+        run.end_step, run.end_decided = min(run.end_step, failed.step), False
+        change = self._changes.current
+        return [] if change is None or change.stopping else self._changes.again(at_s)
+
     def _on_warned(self, warned: messages.Warned, at_s: float) -> list[Effect]:
         """Every worker that has loaded the job says the same."""
         reason = " ".join(warned.reason.split())[:_MOST_OF_A_WARNING]
@@ -346,17 +366,21 @@ class Coordinator:
             return []
         since_s = self.run.interrupted_s
         if since_s is not None and at_s - since_s > self.run.clock.interrupt_s:
-            raise self._interrupted()
+            raise self.run.ended_early()
+        if self._quiet and not self._ending:
+            return [*self._look(at_s), *self._replacing.due(at_s), *self._try_better(at_s)]
+        return self._look(at_s)
+
+    def _look(self, at_s: float) -> list[Effect]:
         stuck = self._stalls(at_s)
         sealed = self._checkpoints.tick(at_s)
-        gone = [
+        return [
             *stuck,
             *sealed,
             *self._notices.tick(at_s),
             *self._changes.tick(at_s),
             *self._losses.show(at_s),
         ]
-        return [*gone, *self._try_better(at_s)]
 
     def _stalls(self, at_s: float) -> list[Effect]:
         """Members that are in one operation for too long: named first, then lost."""
@@ -380,6 +404,8 @@ class Coordinator:
     def _next(self, at_s: float) -> list[Effect]:
         if self.run.phase is not RunPhase.TRAINING:
             return []
+        if why := self.reports.nonfinite.reason():
+            self.run.end_early(why, at_s)
         ordered = [] if self._ending else self._joining.ordered(self.reports.next_step, at_s)
         if not self._quiet:
             return ordered
@@ -402,9 +428,11 @@ class Coordinator:
         finished = self.reports.run_finished(at_s)  # raises if replicas disagree
         self._checkpoints.check_end()
         if self.run.interrupted_s is not None:
-            raise self._interrupted()
+            raise self.run.ended_early()
+        self.reports.nonfinite.check_end(self.run.advice)
+        unfinished = self._joining.unfinished(at_s)
         self.run.phase = RunPhase.FINISHED
-        return [Emit(finished), *self._stop_all("the run is finished", at_s)]
+        return [*unfinished, Emit(finished), *self._stop_all("the run is finished", at_s)]
 
     def _enter(self, at_s: float) -> list[Effect]:
         entering = tuple(self._joining.caught_up(at_s))
@@ -425,6 +453,7 @@ class Coordinator:
         joiners = []
         for worker, stage, reason in orders:
             if stage is None:
+                self._replacing.leave_out(worker)
                 return self._notices.refuse(worker, "it was too slow and is left out", at_s)
             joiners.append((worker, Joiner(stage, self.run.stages[worker], reason)))
         return self._changes.begin(Wish("move", leaving=tuple(joiners)), at_s) if joiners else []
@@ -446,7 +475,7 @@ class Coordinator:
         return effects + self._move(at_s)
 
     def _try_better(self, at_s: float) -> list[Effect]:
-        if not self._quiet or self._ending or self._joining.under_way:
+        if not self._quiet or self._joining.under_way:
             return []
         better = self._plans.better(self.reports.steps_left)
         return self._switching.begin(better, "better plan", at_s) if better else []

@@ -21,6 +21,13 @@ from holdfast.protocol import messages
 
 _FIRST_RETRY_S = 0.2
 
+_STATES = {
+    m.Phase.STARTING: "starting",
+    m.Phase.BUILDING: "loading the job",
+    m.Phase.READY: "copying the state",
+    m.Phase.COPYING: "copying the state",
+}
+
 
 @dataclass
 class Joiner:
@@ -48,6 +55,7 @@ class Joining:
         self._invited_s: dict[WorkerId, float] = {}
         self._entered: list[WorkerId] = []  # with the present change
         self._used: set[int] = set()  # join faults, by their place in the list
+        self._ordered: dict[WorkerId, str] = {}  # join faults, by whom they have started
 
     @property
     def under_way(self) -> bool:
@@ -126,6 +134,7 @@ class Joining:
             worker = self.most_wanted(wanted)
             self._used.add(number)
             self._run.fired.add(str(fault))
+            self._ordered[worker] = str(fault)
             start = self.start(worker, at_s)
             fired = events.FaultFired(at_s=at_s, worker="", fault=str(fault), step=step, point="")
             effects += [Emit(fired), start]
@@ -292,6 +301,7 @@ class Joining:
         self._run.membership.handle(m.Entered(worker, at_s))
         self._run.stages[worker] = joiner.stage
         self._entered.append(worker)
+        self._ordered.pop(worker, None)
         if joiner.from_stage is not None:
             moved = events.WorkerMoved(
                 at_s=at_s,
@@ -323,6 +333,23 @@ class Joining:
         return [
             Send(worker, messages.LogBorders(borders=borders, limit_bytes=limit))
             for worker, limit in sorted(orders.items())
+        ]
+
+    def unfinished(self, at_s: float) -> list[Effect]:
+        """Those that are still on the way when the run ends. Who changes its stage is here."""
+        waiting = self._run.membership.all_in(*m.JOINING)
+        moving = [w for w, joiner in self.joiners.items() if joiner.from_stage is not None]
+        return [
+            Emit(
+                events.JoinUnfinished(
+                    at_s=at_s,
+                    worker=str(worker),
+                    fault=self._ordered.get(worker, ""),
+                    state=_STATES[self._run.membership.phase(worker)],
+                )
+            )
+            for worker in waiting
+            if worker not in moving
         ]
 
     def forget(self, worker: WorkerId) -> None:

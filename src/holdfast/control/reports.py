@@ -10,7 +10,8 @@ from typing import Any
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.checkpoints import Checkpoints
 from holdfast.control.effects import Effect, Emit
-from holdfast.control.run import Run
+from holdfast.control.nonfinite import Nonfinite
+from holdfast.control.run import Run, RunPhase
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -27,6 +28,7 @@ class Reports:
         self.finished: dict[WorkerId, messages.Finished] = {}
         self._kept_bytes: dict[str, int] = {}
         self._log_bytes: dict[str, int] = {}
+        self.nonfinite = Nonfinite(run)
         self._losses: dict[int, tuple[list[list[float]], int]] = {}  # of steps that were replayed
 
     @property
@@ -89,6 +91,7 @@ class Reports:
             losses = [loss for _, loss in sorted(pairs)]
         self._losses.pop(step, None)
         one = reports[min(reports)]
+        self.nonfinite.note(step, reports, losses)
         took_s = at_s - self._last_end_s
         self.next_step, self._last_end_s = step + 1, at_s
         self._run.steps_s.append(took_s)

@@ -49,7 +49,7 @@ class Returning:
         """All members have stopped. Nothing happens yet while it is not clear who can help."""
         run = self._run
         if run.interrupted_s is not None:
-            raise HoldfastError(f"interrupted; all workers were stopped. {run.advice}")
+            raise run.ended_early()
         crew, self._dead = self._crew(), list(dead)
         too_few = len(crew) < run.shape.stages
         if too_few and (at_s <= self._ended_s or not self._all_explained(at_s)):
@@ -92,6 +92,7 @@ class Returning:
                     ", ".join([*left, *new]),
                 ]
             ),
+            thrown_away=max(0, self._reports.next_step - step),
         )
 
     def _crew(self) -> dict[WorkerId, int]:

@@ -16,6 +16,7 @@ from holdfast.control.clock import Clock
 from holdfast.control.effects import ClearLogs, Effect, Send, TrimLogs
 from holdfast.control.membership import Membership
 from holdfast.detection.diagnosis import Health
+from holdfast.errors import HoldfastError
 from holdfast.faults.fault import Fault, FaultKind
 from holdfast.protocol import messages
 from holdfast.recovery.manifest import Checkpoint, part_directory, partial_directory
@@ -88,7 +89,8 @@ class Run:
     steady_from: int = 0  # the first whole step that runs it
     planned_for: dict[WorkerId, int] = field(default_factory=dict)  # the stages it counts on
     end_step: int = 0
-    interrupted_s: float | None = None
+    interrupted_s: float | None = None  # it is to end early, with a checkpoint
+    end_reason: str = "interrupted"  # if so
     end_decided: bool = False  # the last step of an interrupted run
     fired: set[str] = field(default_factory=set)  # faults, in text form
     steps_s: list[float] = field(default_factory=list)
@@ -169,6 +171,14 @@ class Run:
             command = resume_command(self.setting.resume.directory)
             return f"Go on from the same checkpoint with: {command}"
         return "No checkpoint was written yet: start again (checkpoint.every_steps sets how often)"
+
+    def end_early(self, why: str, at_s: float) -> None:
+        """At the next step, with a checkpoint. What came first stays the reason."""
+        if self.interrupted_s is None:
+            self.interrupted_s, self.end_reason = at_s, why
+
+    def ended_early(self) -> HoldfastError:
+        return HoldfastError(f"{self.end_reason}; all workers were stopped. {self.advice}")
 
     def log(self, stage: int | None = None) -> dict[str, object]:
         """As the workers are told of it; empty: nothing is logged."""

@@ -144,6 +144,7 @@ class Recovered:
     members: int
     period_s: float  # that the plan predicts for a step; 0: unknown
     reason: str  # the planner's own words, shown as they are
+    thrown_away: int = 0  # finished steps that will be trained again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +188,26 @@ class JoinFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinUnfinished:
+    """The run ended before somebody who was on the way took part."""
+
+    at_s: float
+    worker: str
+    fault: str  # the join that was ordered; empty: none was
+    state: str  # "starting", "loading the job" or "copying the state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReplaced:
+    """A process was started in the place of a lost one. It joins while the others go on."""
+
+    at_s: float
+    worker: str
+    number: int  # of the times it was tried lately
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WentBack:
     """A loss could not be made up for. All went back; the steps from ``to_step`` on run again."""
 
@@ -195,6 +216,7 @@ class WentBack:
     to_step: int  # optimizer steps that the state gone back to has had, as in CheckpointSaved
     checkpoint: str  # its directory; empty: a copy in memory, or the initial parameters
     reason: str
+    thrown_away: int = 0  # finished steps that will be trained again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,6 +381,8 @@ Event: TypeAlias = (
     | WorkerJoined
     | WorkerMoved
     | JoinFailed
+    | JoinUnfinished
+    | WorkerReplaced
     | WentBack
     | IntervalChosen
     | ReplayBegan

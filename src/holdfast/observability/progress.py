@@ -23,6 +23,7 @@ from holdfast.observability.events import (
     WorkerLost,
     WorkerMoved,
     WorkerReady,
+    WorkerReplaced,
     WorkerStep,
 )
 
@@ -87,9 +88,13 @@ class Progress:
     num_done: int = 0  # steps finished and not gone back on, those before a resume included
     num_skipped: int = 0
     num_taken_back: int = 0
+    num_lost: int = 0  # workers, each time
+    num_replaced: int = 0  # of them started again, and here
+    num_thrown_away: int = 0  # finished steps that were gone back on
     workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
     curve: Curve = field(default_factory=Curve)
     _recent: deque[StepFinished] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
+    _replaced: set[str] = field(default_factory=set)  # started again, and on the way
     _num_seen: int = 0  # steps that have finished at least once
 
     def handle(self, event: Event) -> None:
@@ -125,8 +130,13 @@ class Progress:
                 self.num_taken_back += 1
                 self._report(self._worker(event.worker), "went back")
             case WorkerLost():
+                self.num_lost += 1
                 self._place(event.worker, "lost", event.step)
+            case WorkerReplaced():
+                self._replaced.add(event.worker)
             case WorkerJoined():
+                self.num_replaced += event.worker in self._replaced
+                self._replaced.discard(event.worker)
                 self._place(event.worker, "joined", event.step, event.stage)
             case WorkerMoved():
                 self._place(event.worker, "moved", event.step, event.to_stage)
@@ -152,6 +162,7 @@ class Progress:
             self.curve.add(event.loss)
 
     def _go_back(self, event: WentBack) -> None:
+        self.num_thrown_away += event.thrown_away
         self.num_done = event.to_step
         for state in self._taking_part():
             state.word = "went back"

@@ -11,6 +11,7 @@ from holdfast.observability.events import (
     Diagnosed,
     Event,
     FaultFired,
+    JoinUnfinished,
     LogChanged,
     MitigationChosen,
     PlanSwitched,
@@ -22,10 +23,13 @@ from holdfast.observability.events import (
     StageRebuilt,
     StepFinished,
     StepTakenBack,
+    Warned,
     WentBack,
     WorkerJoined,
+    WorkerLost,
     WorkerMoved,
     WorkerReady,
+    WorkerReplaced,
 )
 from holdfast.observability.jsonfile import write_json
 from holdfast.observability.words import seconds_after_fault
@@ -48,6 +52,7 @@ class Recovery:
     members: int
     period_s: float  # that the plan predicts for a step; 0: unknown
     reason: str
+    thrown_away: int  # finished steps that were trained again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +83,11 @@ class Summary:
     slowness_over: tuple[Mapping[str, Any], ...]  # cause, subject, step, since
     mitigations: tuple[Mapping[str, Any], ...]  # action, subjects, step, reason, period_s, ...
     switches: tuple[Mapping[str, Any], ...]  # cause, step, took_s, period_s, reason
+    num_lost: int  # workers, each time
+    replaced: tuple[Mapping[str, Any], ...]  # worker, number, limit
+    steps_thrown_away: int  # finished, then gone back on and trained again
+    unfinished_joins: tuple[Mapping[str, Any], ...]  # worker, fault, state
+    warnings: tuple[str, ...]
     versions: Mapping[str, str]
     config: Mapping[str, Any]
 
@@ -116,6 +126,11 @@ def summarize(events: Iterable[Event], *, config: Mapping[str, Any]) -> Summary:
         slowness_over=_untimed(events, SlownessOver),
         mitigations=_untimed(events, MitigationChosen),
         switches=_untimed(events, PlanSwitched),
+        num_lost=sum(isinstance(event, WorkerLost) for event in events),
+        replaced=_untimed(events, WorkerReplaced),
+        steps_thrown_away=sum(e.thrown_away for e in events if isinstance(e, WentBack)),
+        unfinished_joins=_untimed(events, JoinUnfinished),
+        warnings=tuple(event.reason for event in events if isinstance(event, Warned)),
         versions=_versions(ready.values()),
         config=config,
     )
@@ -151,6 +166,7 @@ def _recovery(event: Recovered) -> Recovery:
         members=event.members,
         period_s=event.period_s,
         reason=event.reason,
+        thrown_away=event.thrown_away,
     )
 
 

@@ -31,6 +31,7 @@ from holdfast.observability.words import (
     how_to_join,
     layout,
     recovered,
+    thrown_away,
     told,
     unsaved,
 )
@@ -275,7 +276,17 @@ def _speed(progress: Progress) -> str:
 def _mishaps(progress: Progress) -> str:
     skipped = f"  {progress.num_skipped} skipped" if progress.num_skipped else ""
     taken_back = f"  {progress.num_taken_back} taken back" if progress.num_taken_back else ""
-    return skipped + taken_back
+    return skipped + taken_back + _losses(progress)
+
+
+def _losses(progress: Progress) -> str:
+    """What deaths have cost; empty: nobody was lost."""
+    if not progress.num_lost:
+        return ""
+    lost = f"  {count(progress.num_lost, 'worker')} lost"
+    replaced = f", {progress.num_replaced} replaced" if progress.num_replaced else ""
+    again = f", {thrown_away(progress.num_thrown_away)}" if progress.num_thrown_away else ""
+    return lost + replaced + again
 
 
 def _ending(progress: Progress) -> str:

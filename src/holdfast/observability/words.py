@@ -9,6 +9,7 @@ from holdfast.observability.events import (
     Interrupted,
     IntervalChosen,
     JoinFailed,
+    JoinUnfinished,
     LogChanged,
     MitigationChosen,
     PlanSwitched,
@@ -23,6 +24,7 @@ from holdfast.observability.events import (
     WorkerJoined,
     WorkerLost,
     WorkerMoved,
+    WorkerReplaced,
     WorkerStuck,
 )
 
@@ -103,6 +105,12 @@ def _told_of_worker(event: Event) -> str | None:
         case JoinFailed():
             who = f"worker {event.worker}" if event.worker else "a worker"
             return f"{who} could not join: {event.reason}"
+        case JoinUnfinished():
+            what = event.fault or f"the join of worker {event.worker}"
+            return f"{what} was not complete at the end: still {event.state}"
+        case WorkerReplaced():
+            tries = f"{event.number} of {event.limit} in 100 steps"
+            return f"worker {event.worker} is started again ({tries}); it joins the others"
         case Warned():
             return f"warning: {event.reason}"
         case _:
@@ -135,11 +143,19 @@ def recovered(event: Recovered) -> str:
     what = "recovered" if "death" in event.cause else f"change ({event.cause}) complete"
     planned = f", {event.period_s:.3f} s/step planned" if event.period_s else ""
     reason = f"; {event.reason}" if event.reason else ""
+    again = f"{count(event.redone, 'operation')} done again"
+    if event.thrown_away:
+        again = f"{thrown_away(event.thrown_away)}"
     return (
-        f"{what} in {resumed_s:.3f} s (notice {notice_s:.3f}, plan {plan_s:.3f}): "
-        f"{count(event.redone, 'operation')} done again, "
+        f"{what} in {resumed_s:.3f} s (notice {notice_s:.3f}, plan {plan_s:.3f}): {again}, "
         f"{count(event.members, 'worker')}{planned}{reason}"
     )
+
+
+def thrown_away(num_steps: int) -> str:
+    """What going back costs."""
+    verb = "is" if num_steps == 1 else "are"
+    return f"{count(num_steps, 'finished step')} {verb} trained again"
 
 
 def seconds_after_fault(event: Recovered) -> tuple[float, float, float]:
@@ -169,7 +185,8 @@ def _went_back(event: WentBack) -> str:
     back = f"the checkpoint of step {event.to_step}, {event.checkpoint}"
     memory = f"their copies in memory of step {event.to_step}"
     where = back if event.checkpoint else memory if event.to_step else "the initial parameters"
-    return f"all go back to {where}: {event.reason}"
+    lost = f"; {thrown_away(event.thrown_away)}" if event.thrown_away else ""
+    return f"all go back to {where}: {event.reason}{lost}"
 
 
 def _replay_began(event: ReplayBegan) -> str:

@@ -433,6 +433,7 @@ class StepReport:
     clipped: bool
     skipped: bool
     taken_back: bool
+    nonfinite: bool  # its own stage's gradient held NaN or Inf
     operations: list[list[Any]]
     """[text, start_s, end_s, CPU seconds of its thread, size of its input in elements]"""
     transfers: list[list[Any]]
@@ -506,6 +507,18 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailed:
+    """worker -> coordinator: the job's own code raised. It lives, and holds its state."""
+
+    worker: str
+    epoch: int
+    step: int  # it cannot be run
+    exit_code: int
+    reason: str  # one line
+    details: str  # traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Warned:
     """worker -> coordinator: something about the job that its user should know."""
 
@@ -574,6 +587,7 @@ Message = (
     | PartFailed
     | StateHashes
     | Finished
+    | JobFailed
     | Warned
     | Failed
     | Stop

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
+from holdfast.errors import JobError
 from holdfast.job import Batches, num_tokens
 from holdfast.runtime.activity import LOAD, Activity
 from holdfast.runtime.borders import Border
@@ -27,6 +28,8 @@ from holdfast.runtime.step_sums import StepSums
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.running import RunningStep
 from holdfast.transport.base import Transport
+
+_LOOK_S = 0.05
 
 
 @dataclass
@@ -212,7 +215,7 @@ class Executor:
         incoming = self._receive(op)
         lane.injector.before(step, op, lane.ledger.num_done)
         start_s, cpu_s = self._begin(), time.thread_time()
-        outgoing = self._compute(op, incoming)
+        outgoing = self._computed(op, incoming)
         lane.device.finish(op.kind, start_s)
         if op.kind is not Kind.R:  # whose time is mostly spent waiting for others
             self._slow_down(time.monotonic() - start_s)
@@ -234,6 +237,23 @@ class Executor:
         more_s = self._lane.injector.slowdown(took_s)
         if more_s > 0:
             time.sleep(more_s)
+
+    def _computed(self, op: Op, incoming: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What the job's code raises leaves the state as it was, but for an optimizer's step."""
+        try:
+            return self._compute(op, incoming)
+        except Exception as why:
+            self._lane.check()  # it may only have been told to stop
+            if op.microbatch is None:
+                raise
+            raise JobError(self._step, f"{op} of step {self._step + 1} failed") from why
+
+    def _pause(self, pause_s: float) -> None:
+        """Before the data set is asked again; not longer than this worker may go on."""
+        until_s = time.monotonic() + pause_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._lane.check()
+            time.sleep(min(left_s, _LOOK_S))
 
     def _compute(self, op: Op, incoming: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         lane, microbatch = self._lane, op.microbatch
@@ -262,7 +282,7 @@ class Executor:
         is_last = lane.number == self._routes.schedule.shape.last_stage
         if lane.number == 0 or is_last:
             with lane.compute, lane.activity.doing(LOAD, microbatch):
-                loaded, target = lane.batches.load(self._step, microbatch)
+                loaded, target = lane.batches.load(self._step, microbatch, self._pause)
             inputs = loaded if lane.number == 0 else inputs
         self._border.note_inputs(self._step, microbatch, inputs)
         outputs = stage.forward(

@@ -27,7 +27,7 @@ from holdfast.protocol.spec import REJOIN_VARIABLE, SPEC_VARIABLE, WorkerSpec
 from holdfast.runtime.injection import Act, Killed, ProcessActions, ThreadActions
 from holdfast.runtime.link import ControlLink, Stopped
 from holdfast.runtime.stacks import ignore_signal
-from holdfast.runtime.worker import Worker
+from holdfast.runtime.worker import Worker, one_line
 from holdfast.transport.base import Limits, Transport
 from holdfast.transport.greeting import TOKEN_BYTES
 from holdfast.transport.tcp import TcpTransport
@@ -163,13 +163,11 @@ def prepare_torch(config: RunConfig) -> None:
 
 
 def _tell_failure(spec: WorkerSpec, link: ControlLink, why: Exception) -> int:
-    mine = isinstance(why, HoldfastError)
-    notes = getattr(why, "__notes__", [])
     failed = messages.Failed(
         worker=str(spec.worker),
         lost=why.worker if isinstance(why, PeerLost) else "",
         exit_code=why.exit_code if isinstance(why, HoldfastError) else 1,
-        reason="; ".join([str(why) if mine else f"{type(why).__name__}: {why}", *notes]),
+        reason=one_line(why),
         details="" if isinstance(why, ConfigError) else "".join(traceback.format_exception(why)),
     )
     try:

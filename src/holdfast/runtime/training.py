@@ -315,6 +315,7 @@ class StageTraining:
             clipped=verdict.scale is not None,
             skipped=verdict.skip,
             taken_back=committed.taken_back,
+            nonfinite=committed.result.reduced.nonfinite,
             operations=list(map(list, record.operations)) if self._tells_operations else [],
             transfers=transfer_rows(self._transport.take_transfers()),
         )

@@ -6,6 +6,7 @@ how it ends, is in ``process.py``.
 
 import os
 import resource
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from holdfast.errors import (
     ConfigError,
     EpochPast,
     HoldfastError,
+    JobError,
     LogGap,
     PeerLost,
     WaitTimeout,
@@ -126,6 +128,18 @@ class Worker:
                 raise
             self._link.send(self._gone(why.worker))
 
+    def _job_failed(self, why: JobError) -> messages.JobFailed:
+        """All that it holds is whole: it waits to be told to save it."""
+        cause = why.__cause__ or why
+        return messages.JobFailed(
+            worker=str(self._spec.worker),
+            epoch=self._epoch,
+            step=why.step,
+            exit_code=cause.exit_code if isinstance(cause, HoldfastError) else 1,
+            reason=one_line(cause),
+            details="".join(traceback.format_exception(cause)),
+        )
+
     def _stand_still(self, order: messages.Halt | messages.Restore) -> None:
         if isinstance(order, messages.Halt):
             if self.training is not None:  # else it only replayed, and has nothing to tell
@@ -171,7 +185,14 @@ class Worker:
         return job
 
     def _batches(self, job: Job) -> Batches:
-        return Batches(job, self._config.train.seed, self._config.parallel.microbatches)
+        config = self._config
+        return Batches(
+            job,
+            config.train.seed,
+            config.parallel.microbatches,
+            retries=config.data.retries,
+            pause_s=config.data.pause_s,
+        )
 
     def _say_hello(self, job: Job) -> None:
         host, port = "", 0
@@ -365,7 +386,11 @@ class Worker:
         self._enter(proceed.epoch)
         self._transport.disconnect({*members, *training.giver.joiners})
         self._connect(proceed.addresses)
-        training.run(proceed)
+        try:
+            training.run(proceed)
+        except JobError as why:
+            self._link.send(self._job_failed(why))
+            return
         self._link.send(training.finished(_peak_memory_bytes()))
 
     def _enter(self, epoch: int) -> None:
@@ -377,6 +402,12 @@ class Worker:
             self._transport.connect(
                 {parse_worker(name): (host, port) for name, (host, port) in addresses.items()}
             )
+
+
+def one_line(why: BaseException) -> str:
+    """What was raised, with the notes on it. Our own errors need no kind."""
+    text = str(why) if isinstance(why, HoldfastError) else f"{type(why).__name__}: {why}"
+    return " ".join("; ".join([text, *getattr(why, "__notes__", [])]).split())
 
 
 def _peak_memory_bytes() -> int:

@@ -1,0 +1,67 @@
+"""Steps that were left out because a gradient held NaN or Inf: how many in a row are too many.
+
+Such a step changes nothing, so a model that has diverged stays as it is: only other data could
+help. The state is that of the last good step, and worth a checkpoint.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from holdfast.cluster import WorkerId
+from holdfast.control.run import Run
+from holdfast.errors import HoldfastError
+from holdfast.protocol import messages
+
+_CURE = "lower the learning rate, set Job.clip_norm, or look at the data of these steps"
+
+
+class Nonfinite:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._first = self._last = -1  # steps of the present row; -1: the last step was good
+        self._where = ""  # it was seen first
+        self._num_good = 0
+
+    def note(
+        self,
+        step: int,
+        reports: Mapping[WorkerId, messages.StepReport],
+        losses: Sequence[float],
+    ) -> None:
+        if not any(report.skipped for report in reports.values()):
+            self._num_good += 1
+            self._first = self._last = -1
+            return
+        if self._first < 0 or step != self._last + 1:
+            self._first = step
+            self._where = self._seen_in(reports, losses)
+        self._last = step
+
+    def reason(self) -> str:
+        """Why the run is to end; empty: it goes on."""
+        limit = self._run.config.gradients.nonfinite_limit
+        too_many = limit and self._first >= 0 and self._last - self._first + 1 >= limit
+        return f"{self._story()} (gradients.nonfinite_limit={limit}): {_CURE}" if too_many else ""
+
+    def check_end(self, advice: str) -> None:
+        """A run of a few steps that were all left out has trained nothing."""
+        if self._first >= 0 and not self._num_good:
+            raise HoldfastError(f"{self._story()}: nothing was trained; {_CURE}. {advice}")
+
+    def _story(self) -> str:
+        first, last = self._first + 1, self._last + 1
+        steps = f"step {first}" if first == last else f"all of steps {first} to {last}"
+        return f"NaN or Inf in {steps}, first in {self._where}"
+
+    def _seen_in(
+        self, reports: Mapping[WorkerId, messages.StepReport], losses: Sequence[float]
+    ) -> str:
+        """Gradients go backwards: it began in the last stage that has it, or in the loss."""
+        if not all(map(math.isfinite, losses)):
+            return "the loss"
+        stages = [self._run.stages.get(w) for w, report in reports.items() if report.nonfinite]
+        found = [stage for stage in stages if stage is not None]
+        if not found:
+            return "the norm"
+        borders = (0, *self._run.cut)
+        return f"the gradient of stage {max(found)}, which begins with layer {borders[max(found)]}"
