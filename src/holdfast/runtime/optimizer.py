@@ -65,6 +65,11 @@ class StageOptimizer:
             self._schedule = _checked_schedule(self._make_schedule(self._optimizer))
 
     @property
+    def plain(self) -> Optimizer | None:
+        """The job's own; None: the stage has no trainable parameters."""
+        return self._optimizer
+
+    @property
     def kind(self) -> str | None:
         """For checkpoints; None: the stage has no trainable parameters."""
         return None if self._optimizer is None else type(self._optimizer).__name__

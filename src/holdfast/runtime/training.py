@@ -23,6 +23,7 @@ from holdfast.runtime.copying import HEADER, Giver, receive_state
 from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.epoch import Epoch
 from holdfast.runtime.executor import Executor, Lane, StepRecord, Work
+from holdfast.runtime.hidden_state import HiddenState
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.lanes import Lanes
 from holdfast.runtime.ledger import Ledger
@@ -80,6 +81,7 @@ class StageTraining:
         )
         self._layers, self._state, self._commit = built.layers, built.state, built.commit
         self._parts, self._commit.activity = built.parts, self.activity
+        self._hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.giver = Giver(transport, built.parts.form)
         self._device = EmulatedDevice(config.device.durations_s())
         self.prober = Prober(me, transport, self._device, injector.slowdown, tell)
@@ -320,11 +322,18 @@ class StageTraining:
             transfers=transfer_rows(self._transport.take_transfers()),
         )
         self._tell(report)
+        self._look_for_hidden_state()
         self.giver.send_update(committed)
         if self.giver.is_asked:
             self.giver.send_state(committed.step + 1, self._state.tensors())
         self._commits.settled(committed.step + 1)
         self._save_if_due(committed.step + 1)
+
+    def _look_for_hidden_state(self) -> None:
+        lines = self._hidden.look()
+        if self._epoch.is_first_holder:
+            for line in lines:
+                self._tell(messages.Warned(worker=str(self._me), reason=line))
 
     # --- checkpoints ---
 
