@@ -3,6 +3,7 @@
 import pytest
 from coordinator_world import World, emitted, part, report, sent
 
+from holdfast.control.rights import _MAY_SAY
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -121,3 +122,8 @@ def test_an_interrupted_run_whose_last_step_fails_ends_before_it():
     world.handle(failed(world, 3))
     world.pump()
     assert str(world.run.failure).startswith("interrupted; ")
+
+
+def test_whatever_the_coordinator_understands_somebody_may_say():
+    handled = set(World().run._handlers)
+    assert handled - {kind for kinds in _MAY_SAY.values() for kind in kinds} == set()

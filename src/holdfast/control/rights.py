@@ -29,6 +29,8 @@ _MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.PartFailed,
         messages.StateHashes,
         messages.Finished,
+        messages.JobFailed,
+        messages.Warned,
         messages.Failed,
     ),
 }

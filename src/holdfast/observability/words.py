@@ -95,13 +95,21 @@ def _told_of_worker(event: Event) -> str | None:
             return f"worker {event.worker} lost in step {event.step + 1}: {event.cause}"
         case WorkerStuck():
             return _stuck(event)
-        case WorkerJoined():
-            return _joined(event)
         case WorkerMoved():
             return (
                 f"worker {event.worker} moved from stage {event.from_stage} to stage "
                 f"{event.to_stage} in step {event.step + 1}: {event.reason}"
             )
+        case Warned():
+            return f"warning: {event.reason}"
+        case _:
+            return _told_of_joining(event)
+
+
+def _told_of_joining(event: Event) -> str | None:
+    match event:
+        case WorkerJoined():
+            return _joined(event)
         case JoinFailed():
             who = f"worker {event.worker}" if event.worker else "a worker"
             return f"{who} could not join: {event.reason}"
@@ -111,8 +119,6 @@ def _told_of_worker(event: Event) -> str | None:
         case WorkerReplaced():
             tries = f"{event.number} of {event.limit} in 100 steps"
             return f"worker {event.worker} is started again ({tries}); it joins the others"
-        case Warned():
-            return f"warning: {event.reason}"
         case _:
             return None
 
