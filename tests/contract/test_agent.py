@@ -223,7 +223,7 @@ def test_a_name_that_is_started_again_while_its_first_process_hangs_ends_that_on
     )
     second = launcher.hear()
     assert second.pid != pids[STUBBORN]
-    gone = WorkerExited(worker=STUBBORN, pid=pids[STUBBORN], how="signal SIGKILL")
+    gone = WorkerExited(worker=STUBBORN, pid=pids[STUBBORN], how="signal SIGKILL", code=-9)
     assert launcher.hear() == gone
     launcher.connection.send(Stop(reason="done"))
     assert launcher.hear().pid == second.pid
