@@ -11,7 +11,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.checkpoints import Checkpoints
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.nonfinite import Nonfinite
-from holdfast.control.run import Run, RunPhase
+from holdfast.control.run import Run
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
