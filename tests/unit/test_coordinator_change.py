@@ -77,10 +77,6 @@ NOTICES = {
     "process": lambda world: world.handle(
         messages.WorkerExited(worker="1.0", pid=pid_of("1.0"), how="signal SIGKILL")
     ),
-    "peer": lambda world: world.handle(gone("0.1", "1.0", 1)),
-    "failed peer": lambda world: world.handle(
-        messages.Failed(worker="0.1", lost="1.0", exit_code=1, reason="", details="")
-    ),
 }
 
 
@@ -104,10 +100,10 @@ def test_the_cause_that_is_shown_is_the_agents_though_the_connection_closed_firs
 
 def test_a_cause_that_nobody_explains_is_shown_after_a_moment() -> None:
     world = World().start()
+    world.take(world.run.lost_connection("1.0", world.at_s))
     del world.actors["1.0"]
-    world.handle(gone("0.1", "1.0", 1))
     world.tick(1.0)
-    assert causes(world) == ["gone, says 0.1"]
+    assert causes(world) == ["closed its connection"]
 
 
 def test_a_complaint_of_an_older_epoch_is_ignored() -> None:

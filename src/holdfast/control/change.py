@@ -60,10 +60,10 @@ class Changes:
         change.add(wish.cause, *change.leaving)
         return self._halt(at_s)
 
-    def again(self, at_s: float) -> list[Effect]:
+    def again(self, at_s: float, cause: str = "stuck") -> list[Effect]:
         """All were told to go, but nothing comes: once more from the start."""
         assert self.current is not None
-        self.current.add("stuck")
+        self.current.add(cause)
         return self._halt(at_s)
 
     def lost(self, worker: WorkerId, stage: int, fault_s: float, at_s: float) -> list[Effect]:

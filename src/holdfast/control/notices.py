@@ -9,9 +9,10 @@ from holdfast.control.change import Changes
 from holdfast.control.effects import Effect, Emit, Fence, Send
 from holdfast.control.exits import Deaths
 from holdfast.control.joining import Joining, failed
+from holdfast.control.links import Links
 from holdfast.control.losses import Loss, Losses, Work
 from holdfast.control.reports import Reports
-from holdfast.control.run import BEFORE_TRAINING, Run
+from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase
 from holdfast.control.starting import Starting
 from holdfast.control.wish import Wish
 from holdfast.errors import HoldfastError
@@ -55,6 +56,7 @@ class Notices:
         self._deaths = Deaths()
         self._held: dict[WorkerId, int] = {}  # the stage of those who were lost
         self._stuck_in = -1  # step in which a wait has run out
+        self._links = Links()
 
     def hear(self, message: messages.Message, at_s: float) -> bool:
         """Whether the message counts: those of the gone do not."""
@@ -153,13 +155,38 @@ class Notices:
         return self._starting.suspect(message.lost, f"was lost by {message.worker}", at_s)
 
     def _complaint(self, by: str, about: str, at_s: float) -> list[Effect]:
-        """About somebody who has left, or is not yet a member, it says nothing."""
+        """It is judged in a moment: whoever it is about may well live.
+
+        About somebody who has left, or is not yet a member, it says nothing.
+        """
         worker, complainer = parse_worker(about), parse_worker(by)
         if complainer not in self._run.stages:
             return self._joining.complains(complainer, worker, at_s)
         if worker not in self._run.stages:
             return []
-        return self._lose(m.PeerComplained(worker, at_s), f"gone, says {by}")
+        self._links.complain(complainer, worker, self._run.epoch, at_s)
+        return []
+
+    def _mend_links(self, at_s: float) -> list[Effect]:
+        """All stop and connect anew; whoever complains has stopped already."""
+        run = self._run
+        if run.phase is not RunPhase.TRAINING:
+            return []
+        judged = self._links.judge(at_s, run.epoch, run.stages, run.clock.wait_s)
+        effects: list[Effect] = []
+        for worker in judged.leave_out:
+            others = {end for link in judged.mend if worker in link for end in link} - {worker}
+            cause = f"no connection to {', '.join(map(str, sorted(others)))}, again and again"
+            effects += self._lose(m.PeerComplained(worker, at_s), cause)
+        if effects or not judged.mend:
+            return effects
+        change = self._changes.current
+        if change is None:
+            ends = sorted({end for link in judged.mend for end in link})
+            return self._changes.begin(Wish("link", about=tuple(ends)), at_s)
+        if change.stopping and not self._changes.note_stuck():
+            return []
+        return self._changes.again(at_s, "link")
 
     def on_fault(self, fired: messages.FaultFired, at_s: float) -> list[Effect]:
         worker = parse_worker(fired.worker)
@@ -216,7 +243,7 @@ class Notices:
                 continue  # that may take long, and its silence would be noticed
             cause = f"not ready after workers.start_limit_s={clock.start_limit_s:g}"
             effects += self._lose(m.SilentTooLong(worker, at_s), cause)
-        return effects
+        return effects + self._mend_links(at_s)
 
     def _should_beat(self, worker: WorkerId) -> bool:
         """From the first stage that it has built on."""
@@ -239,6 +266,7 @@ class Notices:
         if m.Command.FENCE not in commands:
             return []
         run.builds[worker] = 0
+        self._links.forget(worker)
         loss = Loss(worker, self._work.step_of(worker), cause, at_s, explained)
         fence = Fence(worker)
         if m.Command.REPLAN in commands:
