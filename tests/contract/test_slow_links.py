@@ -471,7 +471,7 @@ from holdfast.cluster import WorkerId
 from holdfast.transport.base import Channel, Tag
 from holdfast.transport.tcp import TcpTransport
 
-alice, bob = (TcpTransport(WorkerId(0, stage), bytes(16)) for stage in range(2))
+alice, bob = (TcpTransport(WorkerId(0, stage), bytes(32)) for stage in range(2))
 alice.connect({bob.me: bob.listen()})
 for step in range(20):  # connected, and past the kernel's first burst
     tag = Tag(Channel.ACTIVATION, step)

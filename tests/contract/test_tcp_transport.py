@@ -11,7 +11,6 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from transport_harness import (
     BOB,
     CAROL,
     LIMIT_S,
-    TOKEN,
+    SECRET,
     Background,
     Caller,
     TcpCluster,
@@ -34,7 +33,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, EpochPast, PeerLost, TransportClosed, WaitTimeout
 from holdfast.transport.base import Limits
 from holdfast.transport.frame import FRAME_HEADER_BYTES
-from holdfast.transport.greeting import GOODBYE
+from holdfast.transport.greeting import GOODBYE, Hello, encode_hello
 from holdfast.transport.incoming import Incoming
 from holdfast.transport.outgoing import Outgoing
 from holdfast.transport.sockets import shut
@@ -162,11 +161,13 @@ def test_a_message_that_breaks_off_loses_its_sender_only(cluster, data, what):
 
 
 KILLED_IN_MID_MESSAGE = """
-import signal, sys
-from transport_harness import CAROL, Caller
-caller = Caller(("127.0.0.1", int(sys.argv[1]))).introduce(CAROL).hello()
-caller.answer()
-caller.say(bytes.fromhex(sys.argv[2]) + bytes(20 << 20))
+import signal, socket, sys
+from holdfast.handshake import Identity, call
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+secret, opening = map(bytes.fromhex, sys.argv[2:])
+call(connection, secret, Identity("worker", "1.0"), "worker", 10)
+connection.sendall(opening + bytes(20 << 20))
+connection.recv(12)  # else the kernel would reset the connection, not end it
 print("sent", flush=True)
 signal.pause()
 """
@@ -175,10 +176,9 @@ signal.pause()
 def test_a_peer_killed_in_the_middle_of_a_large_message_is_lost(cluster):
     alice, bob = cluster.start(ALICE, BOB, limits=HASTY)
     port = str(cluster.addresses[BOB][1])
-    command = [sys.executable, "-c", KILLED_IN_MID_MESSAGE, port, HUGE_HEADER.hex()]
-    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    environment = os.environ | {"PYTHONPATH": paths}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as carol:
+    opening = encode_hello(Hello(1, 0, False)) + HUGE_HEADER
+    command = [sys.executable, "-c", KILLED_IN_MID_MESSAGE, port, SECRET.hex(), opening.hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as carol:
         try:
             assert carol.stdout.readline() == b"sent\n"
             waiting = Background(bob.receive, CAROL, activation(1), LIMIT_S).wait_until_blocked()
@@ -343,7 +343,7 @@ def test_a_new_address_means_a_new_process(cluster):
     old, bob = cluster.start(ALICE, BOB)
     check_still_works(old, bob)
     bob.advance(1)
-    new = TcpTransport(ALICE, TOKEN)
+    new = TcpTransport(ALICE, SECRET)
     bob.connect({ALICE: new.listen()})
     wait_until(lambda: "holdfast-0.1-read-0.0" not in holdfast_threads())
     old.close()  # long given up: no reason to count the new one as lost
@@ -355,7 +355,7 @@ def test_a_new_address_means_a_new_process(cluster):
 def test_a_new_process_may_call_before_its_address_is_known(cluster):
     old, bob = cluster.start(ALICE, BOB)
     check_still_works(old, bob)
-    new = TcpTransport(ALICE, TOKEN, epoch=1)
+    new = TcpTransport(ALICE, SECRET, epoch=1)
     new.connect({BOB: cluster.addresses[BOB]})
     new.send(BOB, activation(1), torch.tensor(1))
     wait_until(lambda: bob.statistics.received_messages == 2)
@@ -427,7 +427,7 @@ def test_a_reader_that_waits_for_room_ends_with_its_connection(cluster, how):
 
 def test_two_hundred_lives_of_a_peer_leave_nothing_behind():
     torch.set_num_threads(1)
-    bob = TcpTransport(BOB, TOKEN)
+    bob = TcpTransport(BOB, SECRET)
     address = bob.listen()
     num_rounds = 200
 
@@ -438,7 +438,7 @@ def test_two_hundred_lives_of_a_peer_leave_nothing_behind():
 
     before = held()
     for epoch in range(1, num_rounds + 1):
-        alice = TcpTransport(ALICE, TOKEN, epoch=epoch)
+        alice = TcpTransport(ALICE, SECRET, epoch=epoch)
         alice.connect({BOB: address})
         bob.advance(epoch)
         bob.connect({ALICE: alice.listen()})
@@ -477,7 +477,7 @@ def test_what_arrives_is_read_straight_into_the_tensor(cluster):
 
 def test_the_constructor_opens_nothing_and_starts_nothing():
     files, threads = open_files(), threading.active_count()
-    transport = TcpTransport(ALICE, TOKEN)
+    transport = TcpTransport(ALICE, SECRET)
     assert (open_files(), threading.active_count()) == (files, threads)
     transport.close()
 
@@ -497,13 +497,13 @@ def test_close_leaves_no_file_no_thread_and_no_port_behind(cluster):
     assert not holdfast_threads()
     assert open_files() == files
     host, port = cluster.addresses[ALICE]
-    again = TcpTransport(ALICE, TOKEN, host, listen_port=port)
+    again = TcpTransport(ALICE, SECRET, host, listen_port=port)
     assert again.listen() == (host, port)
     again.close()
 
 
-def test_a_token_of_the_wrong_size_is_refused():
-    with pytest.raises(ConfigError, match="3 bytes: must be 16"):
+def test_a_secret_of_the_wrong_size_is_refused():
+    with pytest.raises(ConfigError, match="3 bytes: must be 32"):
         TcpTransport(ALICE, b"abc")
 
 

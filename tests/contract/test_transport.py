@@ -808,7 +808,7 @@ def test_a_name_is_taken_over_in_a_later_epoch_and_its_old_bearer_refused(cluste
 
 def cut_often(cluster, stop: threading.Event, cuts: list[int]) -> None:
     dice = random.Random(1)
-    while not stop.wait(dice.uniform(0.0, 0.004)):
+    while not stop.wait(dice.uniform(0.0, 0.03)):
         cuts.append(cluster.cut())
 
 

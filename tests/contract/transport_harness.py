@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from holdfast import handshake
 from holdfast.cluster import WorkerId
 from holdfast.errors import TransportClosed
 from holdfast.transport.base import Channel, Limits, Tag, Transport
@@ -19,14 +20,13 @@ from holdfast.transport.greeting import (
     ANSWER_BYTES,
     Hello,
     decode_answer,
-    encode_caller,
     encode_hello,
 )
 from holdfast.transport.local import LocalHub, LocalTransport
 from holdfast.transport.tcp import TcpTransport
 
 ALICE, BOB, CAROL = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
-TOKEN = b"sixteen byte key"
+SECRET = b"what only the workers of a run k"
 LIMIT_S = 30.0  # no test waits this long unless it fails
 
 
@@ -63,6 +63,10 @@ def frame(
 _sessions = itertools.count(1)
 
 
+def worker(me: WorkerId) -> handshake.Identity:
+    return handshake.Identity(handshake.WORKER_ROLE, str(me))
+
+
 class Caller:
     """A worker that is nothing but a socket. As a context it hangs up at its end."""
 
@@ -76,7 +80,8 @@ class Caller:
         self.socket.close()
 
     def introduce(self, me: WorkerId) -> "Caller":
-        self.socket.sendall(encode_caller(TOKEN, me))
+        """Prove to be this worker."""
+        handshake.call(self.socket, SECRET, worker(me), handshake.WORKER_ROLE, LIMIT_S)
         return self
 
     def hello(
@@ -183,7 +188,7 @@ class TcpCluster:
         self.addresses: dict[WorkerId, tuple[str, int]] = {}
 
     def start(self, *workers: WorkerId, limits: Limits | None = None) -> list[Transport]:
-        made = {worker: TcpTransport(worker, TOKEN, limits=limits) for worker in workers}
+        made = {worker: TcpTransport(worker, SECRET, limits=limits) for worker in workers}
         hinder_all(made.values(), self.delay_s)
         self.addresses |= {worker: transport.listen() for worker, transport in made.items()}
         self._replaced += [old for worker, old in self._transports.items() if worker in made]

@@ -5,7 +5,6 @@ coordinator, so that a run ends with a reason.
 """
 
 import ctypes
-import hmac
 import os
 import sys
 import threading
@@ -29,7 +28,6 @@ from holdfast.runtime.link import ControlLink, Stopped
 from holdfast.runtime.stacks import ignore_signal
 from holdfast.runtime.worker import Worker, one_line
 from holdfast.transport.base import Limits, Transport
-from holdfast.transport.greeting import TOKEN_BYTES
 from holdfast.transport.tcp import TcpTransport
 
 _KILLED = 137  # as a shell tells of SIGKILL
@@ -49,15 +47,14 @@ def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"holdfast {spec.worker}".encode())  # for ps -e
     prepare_torch(spec.config)
     limits = transport_limits(spec.config)
-    transport = TcpTransport(spec.worker, _data_token(spec), limits=limits)
+    access = spec.access
+    transport = TcpTransport(
+        spec.worker, access.secret, generation=access.generation, limits=limits
+    )
     code = run_worker(spec, transport, nullcontext())
     if code == CUT_OFF:
         _join_again(spec)
     return code
-
-
-def _data_token(spec: WorkerSpec) -> bytes:
-    return hmac.digest(spec.access.secret, b"data port", "sha256")[:TOKEN_BYTES]
 
 
 def _join_again(spec: WorkerSpec) -> None:

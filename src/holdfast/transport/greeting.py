@@ -5,11 +5,9 @@ connection: the hello of the next one names it, and the answer says how many of 
 have come, so that nothing is lost and nothing comes twice. Knows nothing of sockets.
 """
 
-import hmac
 import struct
 from typing import NamedTuple
 
-from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.transport.frame import VERSION, check_seal, sealed
 
@@ -17,11 +15,8 @@ _HELLO_MAGIC = b"HFhi"
 # magic, version, whether it was answered before | session | epoch
 _HELLO = struct.Struct("<4s2BQI")
 _ANSWER = struct.Struct("<Q")
-TOKEN_BYTES = 16
-_CALLER = struct.Struct(f"<{TOKEN_BYTES}s2I")  # token | pipeline, stage
 _CRC_BYTES = 4
 
-CALLER_BYTES = _CALLER.size + _CRC_BYTES
 HELLO_BYTES = _HELLO.size + _CRC_BYTES
 ANSWER_BYTES = _ANSWER.size + _CRC_BYTES
 GOODBYE = 2**64 - 1
@@ -59,15 +54,3 @@ def decode_answer(data: bytes | bytearray) -> int:
     check_seal(data, ANSWER_BYTES)
     (num_received,) = _ANSWER.unpack_from(data)
     return int(num_received)
-
-
-def encode_caller(token: bytes, me: WorkerId) -> bytes:
-    return sealed(_CALLER.pack(token, *me))
-
-
-def decode_caller(data: bytes | bytearray, token: bytes) -> WorkerId:
-    check_seal(data, CALLER_BYTES)
-    their_token, pipeline, stage = _CALLER.unpack_from(data)
-    if not hmac.compare_digest(their_token, token):
-        raise ProtocolError("wrong job token")
-    return WorkerId(pipeline, stage)

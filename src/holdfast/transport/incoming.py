@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import EpochPast, ProtocolError
+from holdfast.errors import ProtocolError
 from holdfast.transport.base import Limits
 from holdfast.transport.frame import (
     FRAME_HEADER_BYTES,
@@ -22,15 +22,7 @@ from holdfast.transport.frame import (
     empty_tensor,
     payload_view,
 )
-from holdfast.transport.greeting import (
-    CALLER_BYTES,
-    GOODBYE,
-    HELLO_BYTES,
-    Hello,
-    decode_caller,
-    decode_hello,
-    encode_answer,
-)
+from holdfast.transport.greeting import GOODBYE, Hello, encode_answer
 from holdfast.transport.mailbox import Mailbox
 from holdfast.transport.sockets import read_exactly, shut, tune_incoming
 
@@ -44,19 +36,21 @@ class Incoming:
         self,
         connection: socket.socket,
         mailbox: Mailbox,
+        source: WorkerId,
+        hello: Hello,
         *,
-        token: bytes,
         limits: Limits,
         on_end: Callable[["Incoming", bool], None],
     ) -> None:
         """``on_end`` is called once, with True if the connection was refused."""
         self._connection, self._mailbox = connection, mailbox
-        self._token, self._limits, self._on_end = token, limits, on_end
+        self._source, self._hello = source, hello
+        self._limits, self._on_end = limits, on_end
         self.num_damaged = 0
         self._is_shut = self._is_replaced = self._has_said_bye = False
         self._unconfirmed_messages = self._unconfirmed_bytes = 0
         self._num_taken = 0
-        name = f"holdfast-{mailbox.me}-read"
+        name = f"holdfast-{mailbox.me}-read-{source}"
         self._reader = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -92,30 +86,15 @@ class Incoming:
     def _run(self) -> None:
         is_refused = False
         try:
-            source, hello = self._read_hello()
-            self._reader.name += f"-{source}"
-            self._welcome(source, hello)
-            self._read_until_lost(source)
-        except (ProtocolError, EpochPast, OSError):
-            # An OSError here comes before the hello: not a worker, or one that ended at once.
+            tune_incoming(self._connection, self._limits.silence_limit_s)
+            self._welcome(self._source, self._hello)
+            self._read_until_lost(self._source)
+        except (ProtocolError, OSError):
+            # An OSError here comes before the first message: its sender ended at once.
             is_refused = True
         finally:
             self._connection.close()
             self._on_end(self, is_refused or self._is_replaced)
-
-    def _read_hello(self) -> tuple[WorkerId, Hello]:
-        self._connection.settimeout(self._limits.connect_limit_s)
-        source = decode_caller(self._read(CALLER_BYTES), self._token)
-        hello = decode_hello(self._read(HELLO_BYTES))
-        tune_incoming(self._connection, self._limits.silence_limit_s)
-        self._connection.settimeout(None)
-        return source, hello
-
-    def _read(self, num_bytes: int) -> bytearray:
-        data = bytearray(num_bytes)
-        if read_exactly(self._connection, memoryview(data)) < num_bytes:
-            raise ProtocolError("the connection ended before its hello")
-        return data
 
     def _welcome(self, source: WorkerId, hello: Hello) -> None:
         session, epoch, resumes = hello
@@ -123,7 +102,7 @@ class Incoming:
             self._num_taken, before, is_another = self._mailbox.welcome(
                 source, epoch, self, session, resumes=resumes
             )
-        except (ProtocolError, EpochPast):
+        except ProtocolError:
             self._say(GOODBYE)
             raise
         self._connection.sendall(encode_answer(self._num_taken))

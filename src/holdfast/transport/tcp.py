@@ -1,21 +1,24 @@
 """Tensors over TCP, for CPU tensors: connections to and from every peer, and one mailbox.
 
-Connections carry tensors one way and are made by the sender at its first send. Every wait, in
-the kernel or not, ends at ``close``. The job token is the only guard: it is sent as it is.
+Connections carry tensors one way and are made by the sender at its first send. Both ends prove
+that they know the run's secret, and who they are. Every wait, in the kernel or not, ends at
+``close``.
 """
 
-import contextlib
 import math
 import socket
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic, monotonic_ns
 
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import ConfigError, PeerLost, TransportClosed
+from holdfast.errors import ConfigError, HandshakeFailed, PeerLost, TransportClosed, WaitTimeout
+from holdfast.handshake import SECRET_BYTES, WORKER_ROLE, Identity, call
 from holdfast.transport.base import (
     NO_HINDRANCE,
     Hindrance,
@@ -26,31 +29,33 @@ from holdfast.transport.base import (
 )
 from holdfast.transport.dialing import Dialer
 from holdfast.transport.frame import checksum_of, encode_frame, payload_view, wire_form
-from holdfast.transport.greeting import TOKEN_BYTES, encode_caller
+from holdfast.transport.gate import Gate, Visitor
+from holdfast.transport.greeting import Hello
 from holdfast.transport.incoming import Incoming
 from holdfast.transport.mailbox import Mailbox
 from holdfast.transport.outgoing import Outgoing
-from holdfast.transport.sockets import BUFFER_BYTES, Address, shut
+from holdfast.transport.sockets import Address
 
 _JOIN_LIMIT_S = 5.0
-_ACCEPT_PAUSE_S = 0.05  # when the process is out of file descriptors
+_PAUSE_S = 0.05  # when the process is out of descriptors or threads
 
 
 class TcpTransport:
     def __init__(
         self,
         me: WorkerId,
-        token: bytes,
+        secret: bytes,
         listen_host: str = "127.0.0.1",
         *,
         listen_port: int = 0,
+        generation: int = 0,
         epoch: int = 0,
         limits: Limits | None = None,
     ) -> None:
-        if len(token) != TOKEN_BYTES:
-            raise ConfigError(f"job token has {len(token)} bytes: must be {TOKEN_BYTES}")
+        if len(secret) != SECRET_BYTES:
+            raise ConfigError(f"secret of the run has {len(secret)} bytes: must be {SECRET_BYTES}")
         self.me = me
-        self._token = token
+        self._secret, self._identity = secret, Identity(WORKER_ROLE, str(me), generation)
         self._listen_address = (listen_host, listen_port)
         self._limits = limits or Limits()
         self._mailbox = Mailbox(
@@ -66,9 +71,12 @@ class TcpTransport:
         self._abandoned: list[Outgoing] = []  # kept until their threads have ended
         self._sent_before = (0, 0, 0)  # messages, bytes, reconnections of links no longer kept
         self._incoming: set[Incoming] = set()
-        self._listener: socket.socket | None = None
-        self._accepter = threading.Thread(
-            target=self._accept, name=f"holdfast-{me}-accept", daemon=True
+        self._gate = Gate(
+            f"holdfast-{me}-accept",
+            lambda: Visitor(secret, self._identity),
+            limit_s=self._limits.connect_limit_s,
+            admit=self._admit,
+            refused=self._count_refused,
         )
         self._closing = threading.Event()
         self._refused_connections = self._damaged_messages = 0
@@ -77,10 +85,7 @@ class TcpTransport:
         """Start to take connections. Returns the host and port to give to the others."""
         with self._lock:
             self._check_open()
-            self._listener = _listener(self._listen_address)
-            self._accepter.start()
-            host, port = self._listener.getsockname()[:2]
-            return host, port
+            return self._gate.open(self._listen_address)
 
     def connect(self, addresses: Mapping[WorkerId, Address]) -> None:
         """Say where peers are; connections are made at the first send to each.
@@ -171,14 +176,12 @@ class TcpTransport:
         with self._lock:
             self._closing.set()
             outgoing = [*self._outgoing.values(), *self._abandoned]
-            if self._listener is not None:
-                shut(self._listener)
+        self._gate.close()
         for link in outgoing:
             link.close()
-        # No connection is added once the accepter has ended, and all that are here get shut.
+        # No connection is added once the gate has ended, and all that are here get shut.
         deadline_s = monotonic() + _JOIN_LIMIT_S
-        if self._listener is not None:
-            _join(self._accepter, deadline_s)
+        _join(self._gate, deadline_s)
         with self._lock:
             incoming = list(self._incoming)
         for connection in incoming:
@@ -211,6 +214,17 @@ class TcpTransport:
         return messages, num_bytes, reconnections
 
     def _open(self, peer: WorkerId) -> Outgoing:
+        """Out of descriptors or threads, it waits: that passes."""
+        deadline_s = monotonic() + self._limits.connect_limit_s
+        while True:
+            try:
+                return self._opened(peer)
+            except (OSError, RuntimeError) as why:  # no new thread is a RuntimeError
+                if monotonic() > deadline_s:
+                    raise WaitTimeout(f"no link from {self.me} to worker {peer}: {why}") from why
+            time.sleep(_PAUSE_S)
+
+    def _opened(self, peer: WorkerId) -> Outgoing:
         with self._lock:
             self._check_open()
             if peer in self._outgoing:  # another thread was first
@@ -220,7 +234,7 @@ class TcpTransport:
             link = Outgoing(
                 self.me,
                 peer,
-                Dialer(self._addresses[peer], self._introduce, self._limits),
+                Dialer(self._addresses[peer], partial(self._introduce, peer), self._limits),
                 epoch=lambda: self._mailbox.epoch,
                 may_wait_in=self._mailbox.may_wait_in,
                 while_held_up=self._mailbox.held_up,
@@ -231,8 +245,11 @@ class TcpTransport:
             self._outgoing[peer] = link
             return link
 
-    def _introduce(self, connection: socket.socket) -> None:
-        connection.sendall(encode_caller(self._token, self.me))
+    def _introduce(self, peer: WorkerId, connection: socket.socket) -> None:
+        limit_s = self._limits.connect_limit_s
+        found = call(connection, self._secret, self._identity, WORKER_ROLE, limit_s)
+        if found.name != str(peer):
+            raise HandshakeFailed(f"worker {found.name} answers where worker {peer} should be")
 
     def _abandon(self, links: Iterable[Outgoing]) -> None:
         """With the lock held. Also lets go of those abandoned earlier that have ended."""
@@ -252,30 +269,28 @@ class TcpTransport:
         if self._closing.is_set():
             raise TransportClosed(f"the transport of worker {self.me} is closed")
 
-    # --- the accepter thread ---
+    # --- called by the gate, and by the readers ---
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        with contextlib.closing(self._listener):
-            while not self._closing.is_set():
-                try:
-                    connection, _ = self._listener.accept()
-                except OSError:  # closing, a caller that gave up, or out of descriptors
-                    self._closing.wait(_ACCEPT_PAUSE_S)
-                    continue
-                self._read_from(connection)
-
-    def _read_from(self, connection: socket.socket) -> None:
+    def _admit(self, connection: socket.socket, source: WorkerId, hello: Hello) -> None:
         incoming = Incoming(
             connection,
             self._mailbox,
-            token=self._token,
+            source,
+            hello,
             limits=self._limits,
             on_end=self._connection_ended,
         )
         with self._lock:
             self._incoming.add(incoming)
-        incoming.start()
+        try:
+            incoming.start()
+        except RuntimeError:  # no thread to be had; whoever calls calls again
+            connection.close()
+            self._connection_ended(incoming, is_refused=True)
+
+    def _count_refused(self) -> None:
+        with self._lock:
+            self._refused_connections += 1
 
     def _connection_ended(self, incoming: Incoming, is_refused: bool) -> None:
         with self._lock:
@@ -284,22 +299,5 @@ class TcpTransport:
             self._damaged_messages += incoming.num_damaged
 
 
-def _listener(address: Address) -> socket.socket:
-    family, kind, protocol, _, resolved = socket.getaddrinfo(
-        *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit it, and it must be set before the connection is made.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        listener.bind(resolved)
-        listener.listen(128)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _join(part: threading.Thread | Outgoing | Incoming, deadline_s: float) -> None:
+def _join(part: Gate | Outgoing | Incoming, deadline_s: float) -> None:
     part.join(max(0.0, deadline_s - monotonic()))
