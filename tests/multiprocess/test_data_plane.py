@@ -1,0 +1,116 @@
+"""Real processes whose data connections break, or are attacked: nobody is lost, no bit changes.
+
+HOLDFAST_SEED repeats the random moments; it is printed.
+"""
+
+import random
+import resource
+import socket
+
+import pytest
+
+from helpers import jobs, runs
+from helpers.chaos import SEED
+from helpers.connections import cut_often, data_ports, limit_descriptors
+from helpers.live import LiveRun, assert_nothing_left, paced
+from holdfast.handshake import Caller, Identity
+from holdfast.observability.events import CheckpointSaved, WorkerLost
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+STEPS, MICROBATCHES = 40, 6
+PATIENT = runs.settings("workers.silence_limit_s=30")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    numbers = {"steps": STEPS, "microbatches": MICROBATCHES}
+    return runs.finished(runs.threads(jobs.mixed(folder), folder / "run", **numbers))
+
+
+@pytest.fixture
+def live(tmp_path):
+    """2 x 2 workers in the middle of a run that is slow until it is released."""
+    words = ["train", str(paced(tmp_path)), *runs.layout("2x2"), "--steps", str(STEPS)]
+    words += ["--microbatches", str(MICROBATCHES), *PATIENT]
+    started = LiveRun(tmp_path, *words, *runs.settings("checkpoint.every_steps=2"))
+    started.wait_for_steps(1)
+    yield started
+    started.close()
+
+
+def assert_nobody_noticed(live, undisturbed):
+    live.release()
+    run = runs.finished(live.outcome())
+    assert run.sha256 == undisturbed.sha256
+    assert run.losses == undisturbed.losses
+    assert not [event for event in run.events if isinstance(event, WorkerLost)]
+    assert not run.summary["went_back"]
+    assert_nothing_left(run)
+
+
+@pytest.mark.parametrize("num_cuts", [10, pytest.param(200, marks=pytest.mark.wide)])
+def test_r4_no_worker_is_lost_for_a_broken_connection(live, undisturbed, num_cuts):
+    dice = random.Random(SEED)
+    print(f"HOLDFAST_SEED={SEED}")  # noqa: T201
+    num_resets = cut_often(live, num_cuts, dice, pause_s=0.05 if num_cuts > 10 else 0.2)
+    assert 0 < num_resets < num_cuts
+    live.wait_for_more_steps(1)
+    assert_nobody_noticed(live, undisturbed)
+
+
+@pytest.mark.wide
+def test_s4_two_thousand_idle_connections_stop_neither_training_nor_checkpoints(live, undisturbed):
+    limit_descriptors([live.launcher.pid, *live.pids], 1024)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    port = min(data_ports(live.workers.values()).values())
+    strangers = []
+    try:
+        for _ in range(2000):
+            strangers.append(socket.create_connection(("127.0.0.1", port), timeout=30))
+        num_saved = len(live.all_of(CheckpointSaved))
+        live.wait_for_more_steps(4)
+        live.wait_for(CheckpointSaved, num_saved + 1)
+        assert cut_often(live, 4, random.Random(SEED), pause_s=0.1) <= 4
+        live.wait_for_more_steps(2)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert_nobody_noticed(live, undisturbed)
+
+
+def nonsense(dice: random.Random) -> bytes:
+    """What a stranger may say: noise, or a handshake that was cut, changed, repeated, turned."""
+    hello = Caller(dice.randbytes(32), Identity("worker", "0.1"), "worker").hello
+    kind = dice.randrange(5)
+    if kind == 0:
+        return dice.randbytes(dice.randrange(400))
+    if kind == 1:
+        return hello[: dice.randrange(len(hello))]
+    if kind == 2:
+        changed = bytearray(hello)
+        changed[dice.randrange(len(changed))] ^= 1 << dice.randrange(8)
+        return bytes(changed)
+    if kind == 3:
+        return hello * dice.randint(2, 4)
+    parts = [hello, dice.randbytes(37), b"HFtn" + bytes(128)]
+    dice.shuffle(parts)
+    return b"".join(parts)
+
+
+@pytest.mark.wide
+def test_s4_five_thousand_malformed_greetings_change_nothing(live, undisturbed):
+    dice = random.Random(SEED)
+    print(f"HOLDFAST_SEED={SEED}")  # noqa: T201
+    ports = sorted(data_ports(live.workers.values()).values())
+    assert len(ports) == 4
+    for _ in range(5000):
+        with socket.create_connection(("127.0.0.1", dice.choice(ports)), timeout=30) as stranger:
+            try:
+                stranger.sendall(nonsense(dice))
+            except ConnectionError:
+                continue
+    live.wait_for_more_steps(2)
+    assert_nobody_noticed(live, undisturbed)
