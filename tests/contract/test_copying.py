@@ -2,6 +2,7 @@
 
 import math
 import sys
+import weakref
 from collections.abc import Mapping
 
 import pytest
@@ -217,6 +218,48 @@ def test_a_joiner_that_is_gone_costs_no_memory_for_ever():
     update = committed(8)
     copy.giver.send_update(update)
     assert sys.getrefcount(update) == 2, "somebody keeps an update that nobody will get"
+
+
+def test_r8_updates_that_wait_for_a_slow_joiner_are_bounded_in_bytes(monkeypatch):
+    """It gets a newer state instead; one that never keeps up gets nothing in the end."""
+    monkeypatch.setattr(copying, "_MOST_BEHIND_BYTES", 3 * LAYOUT.numel * 4)
+    copy = Copy(limits=Limits(inbox_bytes=100))  # it reads nothing
+    num_copies, kept = 0, []
+    for step in range(7, 60):
+        update = committed(step)
+        kept.append(weakref.ref(update.result.reduced.flat))
+        copy.giver.send_update(update)
+        del update
+        if copy.giver.is_asked:
+            num_copies += 1
+            copy.giver.send_state(step + 1, tensors())
+            feed = copy.giver._feeds[JOINER]
+            wait_until(lambda feed=feed: feed._thread.is_alive())
+    assert num_copies == 1 + copying._MOST_COPIES - 1
+    assert not copy.giver.joiners
+    wait_until(lambda: sum(one() is not None for one in kept) <= copying._MOST_COPIES)
+    copy.joiners[JOINER].close()
+
+
+def test_r8_a_joiner_that_fell_behind_takes_the_newer_state(monkeypatch):
+    monkeypatch.setattr(copying, "_MOST_BEHIND_BYTES", 3 * LAYOUT.numel * 4)
+    copy = Copy(limits=Limits(inbox_bytes=100))
+    copy.giver.send_state(7, tensors())
+    step = 7
+    while not copy.giver.is_asked:
+        copy.giver.send_update(committed(step))
+        step += 1
+    copy.giver.send_state(step, tensors(2.0))
+    arrivals = Arrivals(copy.joiners[JOINER], GIVER, HEADER)
+
+    def follow_the_first() -> None:
+        receive_state(arrivals, LIMIT_S)
+        receive_result(arrivals, Tag(Channel.UPDATE, 99), FORM, LIMIT_S)
+
+    with pytest.raises(BegunAnew):
+        follow_the_first()
+    arrivals.use_up()
+    assert receive_state(arrivals, LIMIT_S).version == step
 
 
 def test_a_joiner_hears_that_its_source_is_lost():

@@ -803,6 +803,38 @@ def test_a_name_is_taken_over_in_a_later_epoch_and_its_old_bearer_refused(cluste
     assert bob.receive(ALICE, activation(2), LIMIT_S) == 9
 
 
+# --- copies that nobody wants any more ---
+
+
+def test_r8_what_is_left_of_a_copy_is_dropped_when_it_is_over(pair):
+    alice, bob = pair
+    alice.send(BOB, state(1), megabyte(1))
+    alice.send(BOB, activation(1), torch.tensor(1))
+    bob.wait_any([(ALICE, activation(1))], LIMIT_S)
+    bob.expect_copies(False)
+    assert not bob.has(ALICE, state(1))
+    alice.send(BOB, state(2), megabyte(2))  # it was under way
+    alice.send(BOB, activation(2), torch.tensor(2))
+    for step in (1, 2):
+        assert bob.receive(ALICE, activation(step), LIMIT_S) == step
+    assert bob.statistics.unread_bytes == 0
+    assert bob.statistics.refused_copies == 2
+    bob.expect_copies(True)
+    alice.send(BOB, state(3), torch.tensor(3))
+    assert bob.receive(ALICE, state(3), LIMIT_S) == 3
+
+
+def test_r8_a_copy_from_another_source_drops_what_the_first_had_sent(cluster):
+    alice, bob, carol = cluster.start(ALICE, BOB, CAROL)
+    for source in (alice, carol):
+        source.send(BOB, state(1), megabyte(1))
+    for source in (ALICE, CAROL):
+        bob.wait_any([(source, state(1))], LIMIT_S)
+    bob.drop_copies(keep=CAROL)
+    assert (bob.has(ALICE, state(1)), bob.has(CAROL, state(1))) == (False, True)
+    assert bob.statistics.unread_bytes == MB
+
+
 # --- connections that break ---
 
 

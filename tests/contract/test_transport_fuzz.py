@@ -27,13 +27,13 @@ from transport_harness import (
     worker,
 )
 
+from helpers.seed import SEED
 from holdfast import handshake
 from holdfast.transport.base import Limits
 from holdfast.transport.frame import Note, encode_note
 from holdfast.transport.greeting import Hello, encode_hello
 from holdfast.transport.incoming import Incoming
 
-SEED = int(os.environ.get("HOLDFAST_SEED", "1"))
 CORPUS = [
     frame(activation(1), torch.ones(5)),
     frame(activation(2), torch.ones(5), sequence=2),

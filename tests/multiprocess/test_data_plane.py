@@ -10,9 +10,9 @@ import socket
 import pytest
 
 from helpers import jobs, runs
-from helpers.chaos import SEED
 from helpers.connections import cut_often, data_ports, limit_descriptors
 from helpers.live import LiveRun, assert_nothing_left, paced
+from helpers.seed import SEED
 from holdfast.handshake import Caller, Identity
 from holdfast.observability.events import CheckpointSaved, WorkerLost
 

@@ -7,7 +7,7 @@ from coordinator_world import TORCH, World, emitted, much_happens, pid_of, repor
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Fence, StartWorker
-from holdfast.control.membership import Phase
+from holdfast.control.membership import JOINING, Phase
 from holdfast.control.run import RunPhase
 from holdfast.errors import ConfigError
 from holdfast.observability import events
@@ -385,6 +385,21 @@ def test_a_joiner_that_is_being_let_in_is_told_nothing_else_when_its_source_dies
     effects += world.handle(gone)
     assert "1.0" in sent(effects, messages.Halt)
     assert "1.0" not in sent(effects, messages.CopyState)
+
+
+def test_r8_a_joiner_that_never_keeps_up_is_refused_with_a_reason() -> None:
+    world = short_of("1.0")
+    world.come("1.0")
+    world.pump()
+    for _ in range(4):
+        assert world.phase("1.0") in JOINING
+        starved = messages.PeerGone(worker="1.0", epoch=world.run.run.epoch, lost="")
+        world.handle(starved)
+        world.pump()
+    [failed] = emitted(world.effects, events.JoinFailed)
+    assert "slower than training goes on" in failed.reason
+    world.finish()
+    assert world.run.phase is RunPhase.FINISHED
 
 
 def test_a_wait_that_runs_out_stops_everyone_and_shows_who_is_stuck() -> None:

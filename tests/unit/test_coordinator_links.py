@@ -49,9 +49,7 @@ def test_r4_a_death_is_noticed_as_fast_as_before_and_once() -> None:
 
 def test_a_complaint_of_one_who_ends_because_of_it_is_not_believed_either() -> None:
     world = World().start()
-    failed = messages.Failed(
-        worker="0.1", lost="1.0", exit_code=1, reason="", details=""
-    )
+    failed = messages.Failed(worker="0.1", lost="1.0", exit_code=1, reason="", details="")
     world.handle(failed)
     world.die("0.1")
     world.pump()

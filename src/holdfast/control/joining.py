@@ -20,6 +20,7 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 
 _FIRST_RETRY_S = 0.2
+_MOST_STARVED = 3  # copies: whoever cannot keep up by then never will
 
 _STATES = {
     m.Phase.STARTING: "starting",
@@ -42,6 +43,7 @@ class Joiner:
     num_bytes: int = 0  # of it
     awaits_state: bool = False  # of a stage that nobody holds: it is given it when it is rebuilt
     entering: bool = False  # a change is to make it a member: it is told nothing else meanwhile
+    num_starved: int = 0  # copies of which nothing more came
     retry_s: float = _FIRST_RETRY_S
     not_before_s: float = 0.0
 
@@ -232,9 +234,17 @@ class Joining:
         return self._copy(worker, joiner, at_s)
 
     def starves(self, worker: WorkerId, at_s: float) -> list[Effect]:
-        """Its source sends nothing: it begins anew."""
+        """Its source sends nothing: it begins anew; ConfigError: it never keeps up."""
         joiner = self.joiners.get(worker)
-        return [] if joiner is None else self._copy(worker, joiner, at_s)
+        if joiner is None:
+            return []
+        joiner.num_starved += 1
+        if joiner.num_starved > _MOST_STARVED and not joiner.entering:
+            raise ConfigError(
+                f"it did not get the state of stage {joiner.stage} in {joiner.num_starved} copies: "
+                "its connection is slower than training goes on"
+            )
+        return self._copy(worker, joiner, at_s)
 
     def _copy(self, worker: WorkerId, joiner: Joiner, at_s: float) -> list[Effect]:
         busy = [other.source for other in self.joiners.values()]

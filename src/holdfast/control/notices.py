@@ -15,7 +15,7 @@ from holdfast.control.reports import Reports
 from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase
 from holdfast.control.starting import Starting
 from holdfast.control.wish import Wish
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.faults.fault import FaultKind
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -128,7 +128,10 @@ class Notices:
         """Nobody is gone, yet nothing comes: all stop, and whoever does not is the one."""
         worker = parse_worker(by)
         if worker not in self._run.stages:
-            return self._joining.starves(worker, at_s)
+            try:
+                return self._joining.starves(worker, at_s)
+            except ConfigError as why:
+                return self.refuse(worker, str(why), at_s)
         change = self._changes.current
         if change is not None and change.stopping:
             # Whoever does not stop will be found, unless all wait for a replay.

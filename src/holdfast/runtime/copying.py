@@ -9,7 +9,9 @@ import json
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +25,9 @@ from holdfast.transport.base import Channel, Tag, Transport
 
 _PIECE_BYTES = 8 << 20
 _PAUSE_S = 0.01
-_MOST_BEHIND = 64  # updates
+_MOST_BEHIND = 64  # updates that wait for one joiner ...
+_MOST_BEHIND_BYTES = 256 << 20  # ... and their bytes, if there is more than one
+_MOST_COPIES = 3  # begun anew for one that cannot keep up
 HEADER = Tag(Channel.STATE, 0)
 """Begins a copy; it comes again when the giver begins anew."""
 
@@ -37,6 +41,7 @@ class Giver:
         self._lock = threading.Lock()
         self._asked: dict[WorkerId, Callable[[], None]] = {}
         self._feeds: dict[WorkerId, _Feed] = {}
+        self._num_behind: Counter[WorkerId] = Counter()  # how often each fell too far behind
 
     @property
     def joiners(self) -> set[WorkerId]:
@@ -53,6 +58,7 @@ class Giver:
         self.forget({joiner})
         with self._lock:
             self._asked[joiner] = connect
+            self._num_behind.pop(joiner, None)
 
     def forget(self, joiners: Collection[WorkerId]) -> None:
         """They are members now, or gone."""
@@ -66,18 +72,26 @@ class Giver:
         """To everyone who has the state from before this step, or is being sent it."""
         with self._lock:
             self._feeds = {j: feed for j, feed in self._feeds.items() if not feed.ended}
-            for feed in self._feeds.values():
-                feed.updates.put(committed)
-                if feed.updates.qsize() > _MOST_BEHIND:
-                    feed.end()  # it takes nothing any more; whoever lives begins anew
+            for joiner, feed in self._feeds.items():
+                feed.add(committed)
+                if feed.is_too_far_behind:
+                    feed.end()
+                    self._begin_anew(joiner, feed)
+
+    def _begin_anew(self, joiner: WorkerId, feed: "_Feed") -> None:
+        """With a newer state, instead of all that it has missed. A few times: then it starves."""
+        self._num_behind[joiner] += 1
+        if self._num_behind[joiner] < _MOST_COPIES:
+            self._asked[joiner] = feed.connect
 
     def send_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """To all who have asked. ``tensors`` are copies that nobody changes."""
         with self._lock:
             for joiner, connect in sorted(self._asked.items()):
                 connect()
-                self._feeds[joiner] = _Feed(self._transport, self._form, joiner, version, tensors)
-                self._feeds[joiner].start()
+                feed = _Feed(self._transport, self._form, joiner, version, tensors, connect)
+                self._feeds[joiner] = feed
+                feed.start()
             self._asked.clear()
 
 
@@ -91,18 +105,35 @@ class _Feed:
         joiner: WorkerId,
         version: int,
         tensors: Mapping[str, Tensor],
+        connect: Callable[[], None],
     ) -> None:
         self._transport, self._form, self._joiner = transport, form, joiner
         self._version, self._tensors = version, tensors
+        self.connect = connect
         self.ended = False
+        self._update_bytes = 0  # of one
         self.updates: queue.SimpleQueue[Committed | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"feed-{joiner}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def add(self, update: Committed) -> None:
+        self._update_bytes = update.result.reduced.flat.nbytes
+        self.updates.put(update)
+
+    @property
+    def is_too_far_behind(self) -> bool:
+        waiting = self.updates.qsize()
+        held_bytes = waiting * self._update_bytes
+        return waiting > _MOST_BEHIND or (waiting > 1 and held_bytes > _MOST_BEHIND_BYTES)
+
     def end(self) -> None:
+        """What waits is let go of."""
         self.ended = True
+        with suppress(queue.Empty):
+            while True:
+                self.updates.get_nowait()
         self.updates.put(None)
 
     def _run(self) -> None:

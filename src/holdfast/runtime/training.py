@@ -160,6 +160,7 @@ class StageTraining:
         stages = {parse_worker(name): stage for name, stage in proceed.stages.items()}
         self.giver.forget([joiner for joiner in self.giver.joiners if joiner in stages])
         self._epoch_number, self._end_step = proceed.epoch, proceed.end_step
+        self._arrivals = None  # it follows nobody any more
         self.prober.forget()
         self.lanes.start(proceed.epoch, proceed.schedule, proceed.first_step)
         self.ledger.new_plan()
@@ -231,6 +232,7 @@ class StageTraining:
     def follow(self, source: WorkerId) -> None:
         """Take the state from ``source`` and keep up with it. Only EpochPast or a loss ends it."""
         if self._arrivals is None or self._arrivals.source != source:
+            self._transport.drop_copies(keep=source)
             self._arrivals = Arrivals(self._transport, source, HEADER)
             self._has_state = False
         while True:

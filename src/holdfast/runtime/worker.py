@@ -224,6 +224,7 @@ class Worker:
             self.training.close()
             self.training = None
             self._transport.disconnect(())  # the others have left this worker out
+        self._transport.expect_copies(True)
         self._log.close()  # of a replay
         if job is None:
             job = self._load_again(assign)
@@ -384,6 +385,7 @@ class Worker:
         training = self._built
         members = {parse_worker(name) for name in proceed.stages}
         self._enter(proceed.epoch)
+        self._transport.expect_copies(False)  # a member follows nobody
         self._transport.disconnect({*members, *training.giver.joiners})
         self._connect(proceed.addresses)
         try:

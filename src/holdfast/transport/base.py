@@ -155,6 +155,7 @@ class Statistics:
     unread_bytes: int = 0  # held now, parked ones included
     refused_past_epoch: int = 0  # messages
     refused_forgotten: int = 0  # messages
+    refused_copies: int = 0  # messages of timeless channels that were of no use any more
     refused_connections: int = 0  # closed for what they sent, or for a newer one of that name
     reconnections: int = 0  # connections to peers that were made anew
     damaged_messages: int = 0  # whose checksum was wrong: they were asked for again
@@ -225,6 +226,17 @@ class Transport(Protocol):
 
         Call it after ``advance``: whoever comes back under a dropped name must be in this epoch
         or a later one. One that was itself dropped while it lived must do the same with its links.
+        """
+        ...
+
+    def drop_copies(self, keep: WorkerId | None = None) -> None:
+        """Drop what is here on timeless channels, but from ``keep``: its copy goes on."""
+        ...
+
+    def expect_copies(self, expected: bool) -> None:
+        """Whether messages of timeless channels are of use from now on; if not, all are dropped.
+
+        They are, until this is called.
         """
         ...
 

@@ -129,6 +129,12 @@ class LocalTransport:
                 line.abandon("it was disconnected")
         self._living_lines()
 
+    def drop_copies(self, keep: WorkerId | None = None) -> None:
+        self._mailbox.drop_copies(keep)
+
+    def expect_copies(self, expected: bool) -> None:
+        self._mailbox.expect_copies(expected)
+
     def take_transfers(self) -> list[TransferTime]:
         return self._mailbox.take_transfers()
 

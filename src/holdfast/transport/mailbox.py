@@ -72,7 +72,8 @@ class Mailbox:
         self._lost: dict[WorkerId, str] = {}
         self._away: dict[WorkerId, tuple[float, str]] = {}  # lost at this time, unless it is back
         self._received_messages = self._received_bytes = 0
-        self._refused_past_epoch = self._refused_forgotten = 0
+        self._refused_past_epoch = self._refused_forgotten = self._refused_copies = 0
+        self._expects_copies = True
         # Source, channel, bytes, nanoseconds: what is taken off a deque needs no lock.
         self._transfers: deque[tuple[WorkerId, Channel, int, int]] = deque(maxlen=_TRANSFERS_KEPT)
 
@@ -126,6 +127,17 @@ class Mailbox:
             self.epoch = epoch
             self._refused_past_epoch += self._keep_only(kept)
 
+    def drop_copies(self, keep: WorkerId | None) -> None:
+        with self._changed:
+            kept = [e for e in self._unread() if e[1][0] == keep or not e[1][1].channel.is_timeless]
+            self._refused_copies += self._keep_only(kept)
+
+    def expect_copies(self, expected: bool) -> None:
+        with self._changed:
+            self._expects_copies = expected
+        if not expected:
+            self.drop_copies(None)
+
     def interrupt(self, before_epoch: int) -> None:
         with self._changed:
             self._interrupted_before = max(self._interrupted_before, before_epoch)
@@ -163,6 +175,7 @@ class Mailbox:
                 unread_bytes=self._unread_bytes.total(),
                 refused_past_epoch=self._refused_past_epoch,
                 refused_forgotten=self._refused_forgotten,
+                refused_copies=self._refused_copies,
             )
 
     # --- for deliverers ---
@@ -220,6 +233,8 @@ class Mailbox:
                 self._refused_past_epoch += 1
             elif self._is_forgotten(epoch, tag):
                 self._refused_forgotten += 1
+            elif channel.is_timeless and not self._expects_copies:
+                self._refused_copies += 1
             elif not self.closed:
                 self._received_messages += 1
                 self._received_bytes += tensor.nbytes

@@ -153,6 +153,12 @@ class TcpTransport:
         for link in links:
             link.wake()
 
+    def drop_copies(self, keep: WorkerId | None = None) -> None:
+        self._mailbox.drop_copies(keep)
+
+    def expect_copies(self, expected: bool) -> None:
+        self._mailbox.expect_copies(expected)
+
     def take_transfers(self) -> list[TransferTime]:
         return self._mailbox.take_transfers()
 
