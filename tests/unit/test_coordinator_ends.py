@@ -1,7 +1,7 @@
 """A run that is to end early: with a checkpoint of the last whole step, and the reason."""
 
 import pytest
-from coordinator_world import World, emitted, part, report, sent
+from coordinator_world import World, emitted, report, sent
 
 from holdfast.control.rights import _MAY_SAY
 from holdfast.errors import ConfigError
@@ -78,8 +78,8 @@ def test_when_the_job_raises_the_step_before_is_saved_and_the_run_ends():
     for actor in world.live():  # nobody can go on without the one that has failed
         actor.runs = False
     world.handle(failed(world, 3))
-    world.handle(part("0.0", 0, 3))
-    world.handle(part("0.1", 1, 3))
+    world.part("0.0", 0, 3)
+    world.part("0.1", 1, 3)
     world.pump()
     assert sent(world.effects, messages.Proceed)["1.1"].end_step == 3
     assert world.run.over
@@ -104,8 +104,8 @@ def test_word_of_an_epoch_that_is_over_does_not_count():
 def test_if_somebody_is_past_the_step_the_last_checkpoint_is_all_there_is():
     world = World().start()
     world.step(3)
-    world.handle(part("0.0", 0, 1))
-    world.handle(part("0.1", 1, 1))
+    world.part("0.0", 0, 1)
+    world.part("0.1", 1, 1)
     world.handle(failed(world, 2))
     world.pump()
     assert "sample 7" in str(world.run.failure)
