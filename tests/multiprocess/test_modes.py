@@ -157,7 +157,7 @@ def test_in_two_phases_the_same_state_is_saved_as_in_one(tmp_path):
     words = [*runs.layout("1x2"), *runs.settings("checkpoint.every_steps=3")]
     words += runs.settings("recovery.mode=checkfreq", "checkpoint.at_end=false")
     two = runs.finished(runs.threads(jobs.mixed(tmp_path), tmp_path / "two", *words, **NUMBERS))
-    resume = [*runs.layout("1x2"), "--resume", str(two.run_dir)]
+    resume = ["--resume", str(two.run_dir), *runs.settings("checkpoint.at_end=true")]
     resumed = runs.threads(jobs.mixed(tmp_path), tmp_path / "resumed", *resume, **NUMBERS)
     assert runs.finished(resumed).summary["first_step"] == 6
     runs.assert_same_result(resumed, one)

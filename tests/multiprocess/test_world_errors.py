@@ -55,14 +55,15 @@ def test_a_sample_that_can_be_read_the_second_time_changes_no_bit(tmp_path, calm
 def assert_saved_and_resumed(tmp_path, ended, calm, *parts):
     assert ended.exit_code == 1
     [line] = ended.stderr.splitlines()
-    for text in (*parts, "Go on from the last checkpoint with --resume"):
+    for text in (*parts, "Go on from the last checkpoint with: holdfast train --resume"):
         assert text in line
     finished = len(ended.losses)
     assert 0 < finished < STEPS
-    assert [e.step for e in ended.events if isinstance(e, CheckpointSaved)] == [finished]
+    saved = [e.step for e in ended.events if isinstance(e, CheckpointSaved)]
+    assert saved == [1, finished]  # the early one, and that of the end
     assert "Traceback" in (ended.run_dir / "error.txt").read_text()
     path = job(tmp_path)  # it is mended
-    more = ["--resume", str(ended.run_dir)]
+    more = ["--changed-job", "--resume", str(ended.run_dir)]
     runs.assert_same_result(runs.finished(train(tmp_path, "resumed", path, *more)), calm)
 
 
