@@ -149,6 +149,7 @@ class _Recorder:
     origin: Origin
     view: View
     pass_on: Pass
+    usual_mask: int = 0o022
     kept: list[events.Event] = field(default_factory=list)
     sink: events.JsonLines | None = None
 
@@ -196,7 +197,7 @@ class _Recorder:
 
     def _open(self) -> None:
         try:
-            make_private(self.run_dir)
+            make_private(self.run_dir, self.usual_mask)
             self.sink = self._only_writer()
             self.pass_on.write(self.run_dir)
             clear_leftovers(self.run_dir)
@@ -263,10 +264,6 @@ def launch(
     config, run_dir, resume = _absolute(config, run_dir, resume)
     continues = resume is not None and same_place(resume.run_dir, run_dir)
     pass_on = Pass.of(run_dir, secret, continues=continues)
-    try:  # as the user's umask has it; a worker may write below it before the run is open
-        run_dir.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as why:
-        raise unwritable(run_dir, why) from why
     listener = listen(config)
     host, port = listener.getsockname()
     access = Access(host, port, pass_on.secret, pass_on.generation)
@@ -300,7 +297,7 @@ def launch(
         has_agent=config.workers.kind == "processes",
     )
     warm_up_planner()
-    with _private_files():
+    with _private_files() as recorder.usual_mask:
         try:
             _serve(server, lambda: starter.start(access, order), starter, config)
         finally:
@@ -331,16 +328,23 @@ def _absolute(
 
 
 @contextmanager
-def _private_files() -> Iterator[None]:
+def _private_files() -> Iterator[int]:
     """Whatever is written meanwhile is for this user only: parameters, logs, samples in errors."""
     before = os.umask(0o077)
     try:
-        yield
+        yield before
     finally:
         os.umask(before)
 
 
-def make_private(run_dir: Path) -> None:
+def make_private(run_dir: Path, usual_mask: int) -> None:
+    """The directories above it are the user's, and as they would be without us."""
+    if not run_dir.parent.exists():
+        mask = os.umask(usual_mask)
+        try:
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+        finally:
+            os.umask(mask)
     run_dir.mkdir(mode=0o700, exist_ok=True)
     run_dir.chmod(0o700)  # it may have been there before
 
