@@ -88,7 +88,7 @@ def test_whoever_dies_the_result_is_that_of_the_undisturbed_run(makers, calm, se
 
 
 def test_steps_on_trust_were_taken_back(makers, calm, seen):
-    cluster = Cluster(makers[ALWAYS], Random(1), SHAPES[0], "staggered")
+    cluster = Cluster(makers[ALWAYS], Random(2), SHAPES[0], "staggered")
     live_through(cluster, calm, ALWAYS)
     assert seen["take_back"]
 

@@ -71,6 +71,7 @@ class Worker:
         self._lasting = LastingFaults(spec.worker, transport.hinder, DutyCycle().set)
         self._heart = Heart(link.send)
         self._stacks = Stacks(str(spec.worker), on_signal=is_process)
+        self._run_dir = ""  # of the last assignment
         self._epoch = 0
         self._warnings: list[str] = []  # about the job
         self._log = BoundaryLog()
@@ -243,7 +244,7 @@ class Worker:
             compute=self._compute,
         )
         self._log = self.training.log
-        self._stacks.open(assign.run_dir)
+        self._run_dir = assign.run_dir
         self._heart.start(assign.beat_s, self._beat)
         self._link.send(messages.Ready(worker=str(self._spec.worker)))
 
@@ -382,6 +383,7 @@ class Worker:
         )
 
     def _proceed(self, proceed: messages.Proceed) -> None:
+        self._stacks.open(self._run_dir)  # not before: a start that fails leaves nothing behind
         training = self._built
         members = {parse_worker(name) for name in proceed.stages}
         self._enter(proceed.epoch)
