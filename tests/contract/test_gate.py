@@ -80,6 +80,16 @@ def test_s5_only_workers_send_tensors(cluster, role):
         assert caller.is_hung_up()
 
 
+def test_s5_a_worker_of_another_launch_of_the_run_is_turned_away(cluster):
+    cluster.start(BOB)
+    for generation, is_refused in ((0, False), (7, True)):  # the cluster's own, and another
+        with Caller(cluster.addresses[BOB]) as caller:
+            me = handshake.Identity(handshake.WORKER_ROLE, str(CAROL), generation)
+            handshake.call(caller.socket, SECRET, me, handshake.WORKER_ROLE, LIMIT_S)
+            caller.hello()
+            assert caller.is_hung_up() if is_refused else caller.answer() == 0
+
+
 @pytest.mark.parametrize("who", ["another worker", "a stranger"])
 def test_s5_nothing_is_sent_to_whoever_has_taken_the_address_of_a_peer(cluster, who):
     """The one who calls is careful too."""

@@ -203,6 +203,7 @@ def test_a_convnet_has_the_same_batch_norm_statistics_in_any_layout(tmp_path):
     assert one.losses[-1] < 0.9 * one.losses[0]
 
 
+@pytest.mark.wide
 def test_fast_gradients_agree_with_exact_ones_to_rounding(reference, tmp_path):
     run = runs.threads(
         TINY_GPT, tmp_path / "run", *runs.layout("2x2"), *runs.settings("gradients.mode=fast")

@@ -111,7 +111,6 @@ FIXED = {
 USUAL = {
     "in the middle of its operations",
     "half-way through the optimizer step",
-    "with the new plan in hand",
     "while it saves its part of a checkpoint",
 }
 

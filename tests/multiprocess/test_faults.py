@@ -150,7 +150,8 @@ def test_a_data_set_that_raises_in_mid_training_ends_the_run_with_sample_and_rea
     jobs.small(tmp_path)
     job = jobs.write(tmp_path, "broken_data", RAISES_IN_DATA)
     quick = runs.settings("data.pause_s=0.01")
-    outcome = kind(job, tmp_path / "run", *runs.layout("2x2"), *quick, steps=50)
+    late = ["--seed", "4"]  # the sample is in step 4: something is finished by then
+    outcome = kind(job, tmp_path / "run", *runs.layout("2x2"), *quick, *late, steps=50)
     assert outcome.exit_code == 1
     assert_one_line(outcome, "OSError for sample 7 (step ", "the disk with sample seven is gone")
     assert "the disk with sample seven" in (tmp_path / "run" / "error.txt").read_text()

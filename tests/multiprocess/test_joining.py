@@ -65,6 +65,7 @@ def assert_became(command, worker):
 
 
 @pytest.mark.multiprocess
+@pytest.mark.wide
 def test_a_joiner_killed_while_it_copies_is_forgotten_and_the_next_one_becomes_a_member(
     live, undisturbed
 ):

@@ -54,6 +54,7 @@ def assert_resumes(live, undisturbed, kind=runs.threads):
     runs.assert_same_result(run, undisturbed)
 
 
+@pytest.mark.wide
 def test_a_killed_launcher_leaves_nobody_behind_and_its_run_can_be_resumed(start, undisturbed):
     live = start("checkpoint.every_steps=1")
     live.kill("1.0")

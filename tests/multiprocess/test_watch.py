@@ -143,6 +143,7 @@ def test_the_slow_rank_of_an_unchanged_script_is_named_within_twenty_iterations(
     )
 
 
+@pytest.mark.wide
 def test_the_result_has_the_same_bits_with_and_without_the_hooks(tmp_path):
     """Three ranks: a third is no binary fraction, so another way to average would show."""
     command = forked(3, SCRIPT, "--work", 0, "--iterations", 12)
@@ -153,6 +154,7 @@ def test_the_result_has_the_same_bits_with_and_without_the_hooks(tmp_path):
     assert "gradients" in [call["op"] for call in report["period"]]
 
 
+@pytest.mark.wide
 def test_whatever_a_script_does_with_torch_distributed_works_as_before(tmp_path):
     script = tmp_path / "everything.py"
     script.write_text(EVERYTHING)

@@ -6,6 +6,7 @@ and workers outlive them until the launcher tells them to stop, or is gone.
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BURST_S = 0.5
+_forking = threading.local()
 _DEFERRED = b"interrupted: works on until the run ends or saves; once more: ends at once\n"
 
 
@@ -59,27 +61,19 @@ def ignore() -> None:
 def leave_to_launcher() -> None:
     """For a worker that the agent has started.
 
-    Not ``SIG_IGN``, which the job's own processes would inherit: whoever ends them by SIGTERM, as
-    ``multiprocessing`` does, would wait for ever.
+    Not ``SIG_IGN``, which programs that the job starts would inherit: whoever ends them by SIGTERM
+    would wait for ever.
     """
-    owner = os.getpid()
-
-    def handle(number: int, _: FrameType | None) -> None:
-        if os.getpid() != owner:
-            _act_by_default(number)
-
-    _install(handle)
+    _install(lambda number, frame: None)
 
 
 def defer() -> None:
     """For a worker that was started by hand: the first one waits for the run, the next ends it."""
-    owner, repeats = os.getpid(), Repeats()
+    repeats = Repeats()
     seen: list[int] = []
 
     def handle(number: int, _: FrameType | None) -> None:
-        if os.getpid() != owner:
-            _act_by_default(number)
-        elif repeats.counts(number):
+        if repeats.counts(number):
             seen.append(number)
             if len(seen) > 1:
                 _act_by_default(number)
@@ -114,6 +108,25 @@ def _install(handle: Callable[[int, FrameType | None], None]) -> None:
     for number in filter(_is_heard, ENDING):
         signal.signal(number, handle)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_as_usual
+    )
+
+
+def _before_fork() -> None:
+    """A child forgets what reached it before Python was ready in it: it must not reach it yet."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _begin_as_usual() -> None:
+    """The job's own processes: ``multiprocessing`` ends its own by SIGTERM."""
+    for number in filter(_is_heard, ENDING):
+        signal.signal(number, signal.SIG_DFL)
+    _after_fork()
 
 
 def _act_by_default(number: int) -> None:

@@ -28,6 +28,7 @@ class Visitor:
 
     def __init__(self, secret: bytes, me: Identity) -> None:
         self._handshake = Answerer(secret, me)
+        self._generation = me.generation
         self._hello = bytearray()
         self._has_spoken = False
 
@@ -54,6 +55,8 @@ class Visitor:
         peer = self._handshake.peer
         if peer is None or peer.role != WORKER_ROLE:
             raise ProtocolError(f"{peer} calls for tensors: expected a worker")
+        if peer.generation != self._generation:
+            raise ProtocolError(f"{peer} is of launch {peer.generation}, not {self._generation}")
         try:
             return parse_worker(peer.name), decode_hello(self._hello)
         except ValueError as why:

@@ -256,6 +256,8 @@ class TcpTransport:
         found = call(connection, self._secret, self._identity, WORKER_ROLE, limit_s)
         if found.name != str(peer):
             raise HandshakeFailed(f"worker {found.name} answers where worker {peer} should be")
+        if found.generation != self._identity.generation:
+            raise HandshakeFailed(f"worker {peer} is of another launch of this run")
 
     def _abandon(self, links: Iterable[Outgoing]) -> None:
         """With the lock held. Also lets go of those abandoned earlier that have ended."""
