@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
+from groups import groups_of, signal_all
 from holdfast.observability.events import (
     EVENTS_FILE,
     Event,
@@ -164,7 +165,7 @@ class Run:
     def strike(self, worker: str, number: signal.Signals) -> float:
         """Send a signal to a worker; when that was."""
         pid = next(r.pid for r in reversed(self.of(WorkerReady)) if r.worker == worker)
-        if os.getpgid(pid) != self._process.pid:
+        if os.getpgid(pid) not in groups_of(self._process.pid):
             raise RunError(f"process {pid} is not of this run")
         at_s = time.monotonic()
         os.kill(pid, number)
@@ -175,7 +176,7 @@ class Run:
         if self._process.poll() is not None:
             raise RunError(f"the run ended by itself: {self.last_words()}")
         at_s = time.monotonic()
-        os.killpg(self._process.pid, signal.SIGKILL)
+        signal_all(self._process.pid, signal.SIGKILL)
         self._process.wait()
         return at_s
 

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from groups import signal_all
 from holdfast import instruction_set
 
 instruction_set.prepare_script()  # for the peer as for Holdfast
@@ -106,7 +107,7 @@ class System:
         self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        os.killpg(self._process.pid, number)
+        signal_all(self._process.pid, number)
 
     def step_times_s(self) -> list[float]:
         """Of each step after the warm-up, the time during which this system ran."""

@@ -5,7 +5,6 @@ others are stopped (SIGSTOP), so that drifts of the machine hit all alike. They 
 same parameters, bit by bit.
 """
 
-import os
 import signal
 import statistics
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from failstop_run import START_LIMIT_S, Run, RunError
+from groups import signal_all
 from holdfast.observability.events import CheckpointSaved, RunFinished, StepFinished
 from recovery_cases import PLAIN, VARIANTS, Race, Task
 from recovery_run import LIMIT_S
@@ -63,7 +63,7 @@ class Racer(Run):
         self._guard.communicate()
 
     def signal_all(self, number: signal.Signals) -> None:
-        os.killpg(self._process.pid, number)
+        signal_all(self._process.pid, number)
 
     def stop_at(self, step: int) -> None:
         limit_s = START_LIMIT_S if self.next_step == 0 else LIMIT_S

@@ -178,7 +178,7 @@ def test_a_resumed_run_rebuilds_from_the_checkpoint_that_it_was_resumed_from(tmp
     first = train(tmp_path, "1x4", ["kill 0.2 @ 7.B1"], "workers.restarts=0")
     assert "3 live workers cannot hold 4 stages" in first.stderr
     words = [*runs.layout("1x4"), "--resume", str(first.run_dir), "--fault", "kill 0.1 @ 8.B1"]
-    words += runs.settings(*LOG)
+    words += runs.settings(*LOG, "workers.restarts=3")  # the run remembers that it was 0
     job = tmp_path / "mixed.py"
     run = runs.finished(runs.processes(job, first.run_dir, *words, **NUMBERS))
     assert run.sha256 == undisturbed.sha256

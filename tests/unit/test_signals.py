@@ -11,7 +11,7 @@ import pytest
 from holdfast.protocol.signals import BURST_S, ENDING, Repeats
 
 CHILD = """
-import multiprocessing, os, signal, sys, time
+import multiprocessing, os, select, signal, sys
 from holdfast.protocol import signals
 
 def idle():
@@ -21,7 +21,8 @@ getattr(signals, sys.argv[1])()
 child = multiprocessing.get_context("fork").Process(target=idle)
 child.start()
 print("ready", flush=True)
-sys.stdin.readline()
+while not select.select([sys.stdin], [], [], 0.05)[0]:
+    pass  # handlers run between two looks, however late a signal comes
 child.terminate()
 child.join(20)
 print("child", child.exitcode, flush=True)
