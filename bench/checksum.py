@@ -1,16 +1,12 @@
-"""Which checksum for tensors: microseconds a call, and whether others may run meanwhile.
+"""Which checksum for tensors: microseconds a call.
 
-"beside": how far a thread that counts gets while the checksum runs, over how far it gets alone.
-One that keeps the interpreter's lock leaves it nothing.
-
-    .venv/bin/python bench/checksum.py [--rounds 5]
+.venv/bin/python bench/checksum.py [--rounds 5]
 """
 
 import argparse
 import json
 import os
 import statistics
-import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -39,29 +35,7 @@ def call_s(check: Callable[[np.ndarray], object], data: np.ndarray) -> float:
     return (time.perf_counter() - began_s) / num_calls
 
 
-class Counter(threading.Thread):
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.count, self._ended = 0, False
-
-    def run(self) -> None:
-        while not self._ended:
-            self.count += 1
-
-    def stop(self) -> int:
-        self._ended = True
-        self.join()
-        return self.count
-
-
-def counted_a_second(work: Callable[[], object]) -> float:
-    counter, began_s = Counter(), time.perf_counter()
-    counter.start()
-    work()
-    return counter.stop() / (time.perf_counter() - began_s)
-
-
-def measure(rounds: int) -> dict[str, dict[str, dict[str, float]]]:
+def measure(rounds: int) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     found: dict[str, dict[str, list[float]]] = {n: {s: [] for s in SIZES} for n in CANDIDATES}
     data = {size: np.random.default_rng(0).bytes(num) for size, num in SIZES.items()}
@@ -70,16 +44,9 @@ def measure(rounds: int) -> dict[str, dict[str, dict[str, float]]]:
         for name, check in CANDIDATES.items():
             for size, array in arrays.items():
                 found[name][size].append(call_s(check, array))
-    alone = counted_a_second(lambda: time.sleep(0.3))
     return {
-        name: {
-            size: {
-                "us": 1e6 * statistics.median(times_s),
-                "beside": counted_a_second(lambda c=check, a=arrays[size]: call_s(c, a)) / alone,
-            }
-            for size, times_s in found[name].items()
-        }
-        for name, check in CANDIDATES.items()
+        name: {size: 1e6 * statistics.median(times_s) for size, times_s in row.items()}
+        for name, row in found.items()
     }
 
 
@@ -89,9 +56,9 @@ def main() -> None:
     args = parser.parse_args()
     found = measure(args.rounds)
     print(f"load {os.getloadavg()[0]:.1f}, medians of {args.rounds} rounds")
-    print(f"{'':22}" + "".join(f"{size + ', us':>14}{'beside':>9}" for size in SIZES))
+    print(f"{'':22}" + "".join(f"{size + ', us':>14}" for size in SIZES))
     for name, row in found.items():
-        cells = (f"{cell['us']:14.2f}{cell['beside']:9.2f}" for cell in row.values())
+        cells = (f"{call_us:14.2f}" for call_us in row.values())
         print(f"{name:22}" + "".join(cells))
     print(json.dumps({"bench": "checksum", "load": os.getloadavg()[0], "us": found}))
 
