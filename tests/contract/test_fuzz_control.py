@@ -33,7 +33,7 @@ def test_s5_malformed_and_replayed_frames_disturb_nobody(monkeypatch: pytest.Mon
         wait_until(lambda: len(run.server._strangers) == 0, "the strangers to be sent away", 20.0)
         wait_until(lambda: len(run.server._peers) == 3, "all but the run's own to be gone", 20.0)
         assert run.coordinator.phase is RunPhase.TRAINING
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
         for worker in workers:
             worker.connection.send(replace(FINISHED, worker=worker.name))
         assert_finished(run)

@@ -151,7 +151,7 @@ def test_s4_strangers_cost_no_threads_and_push_nobody_out(cluster):
     strangers = [socket.create_connection(cluster.addresses[BOB]) for _ in range(300)]
     try:
         wait_until(lambda: bob.statistics.refused_connections >= 300 - MOST_WAITING)
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
         assert len(bob._gate._waiting) <= MOST_WAITING
         check_works(alice, bob, 1)
         cluster.cut()  # and one that has to come in again finds the way

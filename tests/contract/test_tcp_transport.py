@@ -425,17 +425,21 @@ def test_a_reader_that_waits_for_room_ends_with_its_connection(cluster, how):
         assert full.is_hung_up()
 
 
-def test_two_hundred_lives_of_a_peer_leave_nothing_behind():
+def test_two_hundred_lives_of_a_peer_leave_nothing_behind(cluster):
     torch.set_num_threads(1)
-    bob = TcpTransport(BOB, SECRET)
-    address = bob.listen()
+    [bob] = cluster.start(BOB)
+    address = cluster.addresses[BOB]
     num_rounds = 200
 
-    def held() -> tuple[int, int, int]:
+    def is_alone() -> bool:
+        return holdfast_threads() == {f"holdfast-{BOB}-accept"}
+
+    def held() -> tuple[int, int]:
         gc.collect()
         kept = sum(type(thing) in (Incoming, Outgoing) for thing in gc.get_objects())
-        return open_files(), threading.active_count(), kept
+        return open_files(), kept
 
+    wait_until(is_alone)  # threads of tests before this one may be about to end
     before = held()
     for epoch in range(1, num_rounds + 1):
         alice = TcpTransport(ALICE, SECRET, epoch=epoch)
@@ -451,12 +455,13 @@ def test_two_hundred_lives_of_a_peer_leave_nothing_behind():
         bob.interrupt(epoch + 1)
         bob.disconnect([])
     del alice
-    wait_until(lambda: threading.active_count() == before[1])
+    wait_until(is_alone)
     bob.disconnect([])  # lets go of links that had not yet ended at the last call
-    assert held() == before
+    files, kept = held()
+    assert files <= before[0]
+    assert kept <= before[1]
     assert bob.statistics.unread_bytes == 0
     assert bob.statistics.sent_messages == num_rounds
-    bob.close()
 
 
 def test_what_arrives_is_read_straight_into_the_tensor(cluster):
@@ -478,7 +483,8 @@ def test_what_arrives_is_read_straight_into_the_tensor(cluster):
 def test_the_constructor_opens_nothing_and_starts_nothing():
     files, threads = open_files(), threading.active_count()
     transport = TcpTransport(ALICE, SECRET)
-    assert (open_files(), threading.active_count()) == (files, threads)
+    assert open_files() <= files
+    assert threading.active_count() <= threads
     transport.close()
 
 
