@@ -375,6 +375,21 @@ def test_connect_replaces_a_link_on_which_the_peer_hung_up(cluster):
     check_still_works(alice, bob)
 
 
+def test_connect_finds_a_hung_up_link_whoever_hears_it_first(cluster):
+    """Its writer may be about to tell: of 300 tries without a lock there, about ten failed."""
+    interval_s = sys.getswitchinterval()
+    alice, bob = cluster.start(ALICE, BOB)
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(300):
+            check_still_works(alice, bob)
+            bob.disconnect([])
+            bob.connect(cluster.addresses)
+            alice.connect({BOB: cluster.addresses[BOB]})
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
 @pytest.mark.parametrize("what", ["send", "flush"])
 def test_disconnect_ends_waits_for_a_peer_that_does_not_read(cluster, sink, what):
     limits = Limits(outbox_bytes=MB, send_limit_s=LIMIT_S)

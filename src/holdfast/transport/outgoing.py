@@ -117,8 +117,6 @@ class Outgoing(Outbox[_Message]):
             if self._connection is not None:
                 try:
                     self._hear(self._connection)
-                except _Over as why:
-                    self._break(str(why))
                 except (OSError, ProtocolError):
                     shut(self._connection)  # the writer finds out
             return self._broken is not None
@@ -232,8 +230,9 @@ class Outgoing(Outbox[_Message]):
         while len(self._answers) >= ANSWER_BYTES:
             num_received = decode_answer(self._answers[:ANSWER_BYTES])
             del self._answers[:ANSWER_BYTES]
-            if num_received == GOODBYE:
-                raise _Over("it closed the connection")
+            if num_received == GOODBYE:  # nobody may find it well from here on
+                self._break("it closed the connection")
+                return
             if self._unconfirmed.confirm(num_received):
                 self._trouble_s, self._pause_s = None, 0.0
                 self._changed.notify_all()
