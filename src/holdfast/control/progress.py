@@ -24,6 +24,19 @@ _NUM_KEPT = 500  # heartbeats that what is usual is taken from
 STACK_S = 0.3  # by then its stack is in the file
 
 
+class _Longest:
+    """Of the newest durations of one kind."""
+
+    def __init__(self) -> None:
+        self._kept: deque[float] = deque(maxlen=_NUM_KEPT)
+        self.longest_s = 0.0
+
+    def add(self, took_s: float) -> None:
+        leaves = len(self._kept) == _NUM_KEPT and self._kept[0] >= self.longest_s
+        self._kept.append(took_s)
+        self.longest_s = max(self._kept) if leaves else max(self.longest_s, took_s)
+
+
 @dataclass
 class _Seen:
     """One worker, as its heartbeats tell."""
@@ -70,7 +83,7 @@ class Progress:
         """``limit_s`` 0: learnt."""
         self._limit_s, self._start_limit_s = limit_s, start_limit_s
         self._seen: dict[WorkerId, _Seen] = {}
-        self._usual: dict[tuple[str, int], deque[float]] = {}
+        self._usual: dict[tuple[str, int], _Longest] = {}  # of an operation, in a stage
 
     def forget(self, worker: WorkerId) -> None:
         self._seen.pop(worker, None)
@@ -87,8 +100,7 @@ class Progress:
             for kind, took_s in beat.longest.items():
                 if kind not in OPERATIONS or not took_s >= 0:
                     continue
-                kept = self._usual.setdefault((kind, stage), deque(maxlen=_NUM_KEPT))
-                kept.append(took_s)
+                self._usual.setdefault((kind, stage), _Longest()).add(took_s)
         if not beat.operation or beat.number != seen.number:
             seen.number, seen.kind, seen.microbatch = beat.number, beat.operation, beat.microbatch
             seen.told_s = seen.lasted_s = 0.0
@@ -98,25 +110,25 @@ class Progress:
 
     def look(self, at_s: float) -> Look:
         look = Look()
-        for worker, seen in sorted(self._seen.items()):
-            stall = self._stall(worker, seen)
-            report_s, lose_s = self._limits(seen, stall.usual_s)
-            if not seen.kind:
+        for worker, seen in self._seen.items():
+            usual_s = self._usual_s(seen)
+            report_s, lose_s = self._limits(seen, usual_s)
+            if not seen.kind or seen.lasted_s <= report_s:
                 continue
-            if seen.lasted_s > report_s and seen.asked_s is None:
+            stall = Stall(worker, seen.step, seen.kind, seen.microbatch, seen.lasted_s, usual_s)
+            if seen.asked_s is None:
                 seen.asked_s = at_s
                 look.ask.append(stall)
-            if seen.asked_s is not None and not seen.reported and at_s - seen.asked_s > STACK_S:
+            elif not seen.reported and at_s - seen.asked_s > STACK_S:
                 seen.reported = True
                 look.report.append(stall)
             if seen.reported and seen.lasted_s > lose_s:
                 look.lose.append(stall)
         return look
 
-    def _stall(self, worker: WorkerId, seen: _Seen) -> Stall:
-        kept = self._usual.get((seen.kind, seen.stage), ())
-        usual_s = max(kept, default=0.0) if seen.is_warm else 0.0
-        return Stall(worker, seen.step, seen.kind, seen.microbatch, seen.lasted_s, usual_s)
+    def _usual_s(self, seen: _Seen) -> float:
+        known = self._usual.get((seen.kind, seen.stage)) if seen.is_warm else None
+        return known.longest_s if known is not None else 0.0
 
     def _limits(self, seen: _Seen, usual_s: float) -> tuple[float, float]:
         """Seconds after which it is reported, and lost."""

@@ -108,6 +108,7 @@ class Run:
     untold_seal: int | None = None  # a checkpoint of which nobody who logs has heard yet
     health: Health = HEALTHY  # who and what is slow; all others are as they should be
     rebuilds: bool = False  # a stage that nobody holds is being computed again
+    _clock: tuple[int, Clock | None] = (0, None)  # the last one, and of how many steps
 
     @classmethod
     def of(cls, setting: Setting) -> "Run":
@@ -138,8 +139,13 @@ class Run:
 
     @property
     def clock(self) -> Clock:
-        workers = self.config.workers
-        return Clock.of(workers.silence_limit_s, workers.start_limit_s, self.steps_s)
+        """Asked for many times a second; steps are few."""
+        num_measured, clock = self._clock
+        if clock is None or num_measured != len(self.steps_s):
+            workers = self.config.workers
+            clock = Clock.of(workers.silence_limit_s, workers.start_limit_s, self.steps_s)
+            self._clock = (len(self.steps_s), clock)
+        return clock
 
     def now(self, at_s: float) -> float:
         """After some work was done since ``at_s``."""

@@ -34,7 +34,7 @@ STOP_LIMIT_S = 1.5  # with the agent's grace well below the 5 s in which a run m
 SEND_LIMIT_S = 0.5  # a worker that takes nothing for so long must not hold up the others
 MORE_STRANGERS = 64  # than workers of the run; descriptors are few
 ASK_LIMIT_S = 5.0  # of one who has proven to belong to the run, and wants to join
-TICK_S = 0.02
+TICK_S = 0.05
 _COUNT_S = 10.0  # strangers that were sent away are told of at most this often
 _MOST_LAST_READS = 16  # one that lives may go on sending for ever
 
