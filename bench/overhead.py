@@ -3,7 +3,7 @@
 Both run 1F1B with one thread a worker on real tensors. All systems are started and warmed up,
 then take turns of a few seconds: one runs while the others are stopped (SIGSTOP), so that drifts
 of the machine hit all alike. A step's time is the time its system ran. The whole is done several
-times; medians count.
+times; medians count. Nobody writes checkpoints.
 
     .venv/bin/python bench/overhead.py [--rounds 3] [--steps 40] [--turn 2.5]
 """
@@ -67,7 +67,7 @@ class System:
             "--pipelines", "2", "--stages", "2", "--microbatches", str(MICROBATCHES),
             "--steps", str(steps), "--run-dir", str(self.folder),
             "--set", f"gradients.mode={self.name}", "--set", "schedule.name=1f1b",
-            "--set", "checkpoint.at_end=false",
+            "--set", "checkpoint.at_end=false", "--set", "checkpoint.first_step=0",
         ]  # fmt: skip
 
     @property

@@ -28,7 +28,7 @@ from holdfast.transport.sockets import read_exactly, shut, tune_incoming
 
 # Messages are confirmed in batches: a sender holds so much longer than it must, and no more.
 _CONFIRM_MESSAGES = 32
-_CONFIRM_BYTES = 1 << 20
+_CONFIRM_BYTES = 1 << 22
 
 
 class Incoming:
