@@ -3,9 +3,10 @@
 Both run 1F1B with one thread a worker on real tensors. All systems are started and warmed up,
 then take turns of a few seconds: one runs while the others are stopped (SIGSTOP), so that drifts
 of the machine hit all alike. A step's time is the time its system ran. The whole is done several
-times; medians count. Nobody writes checkpoints.
+times; medians count. Nobody writes checkpoints. With a second source tree of Holdfast, say an
+older commit in a git worktree, that one takes turns too.
 
-    .venv/bin/python bench/overhead.py [--rounds 3] [--steps 40] [--turn 2.5]
+    .venv/bin/python bench/overhead.py [--rounds 3] [--steps 40] [--turn 2.5] [--before DIR]
 """
 
 import argparse
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ TOKENS_A_STEP = MICROBATCHES * 4 * 128
 WARM_UP_STEPS = 2
 LIMIT_S = 1500.0
 SYSTEMS = ("peer", "fast", "exact")
+BEFORE = " before"  # names the same of another source tree
 # What the agent sets for Holdfast's workers, for the peer too.
 ENVIRONMENT = os.environ | {
     "OMP_NUM_THREADS": "1",
@@ -44,13 +47,14 @@ ENVIRONMENT = os.environ | {
 class System:
     """One training run in a process group of its own, which can be stopped and continued."""
 
-    def __init__(self, name: str, steps: int, folder: Path) -> None:
-        self.name, self.folder = name, folder / name
+    def __init__(self, name: str, steps: int, folder: Path, source: Path | None) -> None:
+        self.name, self.folder = name, folder / name.replace(" ", "-")
+        path = {} if source is None else {"PYTHONPATH": str(source / "src")}
         self.turns: list[tuple[float, float]] = []
         self._started_s = time.monotonic()
         command = self._peer(steps) if name == "peer" else self._holdfast(steps)
         self._process = subprocess.Popen(
-            command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, start_new_session=True
+            command, env=ENVIRONMENT | path, stdout=subprocess.DEVNULL, start_new_session=True
         )
 
     def _peer(self, steps: int) -> list[str]:
@@ -66,8 +70,8 @@ class System:
             sys.executable, "-m", "holdfast", "train", str(HERE / "gpt4m.py"),
             "--pipelines", "2", "--stages", "2", "--microbatches", str(MICROBATCHES),
             "--steps", str(steps), "--run-dir", str(self.folder),
-            "--set", f"gradients.mode={self.name}", "--set", "schedule.name=1f1b",
-            "--set", "checkpoint.at_end=false", "--set", "checkpoint.first_step=0",
+            "--set", f"gradients.mode={self.name.split()[0]}", "--set", "schedule.name=1f1b",
+            "--set", "checkpoint.every_steps=0", "--set", "checkpoint.at_end=false",
         ]  # fmt: skip
 
     @property
@@ -130,13 +134,16 @@ class System:
         return found | {"step_s": statistics.mean(self.step_times_s())}
 
 
-def run_round(number: int, steps: int, turn_s: float) -> dict[str, dict[str, Any]]:
-    order = SYSTEMS if number % 2 == 0 else SYSTEMS[::-1]
+def run_round(
+    number: int, steps: int, turn_s: float, names: Sequence[str], before: Path | None
+) -> dict[str, dict[str, Any]]:
+    order = names if number % 2 == 0 else names[::-1]
     with tempfile.TemporaryDirectory() as folder:
         systems: list[System] = []
         try:
             for name in order:
-                systems.append(System(name, steps, Path(folder)))
+                source = before if name.endswith(BEFORE) else None
+                systems.append(System(name, steps, Path(folder), source))
                 systems[-1].warm_up()
             while any(system.running for system in systems):
                 for system in systems:
@@ -158,31 +165,41 @@ def check_same_training(results: dict[str, dict[str, Any]]) -> None:
                 sys.exit(f"{name} does not train as the peer does: loss {mine} against {peers}")
 
 
+def over_before(rounds: list[dict[str, dict[str, Any]]], name: str) -> float:
+    """Its speed over that of the other source tree."""
+    ratios = [one[name + BEFORE]["step_s"] / one[name]["step_s"] for one in rounds]
+    return round(statistics.median(ratios), 4)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--turn", type=float, default=2.5, help="seconds of one turn")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="another source tree")
     args = parser.parse_args()
+    if args.before is not None and not (args.before / "src" / "holdfast").is_dir():
+        parser.error(f"--before {args.before}: expected a directory with src/holdfast in it")
+    names = SYSTEMS if args.before is None else (*SYSTEMS, *(n + BEFORE for n in SYSTEMS[1:]))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that run_round ends what it started
     rounds = []
     for number in range(args.rounds):
-        rounds.append(run_round(number, args.steps, args.turn))
-        times = ", ".join(f"{name} {rounds[-1][name]['step_s']:.3f} s" for name in SYSTEMS)
+        rounds.append(run_round(number, args.steps, args.turn, names, args.before))
+        times = ", ".join(f"{name} {rounds[-1][name]['step_s']:.3f} s" for name in names)
         print(f"round {number}: {times}", flush=True)
 
     def median(of: Any) -> float:
         return statistics.median(of(result) for result in rounds)
 
-    speed = {n: median(lambda r, n=n: r["peer"]["step_s"] / r[n]["step_s"]) for n in SYSTEMS}
-    peak = {n: median(lambda r, n=n: max(r[n]["peak_bytes"])) for n in SYSTEMS}
+    speed = {n: median(lambda r, n=n: r["peer"]["step_s"] / r[n]["step_s"]) for n in names}
+    peak = {n: median(lambda r, n=n: max(r[n]["peak_bytes"])) for n in names}
     print(
-        f"\n{'':8}{'step s':>9}{'tokens/s':>10}{'speed/peer':>12}{'peak MB':>9}{'memory/peer':>13}"
+        f"\n{'':13}{'step s':>9}{'tokens/s':>10}{'speed/peer':>12}{'peak MB':>9}{'memory/peer':>13}"
     )
-    for name in SYSTEMS:
+    for name in names:
         step_s = median(lambda r, n=name: r[n]["step_s"])
         print(
-            f"{name:8}{step_s:9.3f}{TOKENS_A_STEP / step_s:10.0f}{speed[name]:12.3f}"
+            f"{name:13}{step_s:9.3f}{TOKENS_A_STEP / step_s:10.0f}{speed[name]:12.3f}"
             f"{peak[name] / 1e6:9.0f}{peak[name] / peak['peer']:13.3f}"
         )
     print("(real workers, real tensors; peak: resident memory of the largest worker)\n")
@@ -191,6 +208,8 @@ def main() -> None:
         "exact_ratio": round(speed["exact"], 4),
         "fast_memory_ratio": round(peak["fast"] / peak["peer"], 4),
     }
+    if args.before is not None:
+        figures |= {f"{n}_over_before": over_before(rounds, n) for n in SYSTEMS[1:]}
     print(json.dumps(figures))
 
 

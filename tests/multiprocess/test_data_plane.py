@@ -8,16 +8,30 @@ import resource
 import socket
 
 import pytest
+import torch
 
 from helpers import jobs, runs
 from helpers.connections import cut_often, data_ports, limit_descriptors
-from helpers.live import LiveRun, assert_nothing_left, paced
+from helpers.live import LiveRun, assert_nothing_left, paced, resident_bytes
 from helpers.seed import SEED
-from holdfast.handshake import Caller, Identity
+from holdfast.handshake import WORKER_ROLE, Caller, Identity, call
 from holdfast.observability.events import CheckpointSaved, WorkerLost
+from holdfast.protocol.secret import SECRET_FILE, last_generation, read_secret
+from holdfast.transport.base import Channel, Tag
+from holdfast.transport.frame import (
+    Note,
+    checksum_of,
+    encode_frame,
+    encode_note,
+    numbered,
+    payload_view,
+)
+from holdfast.transport.greeting import Hello, encode_hello
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 STEPS, MICROBATCHES = 40, 6
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+NUM_CALLS, MOST_GROWTH_BYTES = 5000, 100 << 20  # they bring about 1 GB
 PATIENT = runs.settings("workers.silence_limit_s=30")
 
 
@@ -113,4 +127,51 @@ def test_s4_five_thousand_malformed_greetings_change_nothing(live, undisturbed):
             except ConnectionError:
                 continue
     live.wait_for_more_steps(2)
+    assert_nobody_noticed(live, undisturbed)
+
+
+def message(dice: random.Random) -> bytes:
+    """A message as it travels, that nobody waits for; or one that breaks the rules."""
+    if dice.random() < 0.2:
+        return encode_note(dice.choice(list(Note)))
+    tag = Tag(dice.choice(list(Channel)), dice.randrange(2 * STEPS), dice.randrange(MICROBATCHES))
+    tensor = torch.ones(dice.choice((0, 5, 1000, 2**16)), dtype=dice.choice(DTYPES))
+    payload = payload_view(tensor)
+    checksum = checksum_of(payload) if dice.random() < 0.8 else dice.getrandbits(64)
+    epoch, sent_ns = dice.choice((0, 1, 2, 2**31)), dice.choice((0, 2**62))
+    header = encode_frame(epoch, tag, tensor, 1 << 30, sent_ns=sent_ns, checksum=checksum)
+    data = bytearray(numbered(header, dice.choice((1, 2, 3, 2**64 - 1))) + bytes(payload))
+    for _ in range(dice.choice((0, 0, 1, 3))):
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    return bytes(data[: dice.randrange(len(data))] if dice.random() < 0.2 else data)
+
+
+def misbehave(port: int, secret: bytes, me: Identity, dice: random.Random) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as member:
+        call(member, secret, me, WORKER_ROLE, 30.0)
+        try:
+            hello = Hello(dice.randrange(3), dice.randrange(3), dice.random() < 0.3)
+            member.sendall(encode_hello(hello))
+            for part in [message(dice)] * dice.choice((1, 2)) + [message(dice), message(dice)]:
+                member.sendall(part)
+        except ConnectionError:
+            return  # it was hung up on already
+
+
+@pytest.mark.wide
+def test_s5_fifteen_thousand_malformed_frames_of_a_worker_change_nothing(live, undisturbed):
+    """It proves to be a worker of the run, of which nobody has heard."""
+    dice = random.Random(SEED)
+    print(f"HOLDFAST_SEED={SEED}")  # noqa: T201
+    secret = read_secret(live.run_dir / SECRET_FILE, "the test's")
+    me = Identity(WORKER_ROLE, "9.9", last_generation(live.run_dir))
+    ports = sorted(data_ports(live.workers.values()).values())
+    pids, before = list(live.workers.values()), []
+    for number in range(NUM_CALLS):
+        if number == NUM_CALLS // 10:  # by then they have what they need for answering
+            before = list(map(resident_bytes, pids))
+        misbehave(dice.choice(ports), secret, me, dice)
+    live.wait_for_more_steps(2)
+    grown = [now - then for now, then in zip(map(resident_bytes, pids), before, strict=True)]
+    assert max(grown) < MOST_GROWTH_BYTES, f"it grew by {grown} bytes"
     assert_nobody_noticed(live, undisturbed)

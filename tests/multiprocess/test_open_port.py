@@ -14,7 +14,7 @@ import pytest
 
 from helpers import jobs, runs
 from helpers.fuzz import Fuzzer
-from helpers.live import LiveRun, assert_nothing_left, is_running, paced
+from helpers.live import LiveRun, assert_nothing_left, is_running, paced, resident_bytes
 from holdfast.observability.events import CheckpointSaved, StepFinished, WorkerJoined, WorkerLost
 from holdfast.protocol.secret import last_generation, read_secret
 from holdfast.protocol.spec import Access
@@ -54,10 +54,6 @@ def assert_as_undisturbed(live: LiveRun, undisturbed: runs.Outcome) -> None:
     run = runs.finished(live.outcome())
     assert run.sha256 == undisturbed.sha256
     assert_nothing_left(run)
-
-
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def descriptors(pid: int) -> int:
