@@ -44,7 +44,7 @@ def job():
 def test_a_stage_that_waits_for_a_gradient_of_an_abandoned_attempt_is_woken(tmp_path) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB)
-    shape = {"steps": 3, "microbatches": 8}
+    shape = {"steps": 12, "microbatches": 8}  # on a busy machine not every one is taken back
     alone = runs.finished(runs.threads(job, tmp_path / "alone", **shape))
     flags = ("--stages", "2")
     both = runs.finished(runs.processes(job, tmp_path / "both", *flags, **shape))
