@@ -127,7 +127,11 @@ def check_kills(arena, table, faults, *settings, layout=ONE, steps=STEPS, replay
     checks.assert_fired(story)
     assert not story.went_back, str(story)
     checks.assert_neighbours_run_nothing_again(story, killed_by(faults))
-    found = sorted(tuple(one["replayed"]) for one in story.outcome.summary["rebuilt"])
+    rebuilt = story.outcome.summary["rebuilt"]
+    found = sorted(tuple(one["replayed"]) for one in rebuilt)
+    if not all(one["operations"] for one in rebuilt):  # the checkpoint was new enough for all
+        found = sorted((stage,) for stages in found for stage in stages)
+        replayed = replayed and [(stage,) for stages in replayed for stage in stages]
     assert replayed is None or found == sorted(replayed), str(story)
     table.well(story)
     arena.clean(story)
@@ -327,7 +331,7 @@ def test_a_budget_that_holds_a_logged_interval_is_enough_for_the_whole_run(arena
     """Each border takes about 2.6 kB a step, so that two of three fit. Steps take their time: a
     checkpoint has to be whole two steps after it was taken."""
     budget = ("recovery.log_budget=50kB", "checkpoint.every_steps=6")
-    unhurried = "device.emulate=F=3ms,B=3ms,W=3ms"
+    unhurried = "device.emulate=F=8ms,B=8ms,W=8ms"
     story = arena.run(ONE, ["kill 0.2 @ 23.B1"], *LOG, *budget, unhurried, steps=24)
     checks.assert_same(story, arena.undisturbed(ONE, unhurried, steps=24))
     assert len(story.outcome.summary["log_changes"]) == 1, str(story)

@@ -237,6 +237,36 @@ def test_a_verdict_that_was_said_again_keeps_its_segment(make, tmp_path):
     assert segments(tmp_path) == []
 
 
+def said_again(made, step: int) -> None:
+    """A checkpoint of the step is whole, and the verdict before it still needed."""
+    numbers = torch.tensor([float(step - 1), 0.0], dtype=torch.float64)
+    made.trim(step, FrameName(FrameKind.VERDICT, 0, step - 1, SAID_AGAIN, 0), (numbers,))
+
+
+def test_a_verdict_is_said_again_before_its_segment_goes(make, tmp_path, monkeypatch):
+    """A replay may read at any moment, also while the worker computes and nothing is written."""
+    made, _ = make(max_age_s=FOR_EVER_S)
+    made.begin_step(0, new_segment=True)
+    log(made, 0)
+    numbers = torch.tensor([0.0, 0.0], dtype=torch.float64)
+    made.append(FrameKind.VERDICT, 0, 0, 0, 0, (numbers,))
+    assert made.flush(LIMIT_S)
+    trim, known = LogFolder.trim, reader(tmp_path)
+    seen = []
+
+    def trim_slowly(folder, before_step: int) -> None:
+        seen.append(reader(tmp_path).verdict(0).norm)
+        trim(folder, before_step)
+        seen.append(reader(tmp_path).verdict(0).norm)
+
+    monkeypatch.setattr(LogFolder, "trim", trim_slowly)
+    said_again(made, 1)
+    wait_until(lambda: len(seen) == 2)
+    assert seen == [0.0, 0.0]
+    assert steps(tmp_path) == []  # and it keeps nothing else
+    assert known.verdict(0).norm == 0.0  # whoever has looked before finds it too
+
+
 def test_trimming_reaches_the_mirror_and_what_an_earlier_process_left(make, tmp_path):
     mirror = tmp_path / "mirror"
     write(tmp_path, range(2), mirror)

@@ -151,15 +151,18 @@ class LogReader(AbstractContextManager["LogReader"]):
     # --- facts ---
 
     def _read(self, name: FrameName) -> tuple[tuple[Tensor, ...], int]:
-        if name.fact not in self._places:
-            self.refresh()
-        problems = []
-        for place in self._places.get(name.fact, []):
-            try:
-                return self._read_copy(place)
-            except (OSError, _Damaged) as why:
-                problems.append(f"{place[0]}: {why}")
-                self._note(self.damaged, problems[-1])
+        problems: list[str] = []
+        tried: list[_Place] = []
+        for is_fresh in (False, True):  # what was known may be gone, and written once more
+            if is_fresh:
+                self.refresh()
+            for place in [one for one in self._places.get(name.fact, []) if one not in tried]:
+                tried.append(place)
+                try:
+                    return self._read_copy(place)
+                except (OSError, _Damaged) as why:
+                    problems.append(f"{place[0]}: {why}")
+                    self._note(self.damaged, problems[-1])
         raise LogGap(name.step, str(name), "; ".join(problems or self._why_missing()))
 
     def _read_copy(self, place: _Place) -> tuple[tuple[Tensor, ...], int]:

@@ -37,6 +37,12 @@ class _Queued(NamedTuple):
     at_s: float
 
 
+def _queued(name: FrameName, tensors: Sequence[Tensor], flags: Flag) -> _Queued:
+    num_bytes = sum([tensor.nbytes for tensor in tensors])
+    requires_grad = [tensor.requires_grad for tensor in tensors]
+    return _Queued(name, flags, tensors, requires_grad, num_bytes, time.monotonic())
+
+
 class _Waits:
     """Cheaper than a generator: it is entered before every operation."""
 
@@ -83,6 +89,7 @@ class LogWriter:
         self._begin_again_at: int | None = None  # step; None: after a trim only
         self._newest_step = -1  # that has begun
         self._trim_before, self._trimmed_before = -1, -1  # wanted, done
+        self._said_again: _Queued | None = None  # to be written before that
         self._idle = _Waits(self)
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
@@ -102,15 +109,12 @@ class LogWriter:
         """Never waits for the disk. The tensors must not be changed any more."""
         if self._stopped:
             return
-        name = FrameName(kind, stage, step, attempt, microbatch)
-        num_bytes = sum([tensor.nbytes for tensor in tensors])
-        needs_grad = [tensor.requires_grad for tensor in tensors]
-        queued = _Queued(name, flags, tensors, needs_grad, num_bytes, time.monotonic())
+        queued = _queued(FrameName(kind, stage, step, attempt, microbatch), tensors, flags)
         with self._changed:
             if self._stopped or self._is_closing:
                 return
             self._queue.append(queued)
-            self._queued_bytes += num_bytes
+            self._queued_bytes += queued.num_bytes
             waiting_bytes = self._queued_bytes + self._writing_bytes
             if 4 * waiting_bytes > self.queue_bytes:
                 self._changed.notify_all()
@@ -139,10 +143,21 @@ class LogWriter:
             with self._changed:
                 self._changed.notify_all()
 
-    def trim(self, before_step: int) -> None:
-        """A checkpoint of this step is whole. From any thread; the files go in a moment."""
+    def trim(
+        self,
+        before_step: int,
+        name: FrameName | None = None,
+        tensors: Sequence[Tensor] = (),
+        flags: Flag = Flag.NONE,
+    ) -> None:
+        """A checkpoint of this step is whole. From any thread; the files go in a moment.
+
+        ``name``: what is written once more before they go. A replay may be reading.
+        """
         with self._changed:
-            self._trim_before = max(self._trim_before, before_step)
+            if before_step > self._trim_before:
+                self._trim_before = before_step
+                self._said_again = None if name is None else _queued(name, tensors, flags)
             self._changed.notify_all()
 
     def silence(self) -> None:
@@ -231,7 +246,7 @@ class LogWriter:
             return self._max_age_s
         return max(0.0, self._queue[0].at_s + self._max_age_s - time.monotonic())
 
-    def _write(self, queued: _Queued) -> bool:
+    def _write(self, queued: _Queued, *, may_exceed: bool = False) -> bool:
         name, flags, tensors, requires_grad = queued[:4]
         if name is None:
             self._end_segments()
@@ -239,7 +254,7 @@ class LogWriter:
         frame = encode_frame(name, flags, tensors, requires_grad)
         num_bytes = sum(map(len, frame))
         taken = max([folder.num_bytes for folder in self._sound], default=0)
-        if self.limit_bytes and taken + num_bytes > self.limit_bytes:
+        if self.limit_bytes and taken + num_bytes > self.limit_bytes and not may_exceed:
             self._stop(name.step, f"the log reached its limit of {self.limit_bytes:,} bytes")
             return True
         for folder in list(self._sound):
@@ -261,8 +276,12 @@ class LogWriter:
             self._stop(step, reason)
 
     def _trim(self) -> bool:
-        before_step = self._trim_before
+        with self._changed:
+            before_step, said_again = self._trim_before, self._said_again
         try:
+            if said_again is not None and not self._stopped:
+                self._end_segments()  # it must not keep what was before
+                self._write(said_again, may_exceed=True)  # room is made for it at once
             for folder in self._folders:
                 with suppress(OSError):  # then it keeps its files, and the budget shows them
                     folder.trim(before_step)

@@ -16,7 +16,7 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.errors import HoldfastError
 from holdfast.protocol import messages
-from holdfast.recovery.log_frame import SAID_AGAIN, Flag, FrameKind
+from holdfast.recovery.log_frame import SAID_AGAIN, Flag, FrameKind, FrameName
 from holdfast.recovery.log_segment import Identity
 from holdfast.recovery.log_tensors import frame_bytes
 from holdfast.recovery.log_writer import CLOSE_LIMIT_S, LogWriter
@@ -211,19 +211,21 @@ class FileLog(BoundaryLog):
     def settled(self, step: int, verdict: Verdict) -> None:
         recent = {s: v for s, v in self._verdicts.items() if s > step - _VERDICTS_KEPT}
         self._verdicts = recent | {step: verdict}  # a new one: the control thread reads it
-        self._append_verdict(step, verdict)
+        if self._borders:
+            name, tensors, flags = self._verdict_frame(step, verdict, attempt=0)
+            self._writer.append(*name, tensors, flags)
         if self._volume is not None and self._volume.step == step:
             self._measured(self._volume)
 
-    def _append_verdict(self, step: int, verdict: Verdict, attempt: int = 0) -> None:
-        if not self._borders:
-            return
+    def _verdict_frame(
+        self, step: int, verdict: Verdict, attempt: int
+    ) -> tuple[FrameName, tuple[Tensor, ...], Flag]:
         has_scale = verdict.scale is not None
         flags = Flag.SCALED if has_scale else Flag.NONE
         flags |= Flag.SKIP if verdict.skip else Flag.NONE
         numbers = [verdict.norm, verdict.scale if has_scale else 0.0]
         values = torch.tensor(numbers, dtype=torch.float64)
-        self._writer.append(FrameKind.VERDICT, self._stage, step, attempt, 0, (values,), flags)
+        return FrameName(FrameKind.VERDICT, self._stage, step, attempt, 0), (values,), flags
 
     def _measured(self, volume: _Volume) -> None:
         self._volume, self._is_measured = None, True
@@ -259,9 +261,10 @@ class FileLog(BoundaryLog):
         # The verdict of the step before tells how often the first one to replay was tried; said
         # again here, it does not keep the whole segment that it was in.
         verdict = self._verdicts.get(step - 1)
-        if verdict is not None:
-            self._append_verdict(step - 1, verdict, SAID_AGAIN)
-        self._writer.trim(step)
+        if verdict is not None and self._borders:
+            self._writer.trim(step, *self._verdict_frame(step - 1, verdict, SAID_AGAIN))
+        else:
+            self._writer.trim(step)
 
     # --- by any thread ---
 
