@@ -23,7 +23,7 @@ PAUSE_S = (5, 15) if IS_LONG else (1, 3)  # the rest of a round is the join itse
 STEPS = int(3 * SOAK_S) + 80  # more than the soak takes, at a slow pace
 MICROBATCHES = 6
 SURVIVOR = "0.0"  # is never killed
-NUM_ROUNDS_TO_WARM_UP = 2
+NUM_ROUNDS_TO_WARM_UP = 4
 LEAST_ROUNDS = 6  # else nothing is proven
 MARGIN = 2  # threads and descriptors that may be in use at any moment; a round may leak none
 MEMORY_MARGIN = 1.2
@@ -43,6 +43,9 @@ class Usage(NamedTuple):
         [memory_kb] = [line.split()[1] for line in status if line.startswith("VmRSS:")]
         folders = [list(Path(f"/proc/{pid}/{name}").iterdir()) for name in ("task", "fd")]
         return cls(int(memory_kb) / 1024, *map(len, folders))
+
+    def most(self, other: "Usage") -> "Usage":
+        return Usage(*map(max, self, other))
 
     def has_not_grown_since(self, before: "Usage") -> bool:
         return (
@@ -95,7 +98,10 @@ def kill_and_wait_for_the_join(live, dice):
 
 
 def soak(live, dice):
-    """Until the time is up; returns what its processes used after the first rounds."""
+    """Until the time is up; returns the most that its processes used in the first rounds.
+
+    A link is made when something is first sent over it: not all are there after each round.
+    """
     watched = {
         "launcher": live.launcher.pid,
         "agent": live.agent,
@@ -106,8 +112,9 @@ def soak(live, dice):
         assert len(live.all_of(StepFinished)) < STEPS - 5, "the run is too short for this machine"
         kill_and_wait_for_the_join(live, dice)
         rounds += 1
-        if rounds == NUM_ROUNDS_TO_WARM_UP:
-            before = {name: Usage.of(pid) for name, pid in watched.items()}
+        if rounds <= NUM_ROUNDS_TO_WARM_UP:
+            now = {name: Usage.of(pid) for name, pid in watched.items()}
+            before = {name: now[name].most(before.get(name, now[name])) for name in now}
         time.sleep(dice.uniform(*PAUSE_S))
     return watched, before
 
