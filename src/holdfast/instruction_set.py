@@ -1,8 +1,8 @@
 """Keeps torch from instructions that this machine shows and then refuses.
 
-Some hypervisors show AMX without letting programs use it: torch then dies of SIGILL in the first
-bfloat16 product. Found out in a process of its own, before torch is loaded in ours, and cured by
-a limit of oneDNN's. Loads no torch; knows nothing of runs.
+Some hypervisors show AMX without letting programs use it, or without saying what its tiles are:
+torch then dies of SIGILL in the first bfloat16 product. Found out in a process of its own, before
+torch is loaded in ours, and cured by a limit of oneDNN's. Loads no torch; knows nothing of runs.
 """
 
 import hashlib
@@ -90,7 +90,7 @@ def choose(environment: Mapping[str, str], cpu: Cpu, works: Callable[[Cpu], bool
         return Choice()
     return Choice(
         WITHOUT_AMX,
-        f"AMX is shown but refused by this machine: oneDNN is kept to {WITHOUT_AMX}",
+        f"AMX is shown but cannot be used on this machine: oneDNN is kept to {WITHOUT_AMX}",
     )
 
 
@@ -156,8 +156,8 @@ def _try(command: tuple[str, ...]) -> bool | None:
         return None
     if done.returncode == amx_probe.WORKS:
         return True
-    # Killed, as by SIGILL; or the kernel does not give the registers; or the product was wrong.
-    refused = done.returncode < 0 or done.returncode in (amx_probe.WRONG, amx_probe.DENIED)
+    # Killed, as by SIGILL; or it found out by itself.
+    refused = done.returncode < 0 or done.returncode in amx_probe.UNUSABLE
     return False if refused else None
 
 
@@ -170,6 +170,7 @@ def _key(cpu: Cpu) -> str:
     """Each start of a machine counts as another one: what lies below it may have changed."""
     parts = [cpu.identity, *os.uname(), _torch_version()]
     with suppress(OSError):
+        parts.append(Path(amx_probe.__file__).read_text())  # another probe may answer otherwise
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -1,6 +1,7 @@
 """The limit of oneDNN's instruction set reaches the processes that compute, and is told."""
 
 import subprocess
+import sys
 
 import pytest
 
@@ -26,3 +27,25 @@ def test_workers_compute_with_the_limit_and_tell_it(tmp_path):
     outcome = runs.finished(runs.Outcome(run_dir, done.returncode, done.stdout, done.stderr))
     ready = [event for event in outcome.events if isinstance(event, WorkerReady)]
     assert [event.versions["oneDNN instruction set"] for event in ready] == ["AVX", "AVX"]
+
+
+BF16_PRODUCT = """
+from holdfast import instruction_set
+instruction_set.prepare_script()
+import torch
+layer = torch.nn.Linear(256, 256).bfloat16()
+assert layer(torch.ones(64, 256).bfloat16()).isfinite().all()
+"""
+
+
+def test_sigill_a_bf16_product_survives_whatever_this_machine_shows(tmp_path):
+    """With a cache of its own, so that the real probe answers. Without a limit torch may die."""
+    unlimited = dict.fromkeys((*LIMIT_VARIABLES, VARIABLE), "")
+    done = subprocess.run(
+        [sys.executable, "-c", BF16_PRODUCT],
+        capture_output=True,
+        text=True,
+        env=runs.environment() | unlimited | {"XDG_CACHE_HOME": str(tmp_path)},
+        timeout=runs.LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """AMX that is shown and refused: found out in a child, remembered, cured by a limit of oneDNN's.
 
-The machines are stand-ins: flags are made up, and the probe's process is another one. Only the
-death of the real instructions on a machine without them is real.
+The machines are stand-ins: flags are made up, and the probe's process is another one. The real
+instructions are tried too, and end as this machine has them end.
 """
 
 import json
@@ -149,6 +149,7 @@ def test_machines_that_compute_alike_are_alike_whatever_limited_them():
         (ILLEGAL, False),
         (f"raise SystemExit({amx_probe.WRONG})", False),
         (f"raise SystemExit({amx_probe.DENIED})", False),
+        (f"raise SystemExit({amx_probe.UNDESCRIBED})", False),
         ("no Python", None),
     ],
 )
