@@ -21,6 +21,7 @@ from holdfast.protocol.messages import (
     StartWorkers,
     Stop,
     WorkerExited,
+    WorkerNotStarted,
     WorkerStarted,
 )
 
@@ -47,9 +48,23 @@ def stubborn(spec):
     while True:
         time.sleep(60)
 
+class Scarce:
+    def __init__(self, call, number):
+        self.call, self.left = call, number
+
+    def __call__(self, *words):
+        self.left -= 1
+        if self.left >= 0:
+            print(f"refused {self.call.__name__}", file=sys.stderr, flush=True)
+            raise OSError(11, "Resource temporarily unavailable")
+        return self.call(*words)
+
 ends = [lambda spec: 0, badly, killed, raising, stubborn, stubborn]
 host, port = sys.argv[1], int(sys.argv[2])
 agent.STOP_GRACE_S = 0.2
+agent.START_PAUSES_S = (0.01, 0.01, 0.01)
+if sys.argv[3]:
+    setattr(os, sys.argv[3], Scarce(getattr(os, sys.argv[3]), int(sys.argv[4])))
 access = Access(host, port, bytes(range(32)), 3)
 made = agent.Agent(
     connect(access, "agent", "", 10.0)[0],
@@ -64,12 +79,13 @@ sys.exit(made.run())
 class Launcher:
     """The agent's other side, by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, scarce: str = "", number: int = 0) -> None:
+        """``scarce``: a call of the agent to the system that fails so many times."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(LIMIT_S)
             host, port = listener.getsockname()
             self.agent = subprocess.Popen(
-                [sys.executable, "-c", AGENT, host, str(port)],
+                [sys.executable, "-c", AGENT, host, str(port), scarce, str(number)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -120,6 +136,13 @@ class Launcher:
 @pytest.fixture
 def launcher() -> Iterator[Launcher]:
     made = Launcher()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def scarce(request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    made = Launcher(*request.param)
     yield made
     made.close()
 
@@ -238,3 +261,30 @@ def test_a_message_that_is_not_for_an_agent_is_ignored(launcher):
     launcher.connection.send(Stop(reason="done"))
     code, _, err = launcher.end()
     assert (code, err) == (0, "holdfast agent: ignored WorkerStarted\n")
+
+
+@pytest.mark.parametrize("scarce", [("fork", 3), ("pidfd_open", 3)], indirect=True, ids=str)
+def test_a_worker_for_which_there_is_no_process_or_descriptor_is_started_later(scarce):
+    pids = scarce.start(STUBBORN)
+    assert process_state(pids[STUBBORN]) not in ("", "Z")
+    scarce.connection.send(Stop(reason="done"))
+    assert scarce.hear().pid == pids[STUBBORN]
+    code, _, err = scarce.end()
+    assert code == 0
+    assert err.count("refused") == 3
+
+
+@pytest.mark.parametrize("scarce", [("fork", 4), ("pidfd_open", 4)], indirect=True, ids=str)
+def test_a_worker_that_cannot_be_started_is_told_and_the_others_go_on(scarce):
+    assert isinstance(scarce.hear(), AgentHello)
+    config = RunConfig().to_dict() | {"train": {"steps": 12}}
+    order = {"job": "/job.py", "job_sha256": "5a" * 32, "config": config}
+    scarce.connection.send(StartWorkers(workers=[STUBBORN], **order))
+    reason = "Resource temporarily unavailable"
+    assert scarce.hear() == WorkerNotStarted(worker=STUBBORN, reason=reason)
+    scarce.connection.send(StartWorkers(workers=[BUSY], **order))
+    started = scarce.hear()
+    assert (type(started), started.worker) == (WorkerStarted, BUSY)
+    assert process_state(started.pid) not in ("", "Z")
+    scarce.connection.send(Stop(reason="done"))
+    assert scarce.end()[2].count("refused") == 4

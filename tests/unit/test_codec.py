@@ -30,6 +30,7 @@ anything = st.one_of(
     reports,
     st.builds(messages.Stop, reason=text),
     st.builds(messages.Ready, worker=workers),
+    st.builds(messages.WorkerNotStarted, worker=workers, reason=text),
     st.builds(messages.WorkerExited, worker=workers, pid=st.integers(1, 9999), how=text),
 )
 

@@ -122,6 +122,18 @@ def test_one_that_ends_before_it_says_hello_is_started_once_more() -> None:
     assert world.run.phase is RunPhase.FAILED
 
 
+def test_one_that_the_machine_has_no_room_for_is_tried_again_within_the_limit() -> None:
+    world = World(1, workers={"restarts": 2}).start()
+    lose(world, "0.1")
+    refused = messages.WorkerNotStarted(worker="0.1", reason="Resource temporarily unavailable")
+    assert started(world.handle(refused)) == ["0.1"]
+    world.handle(refused)
+    assert world.run.phase is RunPhase.FAILED
+    assert "(workers.restarts=2) in vain" in str(world.run.failure)
+    causes = [failed.reason for failed in emitted(world.effects, events.JoinFailed)]
+    assert causes == ["could not be started: Resource temporarily unavailable"]  # then it ended
+
+
 def test_two_that_are_started_together_count_as_one_time() -> None:
     world = World(1, 3, workers={"restarts": 1}).start()
     world.die("0.1")

@@ -57,6 +57,21 @@ def test_each_pause_is_longer_and_after_three_times_it_stays_away():
     assert started(world.step(20)) == ["1.0"]  # by then it is forgotten
 
 
+def test_one_that_the_machine_has_no_room_for_ends_nothing_and_is_started_later():
+    world = local(World(steps=1000).start())
+    world.step()
+    lost(world)
+    assert started(world.tick(0.6)) == ["1.0"]
+    refused = messages.WorkerNotStarted(worker="1.0", reason="Too many open files")
+    [failed] = emitted(world.handle(refused), events.JoinFailed)
+    assert (failed.worker, failed.reason) == ("1.0", "could not be started: Too many open files")
+    assert world.handle(refused) == []  # nobody is on the way any more
+    assert started(world.tick(2.0)) == ["1.0"]
+    world.come("1.0")
+    world.step(3)
+    assert len(world.stages) == 4
+
+
 def test_nobody_is_started_if_the_setting_says_so_or_who_came_by_hand_is_lost():
     world = local(World(workers={"replace": 0}).start())
     by_hand = World().start()  # no agent has said that it started them

@@ -5,6 +5,7 @@ each. It must therefore own no thread. Single-threaded: one selector, pidfds for
 """
 
 import ctypes
+import math
 import os
 import selectors
 import signal
@@ -14,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.cluster import parse_worker
+from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig, config_from
 from holdfast.control.exits import describe
 from holdfast.errors import PeerLost
@@ -26,11 +27,13 @@ from holdfast.protocol.messages import (
     StartWorkers,
     Stop,
     WorkerExited,
+    WorkerNotStarted,
     WorkerStarted,
 )
 from holdfast.protocol.spec import Access, WorkerSpec
 
 STOP_GRACE_S = 1.0
+START_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # out of processes, memory or descriptors
 _PR_SET_PDEATHSIG = 1
 
 
@@ -39,6 +42,15 @@ class _Child:
     worker: str
     pid: int
     pidfd: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """That did not succeed so far."""
+
+    spec: WorkerSpec
+    num_tried: int
+    due_s: float
 
 
 class Agent:
@@ -57,6 +69,7 @@ class Agent:
         self._run_worker = run_worker
         self._prepared: RunConfig | None = None
         self._children: dict[int, _Child] = {}
+        self._waiting: dict[WorkerId, _Start] = {}
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> int:
@@ -64,8 +77,9 @@ class Agent:
         try:
             self._connection.send(AgentHello(pid=os.getpid()))
             while True:
-                if self._turn(timeout_s=1.0):
+                if self._turn(self._pause_s()):
                     return 0
+                self._start_due()
         except PeerLost:
             return 1  # the launcher is gone: take the workers along
         finally:
@@ -89,7 +103,8 @@ class Agent:
                     self._prepare(config)
                     self._prepared = config
                 for worker in message.workers:
-                    self._start(worker, message, config)
+                    self._end_earlier(worker)
+                    self._start(self._spec(worker, message, config))
             case ShowStack():
                 self._show_stack(message.pid)
             case Stop():
@@ -98,17 +113,56 @@ class Agent:
                 sys.stderr.write(f"holdfast agent: ignored {type(message).__name__}\n")
         return False
 
-    def _start(self, worker: str, order: StartWorkers, config: RunConfig) -> None:
-        self._end_earlier(worker)
-        spec = WorkerSpec(parse_worker(worker), self._access, order.job, order.job_sha256, config)
+    def _spec(self, worker: str, order: StartWorkers, config: RunConfig) -> WorkerSpec:
+        return WorkerSpec(parse_worker(worker), self._access, order.job, order.job_sha256, config)
+
+    def _start(self, spec: WorkerSpec, num_tried: int = 0) -> None:
+        """What the machine is short of may be there in a moment: the others are seen meanwhile."""
+        self._waiting.pop(spec.worker, None)
+        name = str(spec.worker)
+        try:
+            pid = self._fork(spec)
+        except OSError as why:
+            if num_tried == len(START_PAUSES_S):
+                reason = why.strerror or str(why)
+                self._connection.send(WorkerNotStarted(worker=name, reason=reason))
+            else:
+                due_s = time.monotonic() + START_PAUSES_S[num_tried]
+                self._waiting[spec.worker] = _Start(spec, num_tried + 1, due_s)
+        else:
+            self._connection.send(WorkerStarted(worker=name, pid=pid))
+
+    def _pause_s(self) -> float:
+        due_s = min((start.due_s for start in self._waiting.values()), default=math.inf)
+        return max(0.0, min(1.0, due_s - time.monotonic()))
+
+    def _start_due(self) -> None:
+        for start in list(self._waiting.values()):
+            if start.due_s <= time.monotonic():
+                self._start(start.spec, start.num_tried)
+
+    def _fork(self, spec: WorkerSpec) -> int:
+        """OSError: there is no such process, nor a trace of it."""
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._become_worker(spec, parent)
+        try:
+            self._watch(str(spec.worker), pid)
+        except OSError:  # nobody would see it end
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        return pid
+
+    def _watch(self, worker: str, pid: int) -> None:
         pidfd = os.pidfd_open(pid)
+        try:
+            self._selector.register(pidfd, selectors.EVENT_READ)
+        except OSError:
+            os.close(pidfd)
+            raise
         self._children[pidfd] = _Child(worker, pid, pidfd)
-        self._selector.register(pidfd, selectors.EVENT_READ)
-        self._connection.send(WorkerStarted(worker=worker, pid=pid))
 
     def _end_earlier(self, worker: str) -> None:
         """One that hangs, and whose place is taken now, would only keep its memory."""

@@ -110,6 +110,7 @@ class Coordinator:
             messages.StateHashes: lambda told, at_s: self._checkpoints.on_hashes(told),
             messages.Finished: self._on_finished,
             messages.WorkerStarted: self._on_started,
+            messages.WorkerNotStarted: self._notices.on_not_started,
             messages.WorkerExited: self._notices.on_exited,
             messages.JobFailed: self._on_job_failed,
             messages.Warned: self._on_warned,

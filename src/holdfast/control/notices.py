@@ -30,6 +30,7 @@ _FROM_THE_GONE = (
     messages.WorkerStarted,
     messages.WorkerExited,
 )
+_FROM_THE_AGENT = (messages.WorkerStarted, messages.WorkerNotStarted, messages.WorkerExited)
 _MOST_AT_ONCE = 1 / 4  # of the limit: so much silence counts between two looks
 
 
@@ -70,7 +71,7 @@ class Notices:
             self._beats.discard(worker)
         if isinstance(message, messages.Heartbeat):
             self._beats.add(worker)
-        if not isinstance(message, messages.WorkerStarted | messages.WorkerExited):
+        if not isinstance(message, _FROM_THE_AGENT):
             self._heard_s[worker] = at_s
         gone = worker in self._run.membership.missing
         return not gone or isinstance(message, _FROM_THE_GONE)
@@ -82,6 +83,18 @@ class Notices:
         if self._run.membership.phase(worker) is m.Phase.STARTING:
             self._pids[worker] = started.pid
         return []
+
+    def on_not_started(self, told: messages.WorkerNotStarted, at_s: float) -> list[Effect]:
+        """As if it had ended at once: whether it is tried again is decided in the same way."""
+        worker, cause = parse_worker(told.worker), f"could not be started: {told.reason}"
+        if self._run.phase in BEFORE_TRAINING:
+            raise HoldfastError(
+                f"worker {told.worker} {cause}; expected room for one more process. "
+                f"All workers were stopped. {self._run.advice}"
+            )
+        if self._run.membership.phase(worker) is not m.Phase.STARTING:
+            return []  # somebody else has come in its place
+        return self._lose(m.ProcessExited(worker, at_s), cause)
 
     def on_exited(self, exited: messages.WorkerExited, at_s: float) -> list[Effect]:
         worker = parse_worker(exited.worker)

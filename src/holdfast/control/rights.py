@@ -6,7 +6,12 @@ from holdfast.protocol import messages
 
 # All others are the coordinator's own: nobody may say them to it.
 _MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
-    AGENT: (messages.AgentHello, messages.WorkerStarted, messages.WorkerExited),
+    AGENT: (
+        messages.AgentHello,
+        messages.WorkerStarted,
+        messages.WorkerNotStarted,
+        messages.WorkerExited,
+    ),
     JOINER: (messages.JoinRequest,),
     WORKER_ROLE: (
         messages.Hello,

@@ -52,6 +52,14 @@ class WorkerStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNotStarted:
+    """agent -> coordinator: it was tried for some seconds."""
+
+    worker: Worker
+    reason: str  # one line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited:
     """agent -> coordinator, as soon as the process is gone."""
 
@@ -548,6 +556,7 @@ Message = (
     AgentHello
     | StartWorkers
     | WorkerStarted
+    | WorkerNotStarted
     | WorkerExited
     | JoinRequest
     | JoinGranted
