@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transport_harness import Background, wait_until
 
+from helpers.scarce import refuse_threads
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, ProtocolError
 from holdfast.runtime import copying
@@ -328,3 +329,25 @@ def test_what_is_no_header_is_refused(text):
     copy.transport.send(JOINER, Tag(Channel.STATE, 0), header)
     with pytest.raises(ProtocolError, match="not the header of a state"):
         copy.state()
+
+
+def test_a_copy_for_which_there_is_no_thread_begins_after_the_next_step(monkeypatch):
+    copy = Copy(JOINER, OTHER)
+    refused = refuse_threads(monkeypatch, f"feed-{JOINER}", 1)
+    copy.giver.send_state(7, tensors())
+    assert refused == [f"feed-{JOINER}"]
+    assert copy.state(OTHER).version == 7
+    assert copy.giver.is_asked
+    copy.giver.send_update(committed(7))
+    copy.giver.send_state(8, tensors())
+    assert copy.state().version == 8
+    copy.assert_update(7, OTHER)
+
+
+def test_a_copy_for_which_there_never_is_a_thread_is_given_up(monkeypatch):
+    copy = Copy()
+    refused = refuse_threads(monkeypatch, "feed", 100)
+    for version in range(5):
+        copy.giver.send_state(version, tensors())
+    assert len(refused) == 3
+    assert copy.giver.joiners == set()

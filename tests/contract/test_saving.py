@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.scarce import refuse_threads
 from holdfast.recovery.manifest import partial_directory
 from holdfast.runtime import saving
 from holdfast.runtime.saving import StageSaver, Written
@@ -100,3 +101,23 @@ def test_r6_a_disk_that_is_stuck_costs_the_next_part_and_not_the_run(tmp_path, m
     told.saver._limit_s = 20.0
     assert told.saver.wait()
     assert told.written.keys() == {3}
+
+
+def test_a_part_for_which_there_is_no_thread_is_told_and_the_next_one_is_written(told, monkeypatch):
+    refused = refuse_threads(monkeypatch, "checkpoint", 1)
+    told.write(3)
+    assert refused == ["checkpoint"]
+    assert told.failed.keys() == {3}
+    assert not told.saver.has(3)
+    told.write(4)
+    assert told.saver.wait()
+    assert (told.failed.keys(), told.written.keys()) == ({3}, {4})
+
+
+def test_the_last_part_is_written_without_a_thread_if_there_is_none(told, monkeypatch):
+    refused = refuse_threads(monkeypatch, "checkpoint", 1)
+    told.write(3, is_last=True)
+    assert refused == ["checkpoint"]
+    assert told.saver.wait()
+    assert (told.failed.keys(), told.written.keys()) == (set(), {3})
+    assert told.saver.has(3)

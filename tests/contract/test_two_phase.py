@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from helpers.scarce import refuse_threads
 from holdfast.errors import HoldfastError
 from holdfast.runtime import saving
 from holdfast.runtime.saving import SaveTimes, StageSaver, Written
@@ -160,3 +161,13 @@ def test_one_version_more_can_be_saved_early_and_whenever_it_is_asked_for() -> N
 
 def test_no_interval_means_no_checkpoint() -> None:
     assert not any(SaveTimes(0).is_due(version) for version in range(50))
+
+
+def test_an_update_does_not_wait_for_a_copy_that_no_thread_takes(tmp_path, monkeypatch, written):
+    failed: dict[int, str] = {}
+    refused = refuse_threads(monkeypatch, "checkpoint", 1)
+    saver = TwoPhaseSaver(tmp_path, NAME, LIMIT_S, failed.__setitem__)
+    saver.write_live(4, {"0.weight": torch.ones(3)}, lambda _: None)
+    saver.before_update()
+    assert refused == ["checkpoint"]
+    assert (saver.stalled_s, failed.keys(), written) == (0.0, {4}, [])

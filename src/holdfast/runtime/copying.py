@@ -41,7 +41,7 @@ class Giver:
         self._lock = threading.Lock()
         self._asked: dict[WorkerId, Callable[[], None]] = {}
         self._feeds: dict[WorkerId, _Feed] = {}
-        self._num_behind: Counter[WorkerId] = Counter()  # how often each fell too far behind
+        self._num_behind: Counter[WorkerId] = Counter()  # copies of each that failed here
 
     @property
     def joiners(self) -> set[WorkerId]:
@@ -76,23 +76,27 @@ class Giver:
                 feed.add(committed)
                 if feed.is_too_far_behind:
                     feed.end()
-                    self._begin_anew(joiner, feed)
+                    self._begin_anew(joiner, feed.connect)
 
-    def _begin_anew(self, joiner: WorkerId, feed: "_Feed") -> None:
+    def _begin_anew(self, joiner: WorkerId, connect: Callable[[], None]) -> None:
         """With a newer state, instead of all that it has missed. A few times: then it starves."""
         self._num_behind[joiner] += 1
         if self._num_behind[joiner] < _MOST_COPIES:
-            self._asked[joiner] = feed.connect
+            self._asked[joiner] = connect
 
     def send_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """To all who have asked. ``tensors`` are copies that nobody changes."""
         with self._lock:
-            for joiner, connect in sorted(self._asked.items()):
+            asked, self._asked = self._asked, {}
+            for joiner, connect in sorted(asked.items()):
                 connect()
                 feed = _Feed(self._transport, self._form, joiner, version, tensors, connect)
-                self._feeds[joiner] = feed
-                feed.start()
-            self._asked.clear()
+                try:
+                    feed.start()
+                except RuntimeError:  # no thread to be had: perhaps after the next step
+                    self._begin_anew(joiner, connect)
+                else:
+                    self._feeds[joiner] = feed
 
 
 class _Feed:

@@ -107,8 +107,23 @@ class StageSaver:
             else:
                 self._tell(lambda: done(written))
 
-        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as why:  # no thread to be had
+            self._without_thread(run, step, before, why, is_last)
+        else:
+            self._thread = thread
+
+    def _without_thread(
+        self, run: Callable[[], None], step: int, before: int, why: Exception, is_last: bool
+    ) -> None:
+        """The last part is written here: training is over. Any other is not worth its wait."""
+        if is_last:
+            run()
+        else:
+            self.newest = before
+            self._failed(step, _in_one_line(why))
 
     def before_update(self) -> None:
         """Called before the weights change: a saver that still reads them makes it wait."""

@@ -41,6 +41,8 @@ class TwoPhaseSaver(StageSaver):
                 self._copied.set()
 
         self._begin(step, copy, done, is_last)
+        if self._thread is None:
+            self._copied.set()  # nobody takes one
         self.num_bytes += sum(tensor.nbytes for tensor in live.values())
 
     def before_update(self) -> None:
