@@ -4,6 +4,8 @@ import fcntl
 
 import pytest
 
+from helpers.live import wait_until
+from helpers.scarce import refuse_threads
 from holdfast.observability import event_files
 from holdfast.observability.event_files import EVENTS_FILE, Rotation, all_files, compact
 from holdfast.observability.events import JsonLines, StepFinished, WorkerStep, read_events
@@ -82,3 +84,20 @@ def test_a_disk_that_refuses_a_new_file_keeps_the_old_one(tmp_path, monkeypatch)
         sink.emit(WorkerStep(at_s=0.0, worker="0.0", step=step, ops=()))
     sink.close()
     assert len(read_events(tmp_path / EVENTS_FILE)) == 100
+
+
+def test_without_a_thread_an_older_file_loses_its_bulk_later(tmp_path, monkeypatch) -> None:
+    refused = refuse_threads(monkeypatch, "compact events", 2)
+    rotation = Rotation(tmp_path, 4000)
+    sink = JsonLines(rotation.open(), rotation)
+    older = [tmp_path / f"events-{number}.jsonl" for number in (1, 2, 3)]
+    step = 0
+    while not (tmp_path / f"events-{3 + event_files._NUM_WHOLE}.jsonl").exists():
+        sink.emit(WorkerStep(at_s=0.0, worker="0.0", step=step, ops=()))
+        step += 1
+    sink.close()
+    assert len(refused) == 2
+    assert sink.num_dropped == 0
+    wait_until(lambda: all(one.stat().st_size == 0 for one in older), "the bulk to go")
+    steps = [event.step for event in read_events(tmp_path / EVENTS_FILE)]
+    assert steps == list(range(steps[0], step))

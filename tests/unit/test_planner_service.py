@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.scarce import refuse_threads
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, WaitTimeout
 from holdfast.planner import planning, service
@@ -147,6 +148,34 @@ def test_refining_ends_with_the_best_plan(planner):
     better, best = planner.better(), best_plan(asked)
     assert better.schedule() == best.schedule() != first.schedule()
     assert better.period_s == best.period_s < first.period_s
+
+
+def test_without_a_thread_the_first_plan_holds_and_better_ones_come_later(planner, monkeypatch):
+    refused = refuse_threads(monkeypatch, "planner", 2)
+    asked = cluster(2, 2, dead=(WorkerId(0, 1),))
+    planner.plan_now(asked)
+    planner.refine_in_background(asked)
+    assert planner.better() is None
+    assert len(refused) == 2
+    assert not planner.finish(LONG_S)
+    assert planner.better() is None  # a thread works on it from here on
+    assert planner.finish(LONG_S)
+    assert planner.better().schedule() == best_plan(asked).schedule()
+
+
+def test_a_search_that_runs_out_of_memory_is_left_out(planner, monkeypatch):
+    failed = threading.Event()
+
+    def large(problem, *, plain, between):
+        failed.set()
+        raise MemoryError
+
+    monkeypatch.setattr(service, "refine", large)
+    planner.refine_in_background(cluster())
+    assert planner.finish(LONG_S)
+    assert failed.is_set()
+    assert planner.better() is None
+    assert planner.plan_now(cluster()).schedule() == first_plan(cluster()).schedule()
 
 
 def test_a_better_plan_is_given_out_once(planner):

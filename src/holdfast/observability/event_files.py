@@ -38,9 +38,8 @@ class Rotation:
         """``limit_bytes``: of the bulk, over all files; None: no limit, and one file."""
         self._folder = folder
         self.most_bytes = None if limit_bytes is None else limit_bytes // (_NUM_WHOLE + 1)
-        self._compact: Callable[[Path], None] = lambda path: threading.Thread(
-            target=compact, args=(path,), name="compact events", daemon=True
-        ).start()
+        self._compact: Callable[[Path], None] = self._compact_aside
+        self._to_compact: list[Path] = []
 
     def open(self) -> BinaryIO:
         """BlockingIOError: another process writes there."""
@@ -60,6 +59,17 @@ class Rotation:
         if number > _NUM_WHOLE:
             self._compact(self._folder / f"events-{number - _NUM_WHOLE}.jsonl")
         return file
+
+    def _compact_aside(self, path: Path) -> None:
+        self._to_compact.append(path)
+        paths = tuple(self._to_compact)
+        try:
+            threading.Thread(
+                target=lambda: list(map(compact, paths)), name="compact events", daemon=True
+            ).start()
+        except RuntimeError:  # no thread to be had: with the next file
+            return
+        self._to_compact.clear()
 
 
 def compact(path: Path) -> None:

@@ -94,6 +94,8 @@ class Planner:
         """The best plan so far for what is refined, if it is better than the one given out last."""
         self._raise_error()
         with self._lock:
+            if self._is_asked:
+                self._start()  # unless it works already
             found, given, self._found = self._found, self._given, None
             if found is None:
                 return None
@@ -120,7 +122,8 @@ class Planner:
         if self._thread is not None:
             self._thread.join(timeout_s)
         self._raise_error()
-        return self._thread is None or not self._thread.is_alive()
+        is_alive = self._thread is not None and self._thread.is_alive()
+        return not is_alive and not self._is_asked
 
     def stop(self, timeout_s: float = _SOON_S) -> None:
         """End all background work and its thread. What was found and prepared stays."""
@@ -133,6 +136,10 @@ class Planner:
                 f"the planner's thread is still busy after {timeout_s:g} s: "
                 "expected it to end between two trials; allow it more time"
             )
+
+    @property
+    def _is_asked(self) -> bool:
+        return self._refining is not None or self._preparing is not None
 
     def _raise_error(self) -> None:
         with self._lock:
@@ -152,9 +159,14 @@ class Planner:
     def _start(self) -> None:
         """Under the lock: a thread that is about to end either sees new work or has told so."""
         if not self._working:
+            thread = threading.Thread(target=self._work, name="planner", daemon=True)
             self._working = True
-            self._thread = threading.Thread(target=self._work, name="planner", daemon=True)
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no thread to be had: the next call tries again
+                self._working = False
+            else:
+                self._thread = thread
 
     def _work(self) -> None:
         while True:
@@ -167,6 +179,8 @@ class Planner:
                 self._do(task)
             except _DroppedError:
                 pass
+            except MemoryError:  # the machine's: the first plan has to do
+                self._done(task)
             except Exception as error:  # the thread's last frame: the next call raises it
                 self._done(task, error)
 
