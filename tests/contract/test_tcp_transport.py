@@ -1,5 +1,6 @@
 """What only sockets can do wrong: strangers, broken streams, killed processes, leaks."""
 
+import errno
 import gc
 import itertools
 import os
@@ -493,6 +494,47 @@ def test_what_arrives_is_read_straight_into_the_tensor(cluster):
     assert torch.equal(arrived, tensor)
     # Python and numpy buffers are traced, memory of tensors is not: a copy on the way would show.
     assert peak_bytes < MB
+
+
+def without_descriptors(monkeypatch: pytest.MonkeyPatch, is_over: Callable[[], bool]) -> list[int]:
+    """No link can be opened until it is over; returns a list that grows with each try."""
+    eventfd, refused = os.eventfd, list[int]()
+
+    def scarce(*words: int) -> int:
+        if is_over():
+            return eventfd(*words)
+        refused.append(1)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "eventfd", scarce)
+    return refused
+
+
+def test_a_send_waits_for_a_descriptor_longer_than_for_an_answer(cluster, monkeypatch):
+    limits = Limits(connect_limit_s=0.3, reconnect_limit_s=LIMIT_S)
+    alice, bob = cluster.start(ALICE, BOB, limits=limits)
+    refused = without_descriptors(monkeypatch, lambda: len(refused) == 10)
+    check_still_works(alice, bob)
+    assert len(refused) == 10
+
+
+def test_a_link_that_never_opens_is_told_as_one_that_broke(cluster, monkeypatch):
+    alice, _ = cluster.start(ALICE, BOB, limits=HASTY)
+    refused = without_descriptors(monkeypatch, lambda: False)
+    with pytest.raises(PeerLost, match="cannot send to worker") as lost:
+        alice.send(BOB, activation(1), torch.ones(1))
+    assert lost.value.worker == str(BOB)
+    assert len(refused) > 1
+
+
+def test_the_end_of_an_epoch_ends_the_wait_for_a_descriptor(cluster, monkeypatch):
+    alice, _ = cluster.start(ALICE, BOB, limits=Limits(reconnect_limit_s=10 * LIMIT_S))
+    refused = without_descriptors(monkeypatch, lambda: False)
+    sending = Background(lambda: alice.send(BOB, activation(1), torch.ones(1)))
+    wait_until(lambda: len(refused) > 1)
+    alice.interrupt(1)
+    with pytest.raises(EpochPast):
+        sending.result()
 
 
 def test_the_constructor_opens_nothing_and_starts_nothing():

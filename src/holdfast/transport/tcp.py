@@ -17,7 +17,7 @@ from time import monotonic, monotonic_ns
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import ConfigError, HandshakeFailed, PeerLost, TransportClosed, WaitTimeout
+from holdfast.errors import ConfigError, EpochPast, HandshakeFailed, PeerLost, TransportClosed
 from holdfast.handshake import SECRET_BYTES, WORKER_ROLE, Identity, call
 from holdfast.transport.base import (
     NO_HINDRANCE,
@@ -124,7 +124,7 @@ class TcpTransport:
             sent_ns=sent_ns,
             checksum=checksum_of(payload),
         )
-        link = self._outgoing.get(to) or self._open(to)
+        link = self._outgoing.get(to) or self._open(to, epoch)
         link.send(epoch, header, payload, is_timeless=tag.channel.is_timeless)
 
     def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
@@ -219,16 +219,22 @@ class TcpTransport:
             reconnections += link.reconnections
         return messages, num_bytes, reconnections
 
-    def _open(self, peer: WorkerId) -> Outgoing:
-        """Out of descriptors or threads, it waits: that passes."""
-        deadline_s = monotonic() + self._limits.connect_limit_s
-        while True:
-            try:
-                return self._opened(peer)
-            except (OSError, RuntimeError) as why:  # no new thread is a RuntimeError
-                if monotonic() > deadline_s:
-                    raise WaitTimeout(f"no link from {self.me} to worker {peer}: {why}") from why
-            time.sleep(_PAUSE_S)
+    def _open(self, peer: WorkerId, epoch: int) -> Outgoing:
+        """Out of descriptors or threads, it waits as for a connection that broke: that passes."""
+        try:
+            return self._opened(peer)
+        except (OSError, RuntimeError):  # no new thread is a RuntimeError
+            deadline_s = monotonic() + self._limits.reconnect_limit_s
+        with self._mailbox.held_up():
+            while self._mailbox.may_wait_in(epoch):
+                time.sleep(_PAUSE_S)
+                try:
+                    return self._opened(peer)
+                except (OSError, RuntimeError) as why:
+                    if monotonic() > deadline_s:
+                        text = f"worker {self.me} cannot send to worker {peer}: {why}"
+                        raise PeerLost(text, str(peer)) from why
+        raise EpochPast(f"worker {self.me} had no link to {peer} in epoch {epoch}, which ended")
 
     def _opened(self, peer: WorkerId) -> Outgoing:
         with self._lock:
