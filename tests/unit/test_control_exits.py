@@ -3,12 +3,13 @@
 import signal
 
 import pytest
-from coordinator_world import World, emitted
+from coordinator_world import World, emitted, pid_of
 
 from holdfast.control.effects import StartWorker
 from holdfast.control.exits import describe
 from holdfast.control.run import RunPhase
 from holdfast.observability import events
+from holdfast.protocol import messages
 
 DETERMINISTIC = [signal.SIGILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE]
 
@@ -68,6 +69,59 @@ def test_another_stage_another_signal_or_a_step_in_between_is_another_cause() ->
     world.step(3)
     dies(world, "1.0", signal.SIGSEGV)
     assert not world.run.over
+
+
+def comes_back(world: World, name: str) -> bool:
+    """As an agent would start it."""
+    world.handle(messages.WorkerStarted(worker=name, pid=pid_of(name)))
+    if not any(isinstance(effect, StartWorker) for effect in world.tick(5.0)):
+        return False
+    world.come(name)
+    world.pump()
+    return True
+
+
+def warnings_of(world: World) -> list[str]:
+    return [warned.reason for warned in emitted(world.effects, events.Warned)]
+
+
+@pytest.mark.parametrize("number", DETERMINISTIC)
+@pytest.mark.parametrize("steps_between", [0, 150])
+def test_a_place_is_left_empty_after_its_second_such_death_and_the_others_go_on(
+    number, steps_between
+) -> None:
+    world = World(2, steps=1000).start()
+    world.handle(messages.WorkerStarted(worker="1.1", pid=pid_of("1.1")))
+    world.step(3)
+    dies(world, "1.1", number)
+    assert comes_back(world, "1.1")
+    assert not warnings_of(world)
+    world.step(steps_between)
+    dies(world, "1.1", number)
+    assert not comes_back(world, "1.1")
+    assert not any(isinstance(effect, StartWorker) for effect in world.step(250))
+    [said] = warnings_of(world)
+    assert said.startswith("worker 1.1 died a second time")
+    assert describe(-number) in said
+    assert world.run.phase is RunPhase.TRAINING
+
+
+def test_deaths_of_two_places_leave_neither_empty() -> None:
+    world = World(3, steps=1000).start()
+    for name in ("1.1", "2.1"):
+        world.handle(messages.WorkerStarted(worker=name, pid=pid_of(name)))
+        dies(world, name, signal.SIGBUS)
+        assert comes_back(world, name)
+    assert not warnings_of(world)
+
+
+def test_who_dies_twice_from_outside_is_not_left_out() -> None:
+    world = World(2, steps=1000).start()
+    world.handle(messages.WorkerStarted(worker="1.1", pid=pid_of("1.1")))
+    for _ in range(2):
+        dies(world, "1.1", signal.SIGKILL)
+        assert comes_back(world, "1.1")
+    assert not warnings_of(world)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -77,14 +77,21 @@ class Coordinator:
         self._starting = Starting(run, work)
         self._joining = Joining(run, work, self._plans)
         self._changes = Changes(run, work, losses, self._plans, self.reports, self._joining)
+        self._replacing = Replacing(run, self.reports, self._joining)
         self._notices = Notices(
-            run, work, losses, self._starting, self._joining, self._changes, self.reports
+            run,
+            work,
+            losses,
+            self._starting,
+            self._joining,
+            self._changes,
+            self.reports,
+            self._replacing,
         )
         self._log_policy = LogPolicy(run, self.reports)
         self._save_interval = SaveInterval(run, self.reports)
         self._losses, self._work = losses, work
         self._progress = Progress(config.workers.stuck_limit_s, config.workers.start_limit_s)
-        self._replacing = Replacing(run, self.reports, self._joining)
         self._switching = Switching(run, work)
         self._slowness, self._mitigating = Slowness(run), Mitigating(run, self._plans)
         self._moving = Moving(run, self._plans, work, self._switching)

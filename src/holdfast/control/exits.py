@@ -1,6 +1,7 @@
 """How a process ended, in words, and whether another one in its place would end the same way."""
 
 import signal
+from collections import Counter
 from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
@@ -34,19 +35,26 @@ class _Death:
 
 
 class Deaths:
-    """Of causes that would be the same for a replacement: the second at one place ends the run."""
+    """Of causes that would be the same for a replacement."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[int, int], _Death] = {}
+        self._num_of: Counter[WorkerId] = Counter()
 
-    def note(self, worker: WorkerId, stage: int, code: int, step: int) -> None:
-        """HoldfastError: it happened before, to a worker of this stage, and no step ended since."""
+    def note(self, worker: WorkerId, stage: int, code: int, step: int, *, is_held: bool) -> bool:
+        """Whether its place is to stay empty: the second such death there, however long ago.
+
+        ``is_held``: somebody else holds its stage. If nobody does, and the same happened to a
+        worker of this stage before and no step ended since: HoldfastError.
+        """
         if code >= 0 or -code not in _CAUSES:
-            return
+            return False
+        self._num_of[worker] += 1
         first = self._first.get((code, stage))
         self._first[code, stage] = _Death(worker, step)
-        if first is not None and step <= first.step:
+        if first is not None and step <= first.step and not is_held:
             raise HoldfastError(
                 f"worker {worker} died in step {step + 1} as worker {first.worker} did before: "
                 f"{describe(code)}. Another one would die too: all workers were stopped."
             )
+        return is_held and self._num_of[worker] > 1

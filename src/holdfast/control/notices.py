@@ -11,6 +11,7 @@ from holdfast.control.exits import Deaths
 from holdfast.control.joining import Joining, failed
 from holdfast.control.links import Links
 from holdfast.control.losses import Loss, Losses, Work
+from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
 from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase
 from holdfast.control.starting import Starting
@@ -44,9 +45,11 @@ class Notices:
         joining: Joining,
         changes: Changes,
         reports: Reports,
+        replacing: Replacing,
     ) -> None:
         self._run, self._work, self._losses, self._reports = run, work, losses, reports
         self._starting, self._joining, self._changes = starting, joining, changes
+        self._replacing = replacing
         self._heard_s: dict[WorkerId, float] = {}
         self._beats: set[WorkerId] = set()  # those that have begun to send heartbeats
         self._looked_s: float | None = None
@@ -100,22 +103,34 @@ class Notices:
         worker = parse_worker(exited.worker)
         if self._run.phase in BEFORE_TRAINING:
             return self._exited_early(exited)
-        self._note_death(worker, exited)
-        if exited.pid in self._gone_pids and self._pids.get(worker) == exited.pid:
-            self._losses.explain(worker, exited.how)
-        elif self._pids.get(worker, exited.pid) == exited.pid:
-            return self._lose(m.ProcessExited(worker, at_s), exited.how, explained=True)
-        return []  # a process that somebody else has replaced
-
-    def _note_death(self, worker: WorkerId, exited: messages.WorkerExited) -> None:
-        """Raises if a replacement has died as the one before it did."""
         if self._pids.get(worker, exited.pid) != exited.pid:
-            return
-        stage = self._run.stages.get(worker, self._held.get(worker, worker.stage))
+            return []  # a process that somebody else has replaced
+        said = self._note_death(worker, exited, at_s)
+        if exited.pid not in self._gone_pids or worker not in self._pids:
+            lost = self._lose(m.ProcessExited(worker, at_s), exited.how, explained=True)
+            return [*lost, *said]
+        self._losses.explain(worker, exited.how)
+        return said
+
+    def _note_death(
+        self, worker: WorkerId, exited: messages.WorkerExited, at_s: float
+    ) -> list[Effect]:
+        """A replacement that dies as the one before it did is the last one, or ends the run."""
+        run = self._run
+        stage = run.stages.get(worker, self._held.get(worker, worker.stage))
+        is_held = any(holder != worker for holder in run.holders(stage))
+        step = self._reports.next_step
         try:
-            self._deaths.note(worker, stage, exited.code, self._reports.next_step)
+            is_last = self._deaths.note(worker, stage, exited.code, step, is_held=is_held)
         except HoldfastError as why:
-            raise HoldfastError(f"{why} {self._run.advice}") from why
+            raise HoldfastError(f"{why} {run.advice}") from why
+        if not is_last or not self._replacing.leave_out(worker):
+            return []
+        reason = (
+            f"worker {worker} died a second time of a cause that would be the same for another "
+            f"process, {exited.how}: it is not started again, the others go on without it"
+        )
+        return [Emit(events.Warned(at_s=at_s, reason=reason))]
 
     def _exited_early(self, exited: messages.WorkerExited) -> list[Effect]:
         if exited.worker in self._complained:

@@ -37,9 +37,11 @@ class Replacing:
     def on_started(self, worker: WorkerId, pid: int) -> None:
         self._local[worker] = pid
 
-    def leave_out(self, worker: WorkerId) -> None:
-        """It is away on purpose."""
+    def leave_out(self, worker: WorkerId) -> bool:
+        """It is to stay away; whether that is news."""
+        is_news = worker not in self._left_out
         self._left_out.add(worker)
+        return is_news
 
     def due(self, at_s: float) -> list[Effect]:
         """Whoever is to be started now. Asked again and again while training goes on."""

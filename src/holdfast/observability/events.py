@@ -318,7 +318,7 @@ class PlanSwitched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned:
-    """Something about the job that its user should know; each line once a run."""
+    """Something about the job, or the machine, that a user should know; each line once a run."""
 
     at_s: float
     reason: str
