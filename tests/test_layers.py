@@ -17,7 +17,7 @@ LAYERS = [
     "schedule",
     "config | cluster | handshake | instruction_set",
     "names",
-    "errors | amx_probe",
+    "errors | amx_probe | scarce",
 ]
 PURE = [
     "planner",
@@ -36,6 +36,7 @@ PURE = [
     "errors",
     "instruction_set",
     "amx_probe",
+    "scarce",
 ]
 RANK = {part: -row for row, parts in enumerate(LAYERS) for part in parts.split(" | ")}
 FILES = sorted(path for path in SRC.rglob("*.py") if path.parent != SRC or path.stem in RANK)

@@ -1,5 +1,6 @@
 """Tensors to disk and back: every bit, any cut, and nothing read that was not written."""
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast import scarce
 from holdfast.errors import CheckpointError
+from holdfast.recovery import manifest
 from holdfast.recovery.checkpoint import read_layers, write_part
 from holdfast.recovery.manifest import Checkpoint, Part, load_manifest, partial_directory, seal
 
@@ -124,3 +127,19 @@ def test_a_part_written_over_an_abandoned_one_holds_the_new_tensors(tmp_path):
     write_part(folder, layers_of(0, 1, 2))
     checkpoint = written(tmp_path, [[0, 1], [2]])
     assert_same_bits(read_layers(checkpoint, range(3)), layers_of(0, 1, 2))
+
+
+def test_a_checkpoint_is_read_later_when_there_is_no_descriptor(tmp_path, monkeypatch):
+    checkpoint = written(tmp_path, [[0]])
+    file_digest, refused = manifest.file_digest, []
+
+    def scarce_digest(path: Path) -> str:
+        if len(refused) < 2:
+            refused.append(path)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return file_digest(path)
+
+    monkeypatch.setattr(manifest, "file_digest", scarce_digest)
+    monkeypatch.setattr(scarce, "PAUSES_S", (0.0, 0.0))
+    assert_same_bits(read_layers(checkpoint, [0]), layers_of(0))
+    assert len(refused) == 2

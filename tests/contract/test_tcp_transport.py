@@ -4,6 +4,7 @@ import errno
 import gc
 import itertools
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -30,6 +31,8 @@ from transport_harness import (
     wait_until,
 )
 
+from helpers.scarce import refuse_threads
+from holdfast import scarce
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, EpochPast, PeerLost, TransportClosed, WaitTimeout
 from holdfast.transport.base import Limits
@@ -535,6 +538,23 @@ def test_the_end_of_an_epoch_ends_the_wait_for_a_descriptor(cluster, monkeypatch
     alice.interrupt(1)
     with pytest.raises(EpochPast):
         sending.result()
+
+
+def test_a_worker_without_a_thread_or_a_descriptor_listens_later(cluster, monkeypatch):
+    monkeypatch.setattr(scarce, "PAUSES_S", (0.0, 0.0))
+    threads = refuse_threads(monkeypatch, f"holdfast-{BOB}-accept", 2)
+    selector, selectors_refused = selectors.DefaultSelector, []
+
+    def no_selector() -> selectors.BaseSelector:
+        if len(selectors_refused) == 2:
+            return selector()
+        selectors_refused.append(1)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(selectors, "DefaultSelector", no_selector)
+    alice, bob = cluster.start(ALICE, BOB)
+    check_still_works(alice, bob)
+    assert (len(threads), len(selectors_refused)) == (2, 2)
 
 
 def test_the_constructor_opens_nothing_and_starts_nothing():

@@ -31,9 +31,10 @@ from holdfast.protocol.messages import (
     WorkerStarted,
 )
 from holdfast.protocol.spec import Access, WorkerSpec
+from holdfast.scarce import PAUSES_S
 
 STOP_GRACE_S = 1.0
-START_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # out of processes, memory or descriptors
+START_PAUSES_S = PAUSES_S
 _PR_SET_PDEATHSIG = 1
 
 

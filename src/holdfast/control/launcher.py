@@ -62,6 +62,7 @@ from holdfast.recovery.manifest import (
     trim,
 )
 from holdfast.recovery.places import check_logs, claim_logs, clear_logs, drop_logs, trim_logs
+from holdfast.scarce import patiently
 
 _AGENT_END_LIMIT_S = 1.5  # above its grace for the workers
 
@@ -176,7 +177,7 @@ class _Recorder:
         if self.sink is None:
             return
         self.sink.close()
-        write_summary(self.run_dir / SUMMARY_FILE, summary)
+        patiently(lambda: write_summary(self.run_dir / SUMMARY_FILE, summary))
         if details:
             (self.run_dir / "error.txt").write_text(details)
         if self.sink.num_dropped:

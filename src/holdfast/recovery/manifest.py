@@ -5,6 +5,7 @@ A checkpoint is ``RUN_DIR/checkpoints/step-00000020/``: one folder of safetensor
 """
 
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 from holdfast import names
 from holdfast.errors import CheckpointError, ProtocolError
+from holdfast.scarce import patiently
 
 FORMAT = 1
 _FOLDER = "checkpoints"
@@ -292,7 +294,7 @@ def verify(checkpoint: Checkpoint, part: Part) -> Path:
         _check_plain(path, part)
     for name, expected in part.files.items():
         try:
-            found = file_digest(folder / name)
+            found = patiently(functools.partial(file_digest, folder / name))
         except OSError as why:
             reason = f"{part.directory}/{name} cannot be read ({why.strerror})"
             raise CheckpointError(_refusal(path, reason)) from why

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from holdfast.errors import EpochPast, HoldfastError, PeerLost
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
+from holdfast.scarce import patiently
 from holdfast.transport.base import Transport
 
 _JOIN_LIMIT_S = 10.0
@@ -46,7 +47,7 @@ class ControlLink:
         self._thread = threading.Thread(target=self._read, name="control", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        patiently(self._thread.start)
 
     @property
     def is_cut_off(self) -> bool:
@@ -153,10 +154,11 @@ class Heart:
     def start(self, beat_s: float, beat: Callable[[], messages.Heartbeat | None]) -> None:
         """``beat`` makes the message; None: be silent. Starting again changes nothing."""
         if self._thread is None:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._run, args=(beat_s, beat), name="heart", daemon=True
             )
-            self._thread.start()
+            patiently(thread.start)
+            self._thread = thread
 
     def stop(self) -> None:
         self._ended.set()

@@ -15,6 +15,7 @@ from time import monotonic
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.errors import ProtocolError
 from holdfast.handshake import WORKER_ROLE, Answerer, Identity
+from holdfast.scarce import patiently
 from holdfast.transport.greeting import HELLO_BYTES, Hello, decode_hello
 from holdfast.transport.sockets import BUFFER_BYTES, Address, shut
 
@@ -78,14 +79,16 @@ class Gate:
         self._new_visitor, self._limit_s = new_visitor, limit_s
         self._admit, self._refused = admit, refused
         self._listener: socket.socket | None = None
+        self._selector: selectors.BaseSelector | None = None
         self._closing = threading.Event()
         self._waiting: dict[socket.socket, tuple[Visitor, float]] = {}  # and until when
         self._resume_s: float | None = None  # when to accept again
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def open(self, address: Address) -> Address:
-        self._listener = _listener(address)
-        self._thread.start()
+        self._listener = patiently(lambda: _listener(address))
+        self._selector = patiently(selectors.DefaultSelector)
+        patiently(self._thread.start)
         host, port = self._listener.getsockname()[:2]
         return host, port
 
@@ -102,7 +105,8 @@ class Gate:
 
     def _run(self) -> None:
         assert self._listener is not None
-        with contextlib.closing(self._listener), selectors.DefaultSelector() as selector:
+        assert self._selector is not None
+        with contextlib.closing(self._listener), self._selector as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._closing.is_set():
                 for key, _ in selector.select(self._next_s()):
