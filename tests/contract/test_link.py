@@ -1,12 +1,16 @@
 """A worker's connection to the coordinator: whatever goes wrong aside ends it with a reason."""
 
+import errno
 import os
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from helpers.scarce import refuse_threads
+from holdfast import scarce
 from holdfast.cluster import WorkerId
 from holdfast.errors import PeerLost
 from holdfast.protocol import messages
@@ -117,3 +121,32 @@ def test_r9_a_heart_whose_worker_gets_another_stage_goes_on_beating() -> None:
         time.sleep(0.01)
     heart.stop()
     assert beats[0].step == 2
+
+
+def test_a_worker_without_a_thread_to_hear_or_to_beat_waits_for_one(linked, monkeypatch) -> None:
+    monkeypatch.setattr(scarce, "PAUSES_S", (0.0, 0.0))
+    deaf = refuse_threads(monkeypatch, "control", 2)
+    link, theirs = linked(lambda message: None)
+    theirs.send(messages.Halt(epoch=3))
+    assert link.next(LIMIT_S) == messages.Halt(epoch=3)
+    silent = refuse_threads(monkeypatch, "heart", 2)
+    beaten = threading.Event()
+    heart = Heart(lambda message: beaten.set())
+    heart.start(0.001, lambda: messages.Ready(worker="0.0"))
+    assert beaten.wait(LIMIT_S)
+    heart.stop()
+    assert (deaf, silent) == (["control"] * 2, ["heart"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("why", "is_scarce"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), True),
+        (MemoryError(), True),
+        (OSError(), False),
+    ],
+)
+def test_a_worker_that_ends_says_whether_its_machine_is_out_of_something(why, is_scarce) -> None:
+    told: list[messages.Message] = []
+    process._tell_failure(SimpleNamespace(worker="0.0"), SimpleNamespace(send=told.append), why)
+    assert [(failed.lost, failed.scarce) for failed in told] == [("", is_scarce)]

@@ -231,6 +231,23 @@ def test_a_fault_of_a_members_own_ends_the_run() -> None:
     assert emitted(effects, events.RunFailed)
 
 
+def test_a_member_whose_machine_is_out_of_something_is_lost_and_the_others_go_on() -> None:
+    world = World(steps=20).start()
+    world.step(2)
+    reason = "OSError: [Errno 24] Too many open files"
+    failed = messages.Failed(
+        worker="0.1", lost="", exit_code=1, reason=reason, details="trace", scarce=True
+    )
+    world.handle(failed)
+    del world.actors["0.1"]
+    world.pump()
+    world.step(3)
+    [lost] = emitted(world.effects, events.WorkerLost)
+    assert (lost.worker, lost.cause) == ("0.1", reason)
+    assert world.run.failure is None
+    assert "0.1" not in world.stages
+
+
 def test_a_stop_has_time_to_spare_within_the_promised_five_seconds() -> None:
     assert server.STOP_LIMIT_S + agent.STOP_GRACE_S + starting.SUSPICION_S <= 4.5
 

@@ -362,6 +362,8 @@ class Coordinator:
     def _on_failed(self, failed: messages.Failed, at_s: float) -> list[Effect]:
         if failed.lost or self._notices.is_joiner(failed.worker):
             return self._notices.on_failed(failed, at_s)
+        if failed.scarce and not self.starting:
+            return self._notices.gave_up(parse_worker(failed.worker), failed.reason, at_s)
         kind = ConfigError if failed.exit_code == ConfigError.exit_code else HoldfastError
         who = "" if kind is ConfigError else f"worker {failed.worker}: "
         return self.fail(kind(who + failed.reason), at_s, failed.details)

@@ -255,6 +255,10 @@ class Notices:
         stop = Send(worker, messages.Stop(reason=reason))
         return [stop, *self._lose(m.GaveUp(worker, at_s), reason)]
 
+    def gave_up(self, worker: WorkerId, reason: str, at_s: float) -> list[Effect]:
+        """A member whose machine is out of something: lost as if it had died of it."""
+        return self._lose(m.GaveUp(worker, at_s), reason, explained=True)
+
     # --- silence ---
 
     def tick(self, at_s: float) -> list[Effect]:

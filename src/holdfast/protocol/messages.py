@@ -543,6 +543,7 @@ class Failed:
     exit_code: ExitCode
     reason: str  # one line
     details: str  # traceback; empty for the user's own mistakes
+    scarce: bool = False  # its machine is out of something: another process may find it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from holdfast.runtime.injection import Act, Killed, ProcessActions, ThreadAction
 from holdfast.runtime.link import ControlLink, Stopped
 from holdfast.runtime.stacks import ignore_signal
 from holdfast.runtime.worker import Worker, one_line
+from holdfast.scarce import is_scarcity
 from holdfast.transport.base import Limits, Transport
 from holdfast.transport.tcp import TcpTransport
 
@@ -166,6 +167,7 @@ def _tell_failure(spec: WorkerSpec, link: ControlLink, why: Exception) -> int:
         exit_code=why.exit_code if isinstance(why, HoldfastError) else 1,
         reason=one_line(why),
         details="" if isinstance(why, ConfigError) else "".join(traceback.format_exception(why)),
+        scarce=is_scarcity(why),
     )
     try:
         link.send(failed)
