@@ -27,6 +27,7 @@ from log_harness import (
 )
 from transport_harness import wait_until
 
+from helpers.scarce import refuse_threads
 from holdfast.errors import LogGap
 from holdfast.recovery.log_folder import LogFolder, write_all
 from holdfast.recovery.log_frame import SAID_AGAIN, Flag, FrameKind, FrameName
@@ -558,3 +559,42 @@ def test_many_threads_may_append(make, tmp_path):
         for microbatch in range(4):
             (tensor,) = found.read(FrameKind.ACTIVATION, 0, step, 0, microbatch)
             assert torch.equal(tensor, values(step, microbatch))
+
+
+def test_without_a_thread_the_log_stops_and_begins_again_after_a_checkpoint(
+    make, tmp_path, monkeypatch
+):
+    refused = refuse_threads(monkeypatch, "log", 2)
+    made, states = make()
+    log(made, 0)
+    made.begin_step(1)
+    log(made, 1)
+    assert len(refused) == 2
+    assert segments(tmp_path) == []
+    assert not made.flush(LIMIT_S)
+    made.begin_step(2)  # there is one now
+    made.trim(2)
+    assert not made.flush(LIMIT_S)  # it counts from the next step on
+    made.begin_step(3)
+    log(made, 3)
+    assert made.flush(LIMIT_S)
+    assert steps(tmp_path) == [3]
+    assert [is_logging for is_logging, _, _ in states] == [False, True]
+
+
+def test_a_thread_that_comes_with_the_first_step_writes_all(make, tmp_path, monkeypatch):
+    refused = refuse_threads(monkeypatch, "log", 1)
+    made, states = make()
+    assert len(refused) == 1
+    made.begin_step(0)
+    log(made, 0)
+    assert made.flush(LIMIT_S)
+    assert steps(tmp_path) == [0]
+    assert states == []
+
+
+def test_a_log_that_never_had_a_thread_can_be_closed(make, monkeypatch):
+    refused = refuse_threads(monkeypatch, "log", 100)
+    made, _ = make()
+    made.close()
+    assert len(refused) == 1

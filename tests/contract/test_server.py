@@ -16,11 +16,13 @@ import pytest
 from transport_harness import LIMIT_S, Background
 
 from helpers.live import wait_until
+from helpers.scarce import refuse_threads
 from holdfast.cluster import parse_worker
 from holdfast.config import config_from
 from holdfast.control import server
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Emit, OpenRun, Send
+from holdfast.control.launcher import warm_up_planner
 from holdfast.control.run import RunPhase
 from holdfast.control.server import Server, listen
 from holdfast.errors import ConfigError, HandshakeFailed, PeerLost
@@ -699,6 +701,37 @@ def test_a_worker_that_is_to_come_back_is_started_by_who_starts_workers(monkeypa
         assert run.started == ([] if by == "agent" else [order])
     finally:
         run.close()
+
+
+def test_a_thread_that_cannot_be_started_is_a_failed_join_and_no_end(monkeypatch):
+    monkeypatch.setattr("holdfast.control.server.STOP_LIMIT_S", 0.5)
+    run = Run(pipelines=2, faults=["join @ 1"])
+
+    def refuse(order: messages.StartWorkers) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def failed() -> list[events.JoinFailed]:
+        told = [effect.event for effect in run.effects if isinstance(effect, Emit)]
+        return [event for event in told if isinstance(event, events.JoinFailed)]
+
+    run.server._start_more = refuse
+    try:
+        stays, goes = begin(run)
+        goes.connection.close()
+        stays.expect(messages.Halt)
+        wait_until(failed, "the join to fail")
+        assert [(event.worker, event.reason) for event in failed()] == [
+            ("1.0", "could not be started: can't start new thread")
+        ]
+        assert run.coordinator.failure is None
+    finally:
+        run.close()
+
+
+def test_a_planner_that_has_no_thread_to_warm_up_in_is_no_reason_not_to_begin(monkeypatch):
+    refused = refuse_threads(monkeypatch, "planner warm-up", 1)
+    warm_up_planner.__wrapped__()
+    assert refused == ["planner warm-up"]
 
 
 def test_workers_that_never_come_end_the_run_by_name():

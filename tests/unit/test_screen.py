@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from helpers.scarce import refuse_threads
 from holdfast.observability import screen as module
 from holdfast.observability.screen import Screen
 
@@ -78,6 +79,17 @@ def test_r8_a_reader_that_is_gone_is_no_error() -> None:
             screen.write("into the void\n")
             screen.close(LIMIT_S)
         assert not screen.is_behind
+
+
+def test_without_a_thread_what_waits_is_shown_with_the_next_line(pipe, monkeypatch) -> None:
+    refused = refuse_threads(monkeypatch, "screen", 1)
+    descriptor, stream = pipe
+    screen = Screen(stream)
+    screen.write("one\n")
+    assert refused == ["screen"]
+    screen.write("two\n")
+    screen.close(LIMIT_S)
+    assert os.read(descriptor, 100) == b"one\ntwo\n"
 
 
 def test_a_stream_without_a_descriptor_is_written_at_once() -> None:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -371,7 +371,8 @@ def _serve(server: Server, start: Callable[[], None], starter: Starter, config: 
 @cache
 def warm_up_planner() -> None:
     """Once a process, beside the start of the workers: the first loss must not wait for it."""
-    threading.Thread(target=_warm_up, name="planner warm-up", daemon=True).start()
+    with suppress(RuntimeError):  # no thread to be had: then the first loss waits for it
+        threading.Thread(target=_warm_up, name="planner warm-up", daemon=True).start()
 
 
 def _warm_up() -> None:

@@ -340,8 +340,12 @@ class Server:
         order = replace(self._start_workers, workers=[str(worker)])
         if self._agent is not None:
             self._send(self._agent, order)
-        else:
+            return
+        try:
             self._start_more(order)
+        except RuntimeError as why:  # no thread to be had
+            told = messages.WorkerNotStarted(worker=str(worker), reason=str(why))
+            self._apply(self._coordinator.handle(told, time.monotonic()))
 
     def _perform_or_fail(self, effect: Effect) -> None:
         try:

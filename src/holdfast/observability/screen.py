@@ -63,6 +63,8 @@ class Screen:
             if self._num_dropped and not self._broken:
                 self._waiting += self._note_of_dropped()
                 self._changed.notify_all()
+            if self._waiting:
+                self._start()
             while self.is_behind and (left_s := deadline_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)
 
@@ -77,8 +79,10 @@ class Screen:
         if self._thread is None:
             with suppress(OSError, ValueError):
                 self._stream.flush()  # what was written before this was here
-            self._thread = threading.Thread(target=self._run, name="screen", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="screen", daemon=True)
+            with suppress(RuntimeError):  # no thread to be had: perhaps with the next line
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         while True:

@@ -92,7 +92,14 @@ class LogWriter:
         self._said_again: _Queued | None = None  # to be written before that
         self._idle = _Waits(self)
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-        self._thread.start()
+        with suppress(RuntimeError):  # no thread to be had: it is tried again at every step
+            self._thread.start()
+
+    def _start(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as why:
+            self._stop(max(0, self._newest_step), f"{self._folders[0].path}: {why}")
 
     # --- from the worker ---
 
@@ -123,6 +130,8 @@ class LogWriter:
 
     def begin_step(self, step: int, *, new_segment: bool = False) -> None:
         """``new_segment``: a checkpoint may fall here; what was before will be of no use then."""
+        if self._thread.ident is None:
+            self._start()
         with self._changed:
             self._newest_step = max(self._newest_step, step)
             again = self._begin_again_at is not None and step >= self._begin_again_at
@@ -190,7 +199,8 @@ class LogWriter:
             if timeout_s <= 0:
                 self._drop_queue()
             self._changed.notify_all()
-        self._thread.join(timeout_s if timeout_s > 0 else CLOSE_LIMIT_S)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s if timeout_s > 0 else CLOSE_LIMIT_S)
 
     # --- the thread ---
 

@@ -38,8 +38,8 @@ class WorkerThreads:
                 name=f"holdfast {name}",
                 daemon=True,
             )
-            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
             thread.start()
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
 
     def ended(self) -> str | None:
         return None  # a thread that fails says so itself
