@@ -15,7 +15,7 @@ LAYERS = [
     "models | planner | detection | mitigation",
     "observability | protocol | transport | job",
     "schedule",
-    "config | cluster | handshake | instruction_set",
+    "config | cluster | handshake | instruction_set | job_file",
     "names",
     "errors | amx_probe | scarce",
 ]
@@ -37,6 +37,7 @@ PURE = [
     "instruction_set",
     "amx_probe",
     "scarce",
+    "job_file",
 ]
 RANK = {part: -row for row, parts in enumerate(LAYERS) for part in parts.split(" | ")}
 FILES = sorted(path for path in SRC.rglob("*.py") if path.parent != SRC or path.stem in RANK)

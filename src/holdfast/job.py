@@ -5,19 +5,13 @@ any of them. Knows nothing of stages, workers or schedules.
 """
 
 import hashlib
-import importlib.util
 import math
 import random
-import re
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy
@@ -28,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import IterableDataset, default_collate
 
 from holdfast.errors import ConfigError, DataError
+from holdfast.job_file import one_line_errors, read_source, run_source
 
 
 class MapDataset(Protocol):
@@ -144,16 +139,16 @@ def _check_cut(cut: Sequence[int], num_layers: int) -> None:
         )
 
 
-def load_job(path: str | Path, seed: int) -> Job:
+def load_job(path: str | Path, seed: int, sha256: str = "") -> Job:
     """The job that the file's ``job()`` returns; its initial parameters follow from ``seed`` alone.
 
-    Whatever goes wrong is one line of :class:`ConfigError`.
+    Whatever goes wrong is one line of :class:`ConfigError`. ``sha256``: of the file as it has to
+    be; empty: it may be any.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; expected a Python file with job() -> Job")
+    source = read_source(path, sha256)
     _seed_all(seed)
-    module = _run_job_file(path)
+    module = run_source(path, source)
     make = getattr(module, "job", None)
     if make is None:
         raise ConfigError(f"{path}: defines no function job(); add one that returns a holdfast Job")
@@ -162,7 +157,7 @@ def load_job(path: str | Path, seed: int) -> Job:
             f"{path}: job is a {_kind(make)}: expected a function job() that returns a holdfast Job"
         )
     _seed_all(seed)
-    with _one_line_errors(path):
+    with one_line_errors(path):
         made = make()
     if not isinstance(made, Job):
         raise ConfigError(f"{path}: job() returned a {_kind(made)}: expected a holdfast Job")
@@ -174,45 +169,6 @@ def _seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
-
-
-def _run_job_file(path: Path) -> ModuleType:
-    """Import the file under a name of its own, with its folder importable as for any script."""
-    path = path.resolve()
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"holdfast_job_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
-    loader = SourceFileLoader(name, str(path))
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)  # sets __file__
-    assert spec is not None  # a loader was given
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look classes up there
-    with _one_line_errors(path):
-        loader.exec_module(module)
-    return module
-
-
-@contextmanager
-def _one_line_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    # The user's code may raise anything, sys.exit() included; only Ctrl-C passes.
-    except (Exception, SystemExit) as why:
-        message = " ".join(str(why).split())
-        kind = "" if isinstance(why, ConfigError) else f"{_kind(why)}: "
-        raise ConfigError(f"{path}{_user_line(why, path)}: {kind}{message}") from why
-
-
-def _user_line(why: BaseException, path: Path) -> str:
-    """``:12`` for the innermost line of the job file that was running, if any was."""
-    resolved = str(path.resolve())
-    if isinstance(why, SyntaxError) and why.filename == resolved and why.lineno:
-        return f":{why.lineno}"
-    frames = traceback.extract_tb(why.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == resolved]
-    return f":{lines[-1]}" if lines else ""
 
 
 def _kind(value: object) -> str:

@@ -1,5 +1,12 @@
+import hashlib
+import inspect
+import os
+import pickle
+import py_compile
 import random
 import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
 
 import numpy
 import pytest
@@ -141,6 +148,46 @@ def job():
     head, _, rest = text.partition("def job")
     path = write(tmp_path, head + HEAD + "def job" + rest)
     assert load_job(path, 0).microbatch_size == 5
+
+
+def test_a_job_is_what_its_file_says_and_not_what_a_cache_has_of_it(tmp_path):
+    """Of equal time and size: only reading the file itself tells them apart."""
+    text = HEAD + "def job():\n    return make(microbatch_size=3)\n"
+    path = write(tmp_path, text.replace("size=3", "size=7"))
+    py_compile.compile(str(path), doraise=True)
+    time_ns = path.stat().st_mtime_ns
+    path.write_text(text)
+    os.utime(path, ns=(time_ns, time_ns))
+    poisoned = {}
+    exec(SourceFileLoader("poisoned", str(path)).get_code("poisoned"), poisoned)
+    assert poisoned["job"]().microbatch_size == 7
+    assert load_job(path, 0).microbatch_size == 3
+
+
+def test_the_file_is_read_once_and_runs_as_it_was_when_it_was_compared(tmp_path, monkeypatch):
+    path = write(tmp_path, HEAD + "def job():\n    return make(microbatch_size=3)\n")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    read = Path.read_bytes
+
+    def changed_meanwhile(self):
+        source = read(self)
+        path.write_text("raise ValueError('not what was compared')")
+        return source
+
+    monkeypatch.setattr(Path, "read_bytes", changed_meanwhile)
+    assert load_job(path, 0, digest).microbatch_size == 3
+    with pytest.raises(ConfigError, match="was changed since the run began"):
+        load_job(path, 0, digest)
+
+
+def test_what_a_job_file_defines_can_be_pickled_and_its_source_shown(tmp_path):
+    text = HEAD + "class Mine:\n    x = 1\n\ndef job():\n    return make(collate=Mine)\n"
+    path = write(tmp_path, text)
+    mine = load_job(path, 0).collate
+    assert pickle.loads(pickle.dumps(mine)) is mine
+    assert inspect.getsource(mine) == "class Mine:\n    x = 1\n"
+    module = sys.modules[mine.__module__]
+    assert module.__file__ == module.__spec__.origin == str(path)
 
 
 def test_two_job_files_of_one_name_are_two_modules(tmp_path):

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ from holdfast.job import Batches, Job, load_job
 from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
 from holdfast.protocol.spec import WorkerSpec
-from holdfast.recovery.manifest import file_digest
 from holdfast.runtime.bit_changers import check_bits
 from holdfast.runtime.boundary_log import BoundaryLog, open_log
 from holdfast.runtime.duty_cycle import DutyCycle
@@ -158,12 +156,7 @@ class Worker:
         return self.training
 
     def _load_job(self) -> Job:
-        if file_digest(Path(self._spec.job)) != self._spec.job_sha256:
-            raise ConfigError(
-                f"job file {self._spec.job}: was changed since the run began; "
-                "put it back as it was, or start a new run"
-            )
-        job = load_job(self._spec.job, self._config.train.seed)
+        job = load_job(self._spec.job, self._config.train.seed, self._spec.job_sha256)
         if self._config.device.emulate:
             torch.manual_seed(self._config.train.seed)
             return emulated_job(max(len(job.layers), self._config.parallel.stages))
