@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import CheckpointError, ProtocolError
+from holdfast.cli.resuming import remembered
+from holdfast.config import config_from
+from holdfast.errors import CheckpointError, ConfigError, ProtocolError
 from holdfast.recovery.manifest import (
     FORMAT,
     Checkpoint,
@@ -415,7 +417,8 @@ def test_r6_a_seal_that_failed_anywhere_can_be_tried_again(tmp_path, monkeypatch
 
 
 def test_what_a_run_is_made_of_is_read_back(tmp_path):
-    origin = Origin({"train": {"steps": 7}}, "/somewhere/job.py", SHA)
+    traits, fingerprint = {"len(Job.data)": "9"}, {"torch": "2"}
+    origin = Origin({"train": {"steps": 7}}, "/somewhere/job.py", SHA, traits, fingerprint)
     parts = write_parts(tmp_path, 20)
     seal(tmp_path, 20, parts, seed=3, microbatches=8, origin=origin)
     assert find(tmp_path).origin == origin
@@ -423,10 +426,38 @@ def test_what_a_run_is_made_of_is_read_back(tmp_path):
 
 def test_a_checkpoint_from_before_has_no_origin_and_is_read_all_the_same(tmp_path):
     def older(values):
-        for key in ("settings", "job", "job_sha256"):
+        for key in ("settings", "job", "job_sha256", "traits", "fingerprint"):
             del values[key]
         for part in values["parts"]:
             del part["sizes"]
 
     forge(sealed(tmp_path, 20), older)
     assert find(tmp_path).origin == Origin()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"settings": {"train": 3}}, "settings.train=3: expected a section of settings"),
+        ({"settings": [1]}, "settings=[1]: expected names and values"),
+        ({"job": 5}, "job=5: expected the path of a job file"),
+        ({"job_sha256": 5}, "job_sha256=5: expected 64 hexadecimal digits"),
+        ({"job_sha256": None}, "job_sha256=None: expected 64 hexadecimal digits"),
+        ({"traits": {"Job.clip_norm": 1.0}}, "traits.Job.clip_norm=1.0: expected text"),
+        ({"fingerprint": "torch 2"}, "fingerprint='torch 2': expected names and values"),
+    ],
+)
+def test_an_origin_of_another_form_is_refused_by_name_and_value(tmp_path, changes, words):
+    forge(sealed(tmp_path, 20), lambda values: values.update(changes))
+    with pytest.raises(CheckpointError) as error:
+        find(tmp_path)
+    assert f"in its manifest {words}; start the run anew" in str(error.value)
+
+
+def test_settings_of_a_newer_version_are_left_out_and_the_others_remembered():
+    settings = {"train": {"steps": 7, "speed": 3}, "telepathy": {"range": 9}}
+    checkpoint = Checkpoint("x", 20, 3, 8, (), Origin(settings))
+    assert remembered(checkpoint, {}) == {"train": {"steps": 7}}
+    assert config_from(remembered(checkpoint, {})).train.steps == 7
+    with pytest.raises(ConfigError, match="telepathy: unknown section"):
+        config_from(remembered(checkpoint, {"telepathy": {"range": 9}}))

@@ -21,12 +21,15 @@ _OF_A_LAYOUT = {  # given for one layout, of no use in another
 
 
 def remembered(checkpoint: Checkpoint, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the run that wrote it, with those that are ``given`` now on top."""
+    """Settings of the run that wrote it, with those that are ``given`` now on top.
+
+    Those that are not known here, of a newer version or of one long ago, are left out.
+    """
     known = set(known_keys())
     values: dict[str, Any] = {}
     for section, settings in checkpoint.origin.settings.items():
         kept = {name: value for name, value in settings.items() if f"{section}.{name}" in known}
-        values[section] = kept
+        values |= {section: kept} if kept else {}
     for key, causes in _OF_A_LAYOUT.items():
         if any(_get(given, cause) not in (None, _get(values, cause)) for cause in causes):
             section, _, name = key.partition(".")

@@ -44,6 +44,8 @@ class Origin:
     settings: Mapping[str, Any] = field(default_factory=dict)  # by section, then by name
     job: str = ""  # path of the job file
     job_sha256: str = ""
+    traits: Mapping[str, str] = field(default_factory=dict)  # of the job
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ def write_manifest(checkpoint: Checkpoint) -> None:
         "settings": origin.settings,
         "job": origin.job,
         "job_sha256": origin.job_sha256,
+        "traits": origin.traits,
+        "fingerprint": origin.fingerprint,
     }
     text = json.dumps({**values, "sha256": _digest(values)}, indent=1)
     with open(Path(checkpoint.directory) / _MANIFEST, "w") as file:
@@ -262,19 +266,36 @@ def load_manifest(path: Path) -> Checkpoint:
 
 
 def _checkpoint(path: Path, values: Mapping[str, Any]) -> Checkpoint:
-    origin = Origin(
-        dict(values.get("settings", {})), values.get("job", ""), values.get("job_sha256", "")
-    )
-    if origin.job_sha256:
-        names.SHA256.check(origin.job_sha256, "job_sha256")
     return Checkpoint(
         str(path),
         names.check_number(values["step"], "step", 0, names.MOST_STEP),
         values["seed"],
         values["microbatches"],
         tuple(_part(part) for part in values["parts"]),
-        origin,
+        _origin(values),
     )
+
+
+def _origin(values: Mapping[str, Any]) -> Origin:
+    """Whatever an older version has not written is empty."""
+    settings = _dict_of(values, "settings", dict, "a section of settings")
+    job, job_sha256 = values.get("job", ""), values.get("job_sha256", "")
+    if not isinstance(job, str) or "\0" in job:
+        raise ProtocolError(f"job={job!r}: expected the path of a job file")
+    if job_sha256 != "":
+        names.SHA256.check(job_sha256, "job_sha256")
+    traits = _dict_of(values, "traits", str, "text")
+    return Origin(settings, job, job_sha256, traits, _dict_of(values, "fingerprint", str, "text"))
+
+
+def _dict_of(values: Mapping[str, Any], name: str, kind: type, what: str) -> dict[str, Any]:
+    found = values.get(name, {})
+    if not isinstance(found, dict):
+        raise ProtocolError(f"{name}={found!r}: expected names and values")
+    for key, value in found.items():
+        if not isinstance(value, kind):
+            raise ProtocolError(f"{name}.{key}={value!r}: expected {what}")
+    return found
 
 
 def _part(values: Mapping[str, Any]) -> Part:
