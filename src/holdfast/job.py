@@ -195,7 +195,7 @@ class Batches:
         long as the one before."""
         if num_microbatches < 1:
             raise ConfigError(f"micro-batches a step={num_microbatches}: expected at least 1")
-        self._data = job.data
+        self._data, self._num_samples = job.data, len(job.data)  # a folder may grow meanwhile
         self._collate = job.collate or default_collate
         self._size = job.microbatch_size
         self._seed = seed
@@ -240,7 +240,7 @@ class Batches:
         return [self._index(position) for position in range(first, first + self._size)]
 
     def _index(self, position: int) -> int:
-        epoch, place = divmod(position, len(self._data))
+        epoch, place = divmod(position, self._num_samples)
         return int(self._order(epoch)[place])
 
     def _order(self, epoch: int) -> Tensor:
@@ -248,7 +248,7 @@ class Batches:
             generator = torch.Generator().manual_seed(_key("order", self._seed, epoch))
             if len(self._orders) == 2:
                 del self._orders[next(iter(self._orders))]
-            self._orders[epoch] = torch.randperm(len(self._data), generator=generator)
+            self._orders[epoch] = torch.randperm(self._num_samples, generator=generator)
         return self._orders[epoch]
 
     def _sample(self, index: int, where: str) -> Any:

@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,3 +75,49 @@ def _user_line(why: BaseException, path: Path) -> str:
     frames = traceback.extract_tb(why.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == resolved]
     return f":{lines[-1]}" if lines else ""
+
+
+# --- what a job file imports ---
+
+
+def imports(path: Path, sha256: str) -> dict[str, str]:
+    """Files of modules below the job file's folder, by their path from there -> SHA-256, cut short.
+
+    To be asked after the job was loaded. Once a process: a module that is loaded stays as it is,
+    whatever becomes of its file, and what is imported while training would not be on all workers.
+    """
+    path = path.resolve()
+    if (path, sha256) not in _known:
+        _known[path, sha256] = _files_below(path)
+    return _known[path, sha256]
+
+
+_known: dict[tuple[Path, str], dict[str, str]] = {}
+
+
+def _files_below(job: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        place = getattr(module, "__file__", None)
+        if not isinstance(place, str) or name == "__main__" or name.startswith(_PREFIX):
+            continue
+        file = Path(place).resolve()
+        if file.is_relative_to(job.parent) and file != job and not _is_installed(file):
+            found[file.relative_to(job.parent).as_posix()] = _digest(file)
+    return dict(sorted(found.items()))
+
+
+def _is_installed(file: Path) -> bool:
+    """The standard library, a package, or Holdfast: known by version."""
+    if any(folder in file.parts for folder in ("site-packages", "dist-packages")):
+        return True
+    paths = sysconfig.get_paths()
+    roots = [Path(paths[key]).resolve() for key in ("stdlib", "platstdlib")]
+    return any(file.is_relative_to(root) for root in (*roots, Path(__file__).resolve().parent))
+
+
+def _digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as why:
+        return f"cannot be read ({why.strerror})"

@@ -54,6 +54,7 @@ def hello(worker: str = "0.0") -> messages.Hello:
         worker=worker,
         pid=1,
         fingerprint={"holdfast": version("holdfast")},
+        traits={},
         num_layers=2,
         layer_hashes=["a", "b"],
         cut=[],

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from safetensors.torch import load_file
 from helpers import jobs, runs
 from helpers.runs import MICROBATCHES, STEPS, TINY_GPT, assert_same_result, finished
 from helpers.wide import first
+from holdfast import job_file
+from holdfast.instruction_set import LIMIT_VARIABLES, VARIABLE, read_cpu
 from holdfast.job import load_job
 from holdfast.observability.events import CheckpointSaved, RunStarted
 
@@ -199,6 +202,65 @@ def test_without_its_job_file_a_resume_says_how_to_give_one(half, tmp_path):
         [line] = run.stderr.splitlines()
         assert words in line
         assert "holdfast train JOB.py" in line
+
+
+# --- what a run is made of besides ---
+
+LOWER = "AVX2" if "avx512f" in read_cpu().flags else "AVX"
+
+
+@pytest.mark.skipif("avx2" not in read_cpu().flags, reason="names of another processor")
+def test_a_resume_with_other_instructions_is_refused_unless_that_is_accepted(half, monkeypatch):
+    for name in LIMIT_VARIABLES:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv(VARIABLE, LOWER)
+    run = resume(half)
+    assert run.exit_code == 2
+    [line] = run.stderr.splitlines()
+    assert line.startswith(f"holdfast: oneDNN instruction set is {LOWER}, the checkpoint {half}")
+    assert "accept it with --set workers.allow_mixed=true" in line
+    finished(resume(half, "--set", "workers.allow_mixed=true"))
+    told = json.loads(newest_manifest(half).read_text())["fingerprint"]
+    assert told["oneDNN instruction set"] == LOWER
+
+
+def refused(run_dir, *words):
+    run = resume(run_dir, *words)
+    assert run.exit_code == 2
+    [line] = run.stderr.splitlines()
+    return line
+
+
+def test_what_the_job_imports_must_be_as_it_was_unless_it_is_meant(tmp_path, monkeypatch):
+    helper = tmp_path / "size_of_a_resumed_job.py"
+    helper.write_text("SIZE = 1\n")
+    text = jobs.SMALL.replace("NUM_LAYERS", "2").replace("size=1", "size=SIZE")
+    job = jobs.write(tmp_path, "job", f"from {helper.stem} import SIZE\n{text}")
+    run = finished(runs.threads(job, tmp_path / "run", steps=2, microbatches=2))
+    helper.write_text("SIZE = 1  # edited\n")
+    monkeypatch.delitem(sys.modules, helper.stem)  # as in a new process
+    monkeypatch.setattr(job_file, "_known", {})
+    line = refused(run.run_dir, "--steps", "4", "--changed-data")
+    assert line.startswith(f"holdfast: imports of the job ({helper.name}) is ")
+    assert "Put it back as it was, or add --changed-job" in line
+    finished(resume(run.run_dir, "--steps", "4", "--changed-job"))
+
+
+def test_data_that_has_grown_is_refused_at_a_resume_unless_it_is_meant(tmp_path):
+    text = jobs.SMALL.replace("NUM_LAYERS", "2")
+    count = "len(list(Path(__file__).parent.glob('*.sample')))"
+    text = f"from pathlib import Path\n{text.replace('1000', count)}"
+    job = jobs.write(tmp_path, "job", text)
+    for number in range(5):
+        (tmp_path / f"{number}.sample").touch()
+    run = finished(runs.threads(job, tmp_path / "run", steps=2, microbatches=2))
+    (tmp_path / "new.sample").touch()
+    line = refused(run.run_dir, "--steps", "4", "--changed-job")
+    assert line.startswith(f"holdfast: len(Job.data) is 6, the checkpoint {run.run_dir}")
+    assert "was written with 5. Put it back as it was, or add --changed-data" in line
+    finished(resume(run.run_dir, "--steps", "4", "--changed-data"))
+    told = json.loads(newest_manifest(run.run_dir).read_text())["traits"]
+    assert told["len(Job.data)"] == "6"
 
 
 # --- buffers that are no part of a model's state_dict() ---

@@ -27,6 +27,7 @@ from holdfast.schedule.schedule import Schedule, loads
 
 NUM_LAYERS = 6
 TORCH = {"torch": "2"}
+TRAITS = {"len(Job.data)": "90", "Job.clip_norm": "None"}
 AT_ONCE_S = -1.0  # whoever would have to wait for the word of an offer does not
 
 
@@ -84,6 +85,7 @@ def hello(worker: str, **changes: Any) -> messages.Hello:
         "worker": worker,
         "pid": pid_of(worker),
         "fingerprint": TORCH,
+        "traits": TRAITS,
         "num_layers": NUM_LAYERS,
         "layer_hashes": [f"layer {number}" for number in range(NUM_LAYERS)],
         "cut": [3],
@@ -164,7 +166,7 @@ class World:
         self.run = Coordinator(
             config_from(settings),
             "runs/x",
-            None,
+            given.pop("resume", None),
             planner=self.planner,
             faults=[parse_fault(text) for text in faults],
             **given,

@@ -1,7 +1,11 @@
 """The coordinator without a death: start, reports, checkpoints, end, interrupt."""
 
+from dataclasses import replace
+
 import pytest
 from coordinator_world import (
+    TORCH,
+    TRAITS,
     World,
     emitted,
     finished,
@@ -15,13 +19,14 @@ from coordinator_world import (
 from holdfast.cluster import WorkerId
 from holdfast.config import config_from
 from holdfast.control import agent, server, starting
-from holdfast.control.checks import check_alike, read_schedule
+from holdfast.control.checks import NOTHING, Accepted, check_alike, read_schedule
 from holdfast.control.clock import Clock
 from holdfast.control.effects import Emit, OpenRun
 from holdfast.control.run import RunPhase
-from holdfast.errors import ConfigError
+from holdfast.errors import CheckpointError, ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages
+from holdfast.recovery.manifest import Checkpoint, Origin, Part
 from holdfast.schedule.generate import one_f_one_b
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import Schedule, loads
@@ -148,6 +153,75 @@ def test_mixed_workers_never_get_an_assignment() -> None:
     effects = world.come("1.1", fingerprint={"torch": "3"})
     assert "differ in torch" in str(world.run.failure)
     assert not sent(effects, messages.Assign)
+
+
+def test_workers_of_another_job_never_get_an_assignment_whatever_may_be_mixed() -> None:
+    world = World(workers={"allow_mixed": True})
+    for worker in world.run.workers[:-1]:
+        world.come(str(worker))
+    effects = world.come("1.1", traits=TRAITS | {"len(Job.data)": "91"})
+    assert "workers 0.0 and 1.1 differ in len(Job.data): 90 and 91" in str(world.run.failure)
+    assert isinstance(world.run.failure, ConfigError)
+    assert not sent(effects, messages.Assign)
+
+
+# --- a run that is resumed ---
+
+
+def resumed(origin: Origin, accepted: Accepted = NOTHING, **settings) -> World:
+    part = Part("stage-0", tuple(range(6)), {}, {})
+    checkpoint = Checkpoint("runs/x/checkpoints/step-00000005", 5, 0, 4, (part,), origin)
+    world = World(given={"resume": checkpoint, "accepted": accepted}, **settings)
+    say_hello(world)
+    return world
+
+
+SAME = Origin(traits=TRAITS, fingerprint=TORCH)
+OTHERS = [  # what the checkpoint has, what the one line says, what accepts it
+    (replace(SAME, traits=TRAITS | {"len(Job.data)": "80"}), "--changed-data", Accepted(data=True)),
+    (replace(SAME, traits=TRAITS | {"Job.clip_norm": "1"}), "--changed-job", Accepted(job=True)),
+    (
+        replace(SAME, traits=TRAITS | {"imports of the job (a.py)": "0a"}),
+        "--changed-job",
+        Accepted(job=True),
+    ),
+]
+
+
+@pytest.mark.parametrize(("origin", "flag", "accepted"), OTHERS)
+def test_a_resume_with_another_job_or_data_is_refused_by_name_unless_that_is_accepted(
+    origin, flag, accepted
+) -> None:
+    [(name, then)] = origin.traits.items() - TRAITS.items()
+    now = TRAITS.get(name)
+    for other in (NOTHING, Accepted(job=not accepted.job, data=not accepted.data)):
+        world = resumed(origin, other)
+        assert isinstance(world.run.failure, CheckpointError)
+        assert f"{name} is {now}, the checkpoint runs/x/" in str(world.run.failure)
+        assert f"was written with {then}. Put it back as it was, or add {flag}" in str(
+            world.run.failure
+        )
+    assert resumed(origin, accepted).run.failure is None
+
+
+def test_a_resume_on_another_machine_is_refused_unless_bits_do_not_matter() -> None:
+    origin = replace(SAME, fingerprint={"torch": "1"})
+    failure = resumed(origin, Accepted(job=True, data=True)).run.failure
+    assert isinstance(failure, CheckpointError)
+    assert "torch is 2, the checkpoint runs/x/" in str(failure)
+    assert "was written with 1; the result would not be exact" in str(failure)
+    assert "--set workers.allow_mixed=true" in str(failure)
+    assert resumed(origin, workers={"allow_mixed": True}).run.failure is None
+    assert resumed(origin, gradients={"mode": "fast"}).run.failure is None
+
+
+def test_a_checkpoint_that_says_nothing_of_job_and_machine_is_resumed() -> None:
+    assert resumed(Origin()).run.failure is None
+
+
+def test_checkpoints_are_to_say_what_job_and_machine_the_run_began_with() -> None:
+    [opened] = [e for e in World().start().effects if isinstance(e, OpenRun)]
+    assert (opened.traits, opened.fingerprint) == (TRAITS, TORCH)
 
 
 def test_workers_that_have_built_other_layers_never_get_an_assignment() -> None:

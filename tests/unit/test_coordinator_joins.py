@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from coordinator_world import TORCH, World, emitted, much_happens, pid_of, report, sent
+from coordinator_world import TORCH, TRAITS, World, emitted, much_happens, pid_of, report, sent
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Fence, StartWorker
@@ -27,6 +27,15 @@ def short_of(*names: str, pipelines: int = 2, **more) -> World:
 def request(**changes) -> messages.JoinRequest:
     values = {"worker": "", "pid": 5, "fingerprint": TORCH, "job_sha256": ""}
     return messages.JoinRequest(**(values | changes))
+
+
+def test_who_comes_with_other_data_than_the_run_began_with_is_refused_by_name() -> None:
+    world = short_of("1.0", workers={"allow_mixed": True})
+    effects = world.come("1.0", traits=TRAITS | {"len(Job.data)": "91"})
+    (failed,) = emitted(effects, events.JoinFailed)
+    assert "workers 0.0 and 1.0 differ in len(Job.data): 90 and 91" in failed.reason
+    assert not sent(effects, messages.Assign)
+    assert world.run.failure is None
 
 
 # --- one joiner ---

@@ -14,6 +14,7 @@ from typing import Any, TextIO, cast
 from holdfast import instruction_set
 from holdfast.cli.resuming import check_continues, job_file, remembered
 from holdfast.config import RunConfig, config_from, known_keys, parse_assignment, set_value
+from holdfast.control.checks import Accepted
 from holdfast.control.launcher import AgentProcess, Starter, launch
 from holdfast.errors import ConfigError
 from holdfast.faults.chaos import chaos_faults, parse_chaos
@@ -92,7 +93,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--changed-job",
         action="store_true",
-        help="with --resume: accept that the job file is not as it was; the result differs",
+        help="with --resume: accept that the job file, or what it imports, is not as it was; the "
+        "result differs",
+    )
+    parser.add_argument(
+        "--changed-data",
+        action="store_true",
+        help="with --resume: accept that there are more or fewer samples; their order changes",
     )
     parser.add_argument(
         "--fault",
@@ -145,6 +152,7 @@ def run(args: argparse.Namespace) -> int:
             faults=faults,
             secret=secret,
             join_with=_join_with(args.secret_file) if secret else "",
+            accepted=Accepted(job=args.changed_job, data=args.changed_data),
         )
         view.close()
         screen.write(_unfired(faults, summary) + _closing_lines(summary, run_dir))

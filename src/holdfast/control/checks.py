@@ -1,15 +1,27 @@
 """What must fit before a run may start: the checkpoint to the job, the workers to each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError, ConfigError, ScheduleError
+from holdfast.protocol import messages
 from holdfast.recovery.manifest import Checkpoint
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import Lane, Schedule, loads
 from holdfast.schedule.validity import check
+
+
+class Accepted(NamedTuple):
+    """What may be other than it was in the run that is resumed: the user has said so."""
+
+    job: bool = False
+    data: bool = False  # how many samples there are
+
+
+NOTHING = Accepted()
 
 
 def check_fits(checkpoint: Checkpoint, num_layers: int) -> None:
@@ -32,6 +44,49 @@ def check_alike(fingerprints: Mapping[str, Mapping[str, str]], *, allow_mixed: b
                     f"{two.get(key)}; results would not be exact. Make them alike, or accept it "
                     "with --set workers.allow_mixed=true"
                 )
+
+
+def check_same_job(traits: Mapping[str, Mapping[str, str]]) -> None:
+    """Worker -> traits of its job: whoever has others would train something else."""
+    first, *others = traits
+    for other in others:
+        one, two = traits[first], traits[other]
+        for name in sorted(one.keys() | two.keys()):
+            if one.get(name) != two.get(name):
+                raise ConfigError(
+                    f"workers {first} and {other} differ in {name}: {one.get(name)} and "
+                    f"{two.get(name)}; all must train the same job on the same data. Put it back "
+                    "as it was when the run began, or start a new run"
+                )
+
+
+def check_same_run(
+    checkpoint: Checkpoint, hello: messages.Hello, config: RunConfig, accepted: Accepted
+) -> None:
+    """Job, data and machine of a run that is resumed. An old checkpoint says nothing of them."""
+    origin, where = checkpoint.origin, f"the checkpoint {checkpoint.directory} was written with"
+    for name, then, now in _differences(origin.traits, hello.traits):
+        flag = "--changed-data" if name == messages.SAMPLES else "--changed-job"
+        if not (accepted.data if name == messages.SAMPLES else accepted.job):
+            raise CheckpointError(
+                f"{name} is {now}, {where} {then}. Put it back as it was, or add {flag}: the "
+                "result is then another run's"
+            )
+    if config.gradients.mode != "exact" or config.workers.allow_mixed:
+        return
+    for name, then, now in _differences(origin.fingerprint, hello.fingerprint):
+        raise CheckpointError(
+            f"{name} is {now}, {where} {then}; the result would not be exact. Resume where it is "
+            "the same, or accept it with --set workers.allow_mixed=true"
+        )
+
+
+def _differences(
+    then: Mapping[str, str], now: Mapping[str, str]
+) -> Iterator[tuple[str, str | None, str | None]]:
+    for name in sorted(then.keys() | now.keys()) if then else ():
+        if then.get(name) != now.get(name):
+            yield name, then.get(name), now.get(name)
 
 
 def check_built_alike(built: Mapping[str, Sequence[str]]) -> None:

@@ -12,6 +12,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control import membership as m
 from holdfast.control.change import Changes
+from holdfast.control.checks import NOTHING, Accepted
 from holdfast.control.effects import (
     AskStack,
     Effect,
@@ -62,9 +63,10 @@ class Coordinator:
         schedule: Schedule | None = None,
         now: Callable[[], float] | None = None,
         run_id: str = "",
+        accepted: Accepted = NOTHING,
     ) -> None:
         setting = Setting(
-            config, run_dir, resume, faults, address, schedule, now, run_id, join_with
+            config, run_dir, resume, faults, address, schedule, now, run_id, join_with, accepted
         )
         self.run = run = Run.of(setting)
         self.failure: HoldfastError | None = None

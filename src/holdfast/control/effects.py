@@ -1,5 +1,6 @@
 """What the coordinator wants done: messages to send, and everything else. Data only."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
@@ -47,6 +48,9 @@ class ReportStuck:
 @dataclass(frozen=True, slots=True)
 class OpenRun:
     """Make the run directory: from here on there is something to keep."""
+
+    traits: Mapping[str, str]  # what checkpoints are to say of the job and of the machine
+    fingerprint: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
-from holdfast.control.checks import check_alike, check_built_alike
+from holdfast.control.checks import check_alike, check_built_alike, check_same_job
 from holdfast.control.effects import Effect, Emit, Send, StartWorker
 from holdfast.control.losses import Work
 from holdfast.control.plans import Plans
@@ -154,6 +154,7 @@ class Joining:
         run = self._run
         worker = parse_worker(hello.worker)
         first = min(run.first_stages)
+        check_same_job({str(first): run.hellos[first].traits, hello.worker: hello.traits})
         num_layers = run.hellos[first].num_layers
         if hello.num_layers != num_layers:
             raise ConfigError(f"its job has {hello.num_layers} layers, the run's {num_layers}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.config import RunConfig
-from holdfast.control.checks import read_schedule
+from holdfast.control.checks import NOTHING, Accepted, read_schedule
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import (
     ClearLogs,
@@ -159,6 +159,9 @@ class _Recorder:
             case Emit():
                 self._emit(effect.event)
             case OpenRun():
+                self.origin = replace(
+                    self.origin, traits=effect.traits, fingerprint=effect.fingerprint
+                )
                 self._open()
             case SealCheckpoint():
                 self._seal(effect)
@@ -252,6 +255,7 @@ def launch(
     faults: Sequence[Fault] = (),
     secret: bytes | None = None,
     join_with: str = "",
+    accepted: Accepted = NOTHING,
 ) -> Summary:
     """Train. Raises HoldfastError, after everything was stopped and the summary written.
 
@@ -278,6 +282,7 @@ def launch(
         schedule=schedule,
         now=time.monotonic,
         run_id=secrets.token_hex(8),
+        accepted=accepted,
     )
     job_sha256 = file_digest(job)
     origin = Origin(_from_anywhere(config), str(job.resolve()), job_sha256)

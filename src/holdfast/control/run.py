@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
+from holdfast.control.checks import NOTHING, Accepted
 from holdfast.control.clock import Clock
 from holdfast.control.effects import ClearLogs, Effect, Send, TrimLogs
 from holdfast.control.membership import Membership
@@ -66,6 +67,7 @@ class Setting(NamedTuple):
     now: Callable[[], float] | None  # for times that an answer takes; None: those of stimuli
     run_id: str = ""  # no other run has the same
     join_with: str = ""  # what else they have to say on the command line
+    accepted: Accepted = NOTHING
 
 
 @dataclass

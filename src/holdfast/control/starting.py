@@ -5,7 +5,13 @@ A worker that ends in this time ends the run: nothing is lost yet but its own st
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
-from holdfast.control.checks import check_alike, check_built_alike, check_fits
+from holdfast.control.checks import (
+    check_alike,
+    check_built_alike,
+    check_fits,
+    check_same_job,
+    check_same_run,
+)
 from holdfast.control.costs import emulated_costs, layer_costs, measured_costs
 from holdfast.control.effects import Effect, Emit, OpenRun, Send
 from holdfast.control.losses import Work
@@ -58,13 +64,16 @@ class Starting:
             {str(worker): hello.fingerprint for worker, hello in sorted(run.hellos.items())},
             allow_mixed=run.config.workers.allow_mixed,
         )
+        check_same_job({str(w): hello.traits for w, hello in sorted(run.hellos.items())})
         check_built_alike({str(w): hello.layer_hashes for w, hello in sorted(run.hellos.items())})
+        if run.setting.resume is not None:
+            check_fits(run.setting.resume, hello.num_layers)
+            first = run.hellos[min(run.hellos)]
+            check_same_run(run.setting.resume, first, run.config, run.setting.accepted)
         return ready + self._choose_cut(hello.num_layers, tuple(hello.cut))
 
     def _choose_cut(self, num_layers: int, wish: tuple[int, ...]) -> list[Effect]:
         run = self._run
-        if run.setting.resume is not None:
-            check_fits(run.setting.resume, num_layers)
         stages = run.shape.stages
         wish = run.config.parallel.cut or (wish if len(wish) == stages - 1 else ())
         emulated = run.config.device.durations_s()
@@ -120,7 +129,9 @@ class Starting:
         assert run.steady is not None
         told = dict.fromkeys(run.stages, (first_step, 0, 0))
         self._work.adopt(run.epoch, (), run.steady.schedule, told)
-        started: list[Effect] = [OpenRun(), Emit(self._started(at_s, first_step))]
+        first = run.hellos[min(run.hellos)]
+        opened = OpenRun(first.traits, first.fingerprint)
+        started: list[Effect] = [opened, Emit(self._started(at_s, first_step))]
         return [*started, *run.proceed(first_step=first_step)]
 
     def _started(self, at_s: float, first_step: int) -> events.RunStarted:

@@ -25,6 +25,8 @@ from holdfast.protocol.fields import (
     WorkerOrNone,
 )
 
+SAMPLES = "len(Job.data)"  # the trait of a job that is about its data
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHello:
@@ -99,7 +101,8 @@ class Hello:
 
     worker: Worker
     pid: Pid
-    fingerprint: dict[str, str]  # all that the bits of a result depend on
+    fingerprint: dict[str, str]  # all that the bits of a result depend on, besides the job
+    traits: dict[str, str]  # of the job, besides its file and layers: equal on all workers
     num_layers: Number
     layer_hashes: list[str]  # of each layer as the job has built it: equal on all workers
     cut: list[Number]  # the job's own wish; empty: none

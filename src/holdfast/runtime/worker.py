@@ -42,6 +42,7 @@ from holdfast.runtime.replay import Replayer
 from holdfast.runtime.stacks import Stacks
 from holdfast.runtime.state import hash_of_each
 from holdfast.runtime.training import StageTraining
+from holdfast.runtime.traits import check_unchanged, job_traits
 from holdfast.schedule.cut import stage_ranges
 from holdfast.transport.base import Transport
 from holdfast.transport.tcp import TcpTransport
@@ -74,6 +75,7 @@ class Worker:
         self._warnings: list[str] = []  # about the job
         self._log = BoundaryLog()
         self._hashes: dict[int, str] = {}  # of the layers as they were first built
+        self._traits: dict[str, str] = {}  # of the job as it was first loaded
         self.training: StageTraining | None = None
 
     @property
@@ -159,8 +161,12 @@ class Worker:
         job = load_job(self._spec.job, self._config.train.seed, self._spec.job_sha256)
         if self._config.device.emulate:
             torch.manual_seed(self._config.train.seed)
-            return emulated_job(max(len(job.layers), self._config.parallel.stages))
-        self._warnings = check_bits(job, self._config)
+            job = emulated_job(max(len(job.layers), self._config.parallel.stages))
+        else:
+            self._warnings = check_bits(job, self._config)
+        traits = job_traits(job, self._spec.job, self._spec.job_sha256)
+        self._traits = self._traits or traits
+        check_unchanged(str(self._spec.worker), self._traits, traits)
         return job
 
     def _load_again(self, assign: messages.Assign) -> Job:
@@ -197,6 +203,7 @@ class Worker:
             worker=str(self._spec.worker),
             pid=os.getpid(),
             fingerprint=fingerprint(),
+            traits=self._traits,
             num_layers=len(job.layers),
             layer_hashes=list(self._hashes.values()),
             cut=list(job.cut or ()),

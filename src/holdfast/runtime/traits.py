@@ -1,0 +1,64 @@
+"""What a job is besides its file and its layers: compared between workers, and at a resume."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from holdfast.errors import ConfigError
+from holdfast.job import Job
+from holdfast.job_file import imports
+from holdfast.protocol.messages import SAMPLES
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def job_traits(job: Job, path: str, sha256: str) -> dict[str, str]:
+    """Name, as an error shows it -> value. ``path``: of the file that the job was loaded from."""
+    imported = imports(Path(path), sha256)
+    return {
+        **{f"imports of the job ({file})": digest for file, digest in imported.items()},
+        SAMPLES: str(len(job.data)),
+        "Job.microbatch_size": str(job.microbatch_size),
+        "Job.clip_norm": str(job.clip_norm),
+        **_of_optimizer(job),
+    }
+
+
+def check_unchanged(worker: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """A worker loads the job again when it is given another stage."""
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            raise ConfigError(
+                f"{name} is {now.get(name)}, and was {before.get(name)} when worker {worker} first "
+                "loaded the job: put it back as it was, or start a new run"
+            )
+
+
+def _of_optimizer(job: Job) -> dict[str, str]:
+    """Made for all parameters, as for a single stage, and thrown away."""
+    every = (p for layer in job.layers for p in layer.parameters() if p.requires_grad)
+    parameters = list(dict.fromkeys(every))
+    if not parameters:
+        return {}
+    made = job.optimizer(parameters)
+    if not isinstance(made, Optimizer):
+        return {}  # refused when a stage is built
+    usual = {name: _plain(value) for name, value in made.defaults.items()}
+    traits = {f"Job.optimizer, {name}": value for name, value in usual.items()}
+    for number, group in enumerate(made.param_groups):
+        own = {name: _plain(value) for name, value in group.items() if name != "params"}
+        for name, value in own.items():
+            if value != usual.get(name):
+                traits[f"Job.optimizer, {name} of group {number}"] = value
+    return {"Job.optimizer": type(made).__name__, **traits}
+
+
+def _plain(value: object) -> str:
+    """A text that is the same in every process: nothing with an address in it."""
+    if isinstance(value, Tensor):
+        return str(value.tolist())
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_plain, value))})"
+    return str(value) if isinstance(value, _PLAIN) else type(value).__name__
