@@ -143,7 +143,7 @@ class WorkersConfig:
     """Threads of one worker's arithmetic. Part of the result's bits: the same on all workers."""
 
     allow_mixed: bool = False
-    """Run although workers differ in threads, instruction set or library versions (not exact)."""
+    """Run or resume although workers differ in threads, instruction set or versions (not exact)."""
 
     start_limit_s: float = 180.0
     """Longest wait for all workers to start, load the job and build their stages."""
