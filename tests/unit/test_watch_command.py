@@ -116,6 +116,19 @@ def test_a_job_that_never_uses_torch_distributed_runs_to_its_end(tmp_path):
     assert json.loads(report.read_text())["exit_code"] == 7
 
 
+def test_a_fault_of_the_hooks_is_named_and_kept_when_the_watch_is_over(tmp_path):
+    code = (
+        "import os, sitecustomize\ntry: 1 / 0\n"
+        "except ZeroDivisionError: sitecustomize.keep_fault()\nprint('as always')"
+    )
+    done = watch(*python(code), env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (0, "as always\n")
+    [kept] = tmp_path.iterdir()
+    told = "nothing was seen: an error in Holdfast's hooks in 1 process of the job, see"
+    assert last_line(done) == f"holdfast watch: {told} {kept}"
+    assert kept.read_text().endswith("ZeroDivisionError: division by zero\n\n")
+
+
 def test_ranks_that_start_again_are_counted_from_one():
     code = f"import sys\nfor _ in range(2): exec({RANKS!r})"
     done = watch(*python(code, "20", "1e9", "1e9", "1"))

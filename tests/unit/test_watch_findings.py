@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.watch import watching
+from holdfast.watch import gathering, watching
 from holdfast.watch.collector import Collector
 from holdfast.watch.findings import Findings
 from holdfast.watch.records import Call, Hello, Record
@@ -163,3 +163,62 @@ def test_findings_in_what_were_no_iterations_are_void():
     job.run(20).run(8, slow=2, factor=2.0)
     [finding] = job.found
     assert (finding["subject"], finding["since"]) == ("rank 2", 33)
+
+
+# --- what was not seen is said ---
+
+
+def test_a_job_that_was_seen_as_a_whole_has_no_remarks():
+    assert Job().run(30).findings.remarks() == []
+
+
+def test_calls_that_a_rank_could_not_tell_are_counted_by_rank():
+    job = Job()
+    for rank, num in ((1, 5), (3, 1), (1, 7)):
+        job.findings.lost(rank, num)
+    first, second = job.findings.remarks()
+    assert first == "12 calls of rank 1 were not seen: it made more than could be read"
+    assert second.startswith("1 call of rank 3 was not ")
+    assert job.findings.report([], 0)["not_seen"] == [first, second]
+
+
+def test_iterations_that_wait_for_a_rank_are_bounded_by_their_calls(monkeypatch):
+    monkeypatch.setattr(gathering, "_MOST_HELD_CALLS", 50)
+    job = Job()
+    held = job.findings._gathering
+    job.ranks = [0, 1, 2]  # the last one says nothing
+    job.run(100)
+    assert held._num_held_calls <= 50
+    assert held._num_held_calls == sum(
+        len(iteration.calls) for told in held._held.values() for iteration in told.values()
+    )
+    num_kept = sum(map(len, held._held.values()))
+    assert held.num_dropped > 0
+    assert num_kept + held.num_dropped == sum(s.num_iterations for s in held.streams.values()) - 3
+    assert job.findings.remarks() == [
+        f"{held.num_dropped} iterations were dropped: other ranks were too far behind"
+    ]
+
+
+def test_a_row_that_is_whole_leaves_nothing_behind():
+    job = Job().run(30)
+    assert (job.findings._gathering._held, job.findings._gathering._num_held_calls) == ({}, 0)
+
+
+def test_faults_of_the_hooks_are_said_beside_what_was_seen():
+    job = Job().run(30)
+    job.findings.unread(4, (2, "/kept.txt"))
+    lines, fault = job.findings.remarks()
+    assert lines == "4 lines of the job's processes were too much to keep"
+    assert fault.endswith("an error in Holdfast's hooks in 2 processes of the job, see /kept.txt")
+    assert job.findings.report([], 0)["hook_faults"] == "/kept.txt"
+    assert job.findings.summary().startswith("4 ranks, ")
+
+
+def test_nothing_was_seen_because_the_hooks_failed():
+    findings = Findings(print)
+    findings.unread(0, (2, "/kept.txt"))
+    assert findings.summary() == (
+        "nothing was seen: an error in Holdfast's hooks in 2 processes of the job, see /kept.txt"
+    )
+    assert findings.remarks() == []

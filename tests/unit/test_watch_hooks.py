@@ -5,14 +5,18 @@
 
 import os
 import selectors
+import stat
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
 from holdfast.watch.collector import Collector, Left
 from holdfast.watch.command import prepare, socket_in
-from holdfast.watch.records import Call, Hello, Reader, Record
+from holdfast.watch.hooks import COLLECTIVES, Hooks, Recorder
+from holdfast.watch.keeping import keep_hook_faults
+from holdfast.watch.records import Call, Hello, Lost, Reader, Record
 
 LIMIT_S = 60
 C10D = """
@@ -162,11 +166,30 @@ def test_without_a_watching_process_the_job_goes_on(job, hooked):
 
 
 def test_a_watching_process_that_does_not_read_blocks_nobody(job, hooked):
+    """What found no room is counted, and told as soon as somebody reads."""
+    code = (
+        "import sys\nfor _ in range(60_000): dist.all_reduce(1)\n"
+        "print('done', flush=True); sys.stdin.read(); dist.all_reduce(1)"
+    )
+    environment = prepare(hooked)
+    environment["PYTHONPATH"] += os.pathsep + str(job)
+    words = [sys.executable, "-c", "import torch.distributed as dist\n" + code]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    said = []
     with selectors.DefaultSelector() as selector:
         collector = Collector(socket_in(hooked), selector)
-        done = run("for _ in range(60_000): dist.all_reduce(1)\nprint('done')", job, hooked)
+        with subprocess.Popen(words, env=environment, text=True, **pipes) as process:
+            assert process.stdout.readline() == "done\n"  # nothing was read so far
+            process.stdin.close()
+            while not any(isinstance(item, Left) for item in said):
+                ready = selector.select(LIMIT_S)
+                assert ready, "nothing was said"
+                said += [item for key, _ in ready for _, item in collector.handle(key)]
+            assert (process.wait(LIMIT_S), process.stderr.read()) == (0, "")
         collector.close()
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    num_lost = sum(item.num for item in said if isinstance(item, Lost))
+    assert num_lost > 0
+    assert len(calls(said)) + num_lost == 60_001
 
 
 def test_a_torch_without_what_is_hooked_goes_on(job, hooked):
@@ -177,13 +200,84 @@ def test_a_torch_without_what_is_hooked_goes_on(job, hooked):
     assert (done.returncode, done.stdout, done.stderr) == (0, "waited\n", "")
 
 
-@pytest.mark.parametrize("broken", ["raise OSError('no')", "def install(path): 1 / 0"])
-def test_hooks_that_fail_are_not_noticed(job, hooked, broken):
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [("raise OSError('no')", "OSError: no"), ("def install(*_): 1 / 0", "ZeroDivisionError")],
+)
+def test_hooks_that_fail_are_not_noticed_and_leave_their_traceback(job, hooked, broken, error):
     environment = prepare(hooked)
     (hooked / "holdfast_watch_hooks.py").write_text(broken)
     words = [sys.executable, "-c", "print('as always')"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "as always\n", "")
+    assert error in only_fault(hooked)
+
+
+# --- what goes wrong in the hooks is written down ---
+
+
+def only_fault(hooked):
+    [path] = hooked.glob("fault-*.txt")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    return path.read_text()
+
+
+def test_a_torch_without_what_is_hooked_is_written_down(job, hooked):
+    c10d = job / "torch" / "distributed" / "distributed_c10d.py"
+    c10d.write_text(C10D.replace("Work", "Handle"))
+    run("", job, hooked)
+    text = only_fault(hooked)
+    assert text.startswith("Traceback ")
+    assert "in on_collectives" in text
+    assert text.endswith("KeyError: 'Work'\n")
+
+
+def test_only_the_first_fault_of_a_process_is_written_down(job, hooked):
+    strange = "class Strange:\n    def element_size(self): raise OSError('first')\n"
+    code = f"{strange}    numel = None\ndist.all_reduce(Strange())\n"
+    more = "Strange.numel = lambda _: 1 / 0\ndist.all_reduce(Strange())\nprint('done')"
+    done = run(code + more, job, hooked)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert "NoneType" in only_fault(hooked)  # and no ZeroDivisionError
+    assert "ZeroDivisionError" not in only_fault(hooked)
+
+
+def test_a_watching_process_that_is_not_there_is_written_down(job, hooked):
+    run("dist.all_reduce(1)", job, hooked)
+    text = only_fault(hooked)
+    assert "in _connect" in text
+    assert text.endswith("FileNotFoundError: [Errno 2] No such file or directory\n")
+
+
+def test_a_job_without_faults_leaves_no_file(job, hooked):
+    watched("dist.all_reduce(dist.Tensor())", job, hooked)
+    assert keep_hook_faults(hooked) == (0, "")
+
+
+def test_a_step_of_an_optimizer_in_a_torch_without_collectives_is_no_fault(tmp_path, monkeypatch):
+    faults = []
+    hooks = Hooks(Recorder(str(tmp_path / "socket"), lambda: faults.append(sys.exc_info()[0])))
+    monkeypatch.delitem(sys.modules, COLLECTIVES, raising=False)
+    hooks._after_step()
+    assert faults == []
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    hooks._before_step()
+    assert faults == [KeyError]
+
+
+def test_faults_of_many_processes_are_kept_in_one_private_file(tmp_path, monkeypatch):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(kept))
+    for pid in range(100, 120):
+        (tmp_path / f"fault-{pid}.txt").write_text(f"Traceback of {pid}" + "x" * 100_000)
+    assert keep_hook_faults(tmp_path) == (20, str(*kept.iterdir()))
+    [path] = kept.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    text = path.read_text()
+    assert text.startswith("fault-100:\nTraceback of 100xxx")
+    assert "Traceback of 115" in text
+    assert len(text) < 17 << 16
 
 
 # --- what is read ---

@@ -35,13 +35,15 @@ def run(args: argparse.Namespace) -> int:
     report = None if args.report is None else _writable(args.report)
     # Here and not above: numbers are crunched by this command only.
     from holdfast.watch.findings import Findings
-    from holdfast.watch.watching import keep_traceback, watch
+    from holdfast.watch.keeping import keep_traceback
+    from holdfast.watch.watching import watch
 
     instruction_set.prepare(_say)
     findings = Findings(_say)
     code = watch(words, findings)
     try:
-        _say(findings.summary())
+        for line in [*findings.remarks(), findings.summary()]:
+            _say(line)
         if report is not None:
             _write(report, findings.report(words, code))
     except Exception as why:  # the job has run: its exit code stands

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.watch.records import Hello, Reader, Record
+from holdfast.watch.records import Hello, Lost, Reader, Record
 
 _PIECE_BYTES = 1 << 16
 _BACKLOG = 128  # ranks that connect at the same moment
@@ -14,6 +14,9 @@ _BACKLOG = 128  # ranks that connect at the same moment
 
 class Left(NamedTuple):
     """A process has closed its connection: it has ended."""
+
+
+Said = Hello | Record | Lost | Left
 
 
 class _Peer(NamedTuple):
@@ -31,9 +34,10 @@ class Collector:
         self._server.setblocking(False)
         self._selector = selector
         self._num_peers = 0
+        self.num_dropped = 0  # lines that were not kept, of all processes
         selector.register(self._server, selectors.EVENT_READ, None)
 
-    def handle(self, key: selectors.SelectorKey) -> Iterator[tuple[int, Hello | Record | Left]]:
+    def handle(self, key: selectors.SelectorKey) -> Iterator[tuple[int, Said]]:
         if key.fileobj is self._server:
             self._accept()
         elif isinstance(key.data, _Peer) and isinstance(key.fileobj, socket.socket):
@@ -49,9 +53,7 @@ class Collector:
         peer = _Peer(self._num_peers, Reader())
         self._selector.register(connection, selectors.EVENT_READ, peer)
 
-    def _read(
-        self, connection: socket.socket, peer: _Peer
-    ) -> Iterator[tuple[int, Hello | Record | Left]]:
+    def _read(self, connection: socket.socket, peer: _Peer) -> Iterator[tuple[int, Said]]:
         try:
             data = connection.recv(_PIECE_BYTES)
         except BlockingIOError:
@@ -62,7 +64,10 @@ class Collector:
             self._selector.unregister(connection)
             connection.close()
             yield peer.number, Left()
-        for item in peer.reader.feed(data):
+        before = peer.reader.num_dropped
+        items = peer.reader.feed(data)
+        self.num_dropped += peer.reader.num_dropped - before
+        for item in items:
             yield peer.number, item
 
     def close(self) -> None:

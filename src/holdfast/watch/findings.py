@@ -29,10 +29,15 @@ class Findings:
         self._last_iteration = 0
         self._counted_anew = 0
         self._failed: str | None = None
+        self._num_lost: Counter[int] = Counter()  # calls that a rank could not tell
+        self._num_dropped = 0  # iterations, of jobs that were started again since
+        self._num_unread = 0
+        self._hook_faults: tuple[int, str] = (0, "")
 
     def join(self, hello: Hello) -> None:
         if hello.rank in self._gathering.streams:
             self._say(f"rank {hello.rank} has started again: iterations are counted from 1 again")
+            self._num_dropped += self._gathering.num_dropped
             self._gathering, self._watcher, self._counted_anew = Gathering(), None, 0
         self._gathering.join(hello)
 
@@ -40,6 +45,13 @@ class Findings:
         if self._failed is None and rank in self._gathering.streams:
             for row in self._gathering.add(rank, record):
                 self._judge(row)
+
+    def lost(self, rank: int, num: int) -> None:
+        self._num_lost[rank] += num
+
+    def unread(self, num_lines: int, hook_faults: tuple[int, str]) -> None:
+        """At the end: lines that were not kept; processes whose hooks failed, and where it is."""
+        self._num_unread, self._hook_faults = num_lines, hook_faults
 
     def leave(self, rank: int) -> None:
         self._gathering.leave(rank)
@@ -89,6 +101,8 @@ class Findings:
         if self._failed is not None:
             return self._failed
         streams = self._gathering.streams
+        if not streams and self._hook_faults[0]:
+            return f"nothing was seen: {self._hooks_failed()}"
         if not streams:
             return (
                 "nothing was seen: no process of this command called torch.distributed "
@@ -101,6 +115,28 @@ class Findings:
                 f"calls in the same order must come {REPEATS} times, on every rank"
             )
         return f"{self._seen()}; {self._found_in_words()}"
+
+    def remarks(self) -> list[str]:
+        """What the summary is to be read with: what was not seen, and why."""
+        said = [
+            f"{_were(num, 'call', f' of rank {rank}')} not seen: it made more than could be read"
+            for rank, num in sorted(self._num_lost.items())
+        ]
+        num_dropped = self._num_dropped + self._gathering.num_dropped
+        if num_dropped:
+            dropped = _were(num_dropped, "iteration")
+            said.append(f"{dropped} dropped: other ranks were too far behind")
+        if self._num_unread:
+            unread = _were(self._num_unread, "line", " of the job's processes")
+            said.append(f"{unread} too much to keep")
+        if self._hook_faults[0] and self._gathering.streams:
+            said.append(f"something was not seen: {self._hooks_failed()}")
+        return said
+
+    def _hooks_failed(self) -> str:
+        num, place = self._hook_faults
+        processes = "1 process" if num == 1 else f"{num} processes"
+        return f"an error in Holdfast's hooks in {processes} of the job, see {place}"
 
     def _seen(self) -> str:
         return (
@@ -129,7 +165,13 @@ class Findings:
             "iterations": self._last_iteration,
             "iteration_s": median(self._took_s) if self._took_s else None,
             "findings": self._found,
+            "not_seen": self.remarks(),
+            "hook_faults": self._hook_faults[1] or None,
         }
+
+
+def _were(num: int, noun: str, of: str = "") -> str:
+    return f"1 {noun}{of} was" if num == 1 else f"{num} {noun}s{of} were"
 
 
 def _name(told: Diagnosis | Over, ranks: Sequence[int]) -> str:

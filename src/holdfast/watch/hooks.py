@@ -2,7 +2,8 @@
 
 Needs the standard library only, and touches torch only once the job itself has imported it.
 It changes no argument, no result and no order of calls; whatever goes wrong in here switches
-it off and leaves the job alone. What the times mean is decided in the watching process.
+it off, is written down for the watching process and leaves the job alone. What the times mean
+is decided there.
 """
 
 import atexit
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -62,14 +63,16 @@ LAST_WORD_S = 1.0
 class Recorder:
     """Sends lines to the watching process without ever waiting for it."""
 
-    def __init__(self, socket_path: str) -> None:
+    def __init__(self, socket_path: str, keep_fault: Callable[[], None]) -> None:
         self._path = socket_path
+        self.keep_fault = keep_fault
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._pid = 0  # who connected: a forked child makes its own connection
         self._broken = False
         self._sent_ns = 0
         self._unsent = bytearray()
+        self._num_lost = 0  # records that found no room, since the last one that did
         self._calls: dict[tuple[str, str, int], int] = {}
         os.register_at_fork(after_in_child=self._unlock)
 
@@ -87,9 +90,13 @@ class Recorder:
                         self._send()
         except Exception:  # e.g. the watching process has gone
             self._broken = True
+            self.keep_fault()
 
     def _ready(self) -> bool:
-        if self._broken or len(self._unsent) > LIMIT_BYTES:
+        if self._broken:
+            return False
+        if self._pid == os.getpid() and len(self._unsent) > LIMIT_BYTES:
+            self._num_lost += 1
             self._send()
             return False
         if self._pid != os.getpid():
@@ -102,12 +109,14 @@ class Recorder:
     def _connect(self, rank: int, world_size: int) -> None:
         self._pid, self._sent_ns = os.getpid(), 0
         self._calls.clear()
+        self._num_lost = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)  # a queue that is full is an error, and ends the watching
         self._socket.connect(self._path)
         self._unsent = bytearray(f"rank {rank} {world_size} {self._pid}\n".encode())
 
     def _write(self, op: str, group: str, size: int, enter_ns: int, leave_ns: int) -> None:
+        self._tell_lost()
         call = (op, group, size)
         number = self._calls.get(call)
         if number is None:
@@ -117,8 +126,13 @@ class Recorder:
             self._unsent += f"call {number} {op} {group or '-'} {size}\n".encode()
         self._unsent += f"{number} {enter_ns} {leave_ns}\n".encode()
 
+    def _tell_lost(self) -> None:
+        if self._num_lost:
+            self._unsent += f"lost {self._num_lost}\n".encode()
+            self._num_lost = 0
+
     def _send(self) -> None:
-        if self._socket is None or self._broken:
+        if self._socket is None:
             return
         with contextlib.suppress(BlockingIOError):
             sent = self._socket.send(self._unsent)
@@ -126,10 +140,13 @@ class Recorder:
 
     def last_word(self) -> None:
         """At the end of the process: what is still unsent."""
-        with contextlib.suppress(Exception):
+        try:
             if self._socket is not None and self._pid == os.getpid() and not self._broken:
+                self._tell_lost()
                 self._socket.settimeout(LAST_WORD_S)
                 self._socket.sendall(self._unsent)
+        except Exception:
+            self.keep_fault()
 
 
 class Hooks:
@@ -141,8 +158,16 @@ class Hooks:
         self._models: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._training_thread = 0
 
+    @contextlib.contextmanager
+    def _faults_kept(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._recorder.keep_fault()
+
     def timed(self, function: Callable[..., Any], op: str) -> Callable[..., Any]:
         inside, record = self._inside, self._recorder.record
+        keep_fault = self._recorder.keep_fault
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -155,7 +180,7 @@ class Hooks:
             finally:
                 inside.on = False
             leave_ns = time.monotonic_ns()
-            group, size = described(op, args, kwargs)
+            group, size = described(op, args, kwargs, keep_fault)
             record(op, group, size, enter_ns, leave_ns)
             return result
 
@@ -176,7 +201,7 @@ class Hooks:
         @functools.wraps(init)
         def watched_init(model: Any, *args: Any, **kwargs: Any) -> None:
             init(model, *args, **kwargs)
-            with contextlib.suppress(Exception):
+            with self._faults_kept():
                 # Timers of other devices would make the host wait for the device.
                 if next(model.parameters()).device.type == "cpu":
                     model.reducer._set_ddp_runtime_logging_sample_rate(1)
@@ -191,7 +216,7 @@ class Hooks:
         vars(module)["register_optimizer_step_post_hook"](self._after_step)
 
     def _before_step(self, *_: Any) -> None:
-        with contextlib.suppress(Exception):
+        with self._faults_kept():
             # An optimizer that runs inside of the reduction would wait for itself.
             in_backward = sys.modules["torch"]._C._current_graph_task_id() != -1
             if threading.get_ident() == self._training_thread and not in_backward:
@@ -199,8 +224,9 @@ class Hooks:
                     self._record_reduction(model)
 
     def _after_step(self, *_: Any) -> None:
-        with contextlib.suppress(Exception):
-            if sys.modules[COLLECTIVES].is_initialized():
+        with self._faults_kept():
+            c10d = sys.modules.get(COLLECTIVES)
+            if c10d is not None and c10d.is_initialized():
                 now_ns = time.monotonic_ns()
                 self._recorder.record("step", "", 0, now_ns, now_ns)
 
@@ -218,7 +244,9 @@ class Hooks:
             self._recorder.record("gradients", "", size, *times)
 
 
-def described(op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, int]:
+def described(
+    op: str, args: Sequence[Any], kwargs: dict[str, Any], keep_fault: Callable[[], None]
+) -> tuple[str, int]:
     """The group of a call, with the peer of a message; and the bytes of its tensors."""
     if op == "wait":  # its own argument is a handle
         return "", 0
@@ -236,14 +264,17 @@ def described(op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str
             peer = args[1]
         return ("" if group is None else str(group)) + ("" if peer is None else f"@{peer}"), size
     except Exception:
+        keep_fault()
         return "", 0
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Lets a module load as always, then calls what waits for it."""
 
-    def __init__(self, waiting: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._waiting = waiting
+    def __init__(
+        self, waiting: dict[str, Callable[[ModuleType], None]], keep_fault: Callable[[], None]
+    ) -> None:
+        self._waiting, self._keep_fault = waiting, keep_fault
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -253,13 +284,15 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, then)
+            spec.loader = _Loader(spec.loader, then, self._keep_fault)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, then: Callable[[ModuleType], None]) -> None:
-        self._loader, self._then = loader, then
+    def __init__(
+        self, loader: Any, then: Callable[[ModuleType], None], keep_fault: Callable[[], None]
+    ) -> None:
+        self._loader, self._then, self._keep_fault = loader, then, keep_fault
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         made: ModuleType | None = self._loader.create_module(spec)
@@ -270,14 +303,17 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        with contextlib.suppress(Exception):
+        try:
             self._then(module)
+        except Exception:  # e.g. a version of torch that has other names
+            self._keep_fault()
 
 
-def install(socket_path: str) -> None:
+def install(socket_path: str, keep_fault: Callable[[], None]) -> None:
+    """``keep_fault``: writes down the error that is being handled."""
     if any(type(finder).__name__ == _Finder.__name__ for finder in sys.meta_path):
         return  # a watch inside of a watch: the inner one sees it all
-    recorder = Recorder(socket_path)
+    recorder = Recorder(socket_path, keep_fault)
     hooks = Hooks(recorder)
     atexit.register(recorder.last_word)
     waiting: dict[str, Callable[[ModuleType], None]] = {
@@ -285,4 +321,4 @@ def install(socket_path: str) -> None:
         DDP: hooks.on_ddp,
         OPTIMIZER: hooks.on_optimizer,
     }
-    sys.meta_path.insert(0, _Finder(waiting))
+    sys.meta_path.insert(0, _Finder(waiting, keep_fault))

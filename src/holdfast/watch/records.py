@@ -6,6 +6,8 @@ from typing import NamedTuple
 STEP = "step"  # of an optimizer: marks an iteration
 _MOST_LINE_BYTES = 1 << 12
 MOST_CALLS = 1 << 14  # that a process may name at a time
+MOST_CALL_BYTES = 1 << 21  # of their lines together
+_MOST_RANKS = 1 << 16
 
 
 class Call(NamedTuple):
@@ -37,34 +39,61 @@ class Hello(NamedTuple):
     pid: int
 
 
+class Lost(NamedTuple):
+    """A process had more to tell than was read: it has thrown away so many records."""
+
+    num: int
+
+
 class Reader:
     """Of one process: bytes in, in pieces of any length; what they say out."""
 
     def __init__(self) -> None:
+        self.num_dropped = 0  # lines that were too long, or named more than is kept
+        self._call_bytes: dict[int, int] = {}
+        self._num_call_bytes = 0
         self._rest = b""
         self._skips = False  # the rest of a line that is too long
         self._calls: dict[int, Call] = {}
 
-    def feed(self, data: bytes) -> list[Hello | Record]:
+    def feed(self, data: bytes) -> list[Hello | Record | Lost]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._skips and lines:
             self._skips = False
             del lines[0]
         if self._skips or len(self._rest) > _MOST_LINE_BYTES:
+            self.num_dropped += not self._skips
             self._skips, self._rest = True, b""
-        read = [self._read(line.decode(errors="replace").split()) for line in lines]
+        read = [self._read(line) for line in lines if self._is_short(line)]
         return [item for item in read if item is not None]
 
-    def _read(self, words: list[str]) -> Hello | Record | None:
+    def _is_short(self, line: bytes) -> bool:
+        is_short = len(line) <= _MOST_LINE_BYTES
+        self.num_dropped += not is_short
+        return is_short
+
+    def _read(self, line: bytes) -> Hello | Record | Lost | None:
         try:
-            match words:
+            match line.decode(errors="replace").split():
                 case ["rank", rank, world_size, pid]:
-                    return Hello(int(rank), int(world_size), int(pid))
+                    if 0 <= int(rank) < int(world_size) <= _MOST_RANKS:
+                        return Hello(int(rank), int(world_size), int(pid))
                 case ["call", number, op, group, size]:
-                    if 0 <= int(number) < MOST_CALLS:
-                        self._calls[int(number)] = Call(op, group.removeprefix("-"), int(size))
+                    call = Call(op, group.removeprefix("-"), int(size))
+                    self._name(int(number), call, len(line))
+                case ["lost", num]:
+                    return Lost(max(0, int(num)))
                 case [number, enter_ns, leave_ns]:
                     return Record(self._calls[int(number)], int(enter_ns), int(leave_ns))
         except (ValueError, KeyError):
             pass
         return None
+
+    def _name(self, number: int, call: Call, num_bytes: int) -> None:
+        self._calls.pop(number, None)  # numbers may be given anew
+        self._num_call_bytes -= self._call_bytes.pop(number, 0)
+        if 0 <= number < MOST_CALLS and self._num_call_bytes + num_bytes <= MOST_CALL_BYTES:
+            self._calls[number], self._call_bytes[number] = call, num_bytes
+            self._num_call_bytes += num_bytes
+        else:
+            self.num_dropped += 1

@@ -10,6 +10,7 @@ import os
 import sys
 
 VARIABLE = "HOLDFAST_WATCH"  # the socket that the records go to
+FAULT_FILES = "fault-{pid}.txt"  # beside the socket: what went wrong in here, for who watches
 
 
 def start(folder: str) -> None:
@@ -19,11 +20,25 @@ def start(folder: str) -> None:
         if socket_path:
             import holdfast_watch_hooks  # type: ignore[import-not-found]  # lies beside this file
 
-            holdfast_watch_hooks.install(socket_path)
-    except Exception:
-        pass  # the job matters more than what is seen of it
+            holdfast_watch_hooks.install(socket_path, keep_fault)
+    except Exception:  # the job matters more than what is seen of it
+        keep_fault()
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != folder]
     run_the_users_own()
+
+
+def keep_fault() -> None:
+    """Write down the error that is being handled; only the first one of a process is."""
+    try:
+        folder = os.path.dirname(os.environ[VARIABLE])
+        name = os.path.join(folder, FAULT_FILES.format(pid=os.getpid()))
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        import traceback  # here: most processes never need it
+
+        with os.fdopen(handle, "w") as file:
+            file.write(traceback.format_exc())
+    except Exception:
+        pass  # it was the second one, or nobody watches any more
 
 
 def run_the_users_own() -> None:

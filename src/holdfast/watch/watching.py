@@ -5,15 +5,15 @@ import selectors
 import shutil
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.watch.collector import Collector, Left
+from holdfast.watch.collector import Collector, Left, Said
 from holdfast.watch.command import CANNOT_RUN, NOT_FOUND, Command, prepare, socket_in
 from holdfast.watch.findings import Findings
-from holdfast.watch.records import Hello, Record
+from holdfast.watch.keeping import keep_hook_faults, keep_traceback
+from holdfast.watch.records import Hello, Lost, Record
 
 _SOCKET_LIMIT_BYTES = 100  # of its path: the kernel's limit is 108
 _LAST_WORDS_S = 1.0  # for what is still on its way when the command has ended
@@ -66,6 +66,7 @@ def _run(
     finally:
         command.close()
     _hear_last_words(selector, collector, findings, ranks)
+    findings.unread(collector.num_dropped, keep_hook_faults(folder))
     return code
 
 
@@ -102,17 +103,6 @@ def _give_up(findings: Findings, why: Exception) -> None:
         findings.give_up(why, keep_traceback(why))
 
 
-def keep_traceback(why: Exception) -> str:
-    """In a file of its own; where it is."""
-    try:
-        handle, name = tempfile.mkstemp(prefix="holdfast-watch-", suffix=".txt")
-        with os.fdopen(handle, "w") as file:
-            file.writelines(traceback.format_exception(why))
-    except OSError as cannot:
-        return f"no file (its traceback cannot be written: {cannot.strerror})"
-    return name
-
-
 def _started(words: Sequence[str], folder: Path) -> Command:
     try:
         return Command(words, prepare(folder))
@@ -141,15 +131,15 @@ def _turn(
     return has_ended
 
 
-def _take(
-    findings: Findings, ranks: dict[int, int], process: int, item: Hello | Record | Left
-) -> None:
+def _take(findings: Findings, ranks: dict[int, int], process: int, item: Said) -> None:
     match item:
         case Hello() if process not in ranks:
             ranks[process] = item.rank
             findings.join(item)
         case Record() if process in ranks:
             findings.add(ranks[process], item)
+        case Lost() if process in ranks:
+            findings.lost(ranks[process], item.num)
         case Left() if process in ranks:
             rank = ranks.pop(process)
             if rank not in ranks.values():  # else it has started again
