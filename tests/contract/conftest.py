@@ -1,9 +1,33 @@
 """What several contract tests share."""
 
+import random
 from collections.abc import Iterator
 
+import numpy
 import pytest
 import torch
+
+from helpers.seed import seed_number
+
+
+def seed_all(purpose: str) -> None:
+    random.seed(seed_number(purpose))
+    numpy.random.seed(seed_number(purpose))
+    torch.manual_seed(seed_number(purpose))
+
+
+seed_all("while tests are collected")  # some draw their cases then
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_numbers_for_shared_fixtures(request: pytest.FixtureRequest) -> None:
+    seed_all(request.node.name)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_each_time(request: pytest.FixtureRequest) -> None:
+    """What a test draws without a generator of its own depends on no other test."""
+    seed_all(request.node.name)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import errno
 import gc
 import itertools
 import os
+import random
 import selectors
 import signal
 import socket
@@ -32,6 +33,7 @@ from transport_harness import (
 )
 
 from helpers.scarce import refuse_threads
+from helpers.seed import SEED
 from holdfast import scarce
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, EpochPast, PeerLost, TransportClosed, WaitTimeout
@@ -97,7 +99,7 @@ def open_files() -> int:
 
 
 STRANGE = {
-    "noise": os.urandom(5000),
+    "noise": random.Random(f"{SEED}-noise").randbytes(5000),
     "http": b"GET / HTTP/1.1\r\nHost: somebody-else.example\r\nAccept: */*\r\n\r\n",
 }
 BROKEN = {

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 from helpers.chaos import Layout, Story
+from helpers.seed import SEED
 from holdfast.cluster import parse_worker
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.moving import Order
@@ -22,7 +23,7 @@ class Restless:
     """Whenever nothing else is under way, everyone is offered lanes for speeds drawn at random."""
 
     def __init__(self) -> None:
-        self.dice = random.Random()
+        self.dice = random.Random(SEED)
         self.num_offers = 0
 
     def watch(self, monkeypatch) -> None:
@@ -45,7 +46,7 @@ class Swapping:
     """Whenever nothing else is under way, some workers of different stages change places."""
 
     def __init__(self) -> None:
-        self.dice = random.Random()
+        self.dice = random.Random(SEED)
 
     def watch(self, monkeypatch) -> None:
         monkeypatch.setattr(Coordinator, "_mitigate", lambda run, at_s: self._swap(run, at_s))
