@@ -8,6 +8,7 @@ torch is loaded in ours, and cured by a limit of oneDNN's. Loads no torch; knows
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,8 @@ _ALIASES = {
 _UNLIMITED = ("ALL", "DEFAULT")
 _MOST_BYTES = 4096  # of what is remembered
 _PROBE_LIMIT_S = 5.0
+# How a processor refuses. Other signals come from somebody else, as SIGKILL when memory is short.
+_REFUSALS = {-signal.SIGILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGTRAP, -signal.SIGFPE}
 _CPU_FIELDS = ("vendor_id", "model name", "cpu family", "model", "stepping", "microcode", "flags")
 
 
@@ -156,8 +159,7 @@ def _try(command: tuple[str, ...]) -> bool | None:
         return None
     if done.returncode == amx_probe.WORKS:
         return True
-    # Killed, as by SIGILL; or it found out by itself.
-    refused = done.returncode < 0 or done.returncode in amx_probe.UNUSABLE
+    refused = done.returncode in _REFUSALS or done.returncode in amx_probe.UNUSABLE
     return False if refused else None
 
 

@@ -157,6 +157,23 @@ def test_how_the_child_ends_is_the_answer(code, works, tmp_path):
     assert amx_works(cpu(SAPPHIRE), child(code), tmp_path / "amx.json") is works
 
 
+@pytest.mark.parametrize("name", ["SIGILL", "SIGSEGV", "SIGBUS", "SIGTRAP", "SIGFPE"])
+def test_signals_that_a_processor_causes_are_an_answer_and_remembered(name, tmp_path):
+    place = tmp_path / "amx.json"
+    code = f"import os, signal; os.kill(os.getpid(), signal.{name})"
+    assert amx_works(cpu(SAPPHIRE), child(code), place) is False
+    assert amx_works(cpu(SAPPHIRE), child("pass"), place) is False
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGHUP", "SIGXCPU"])
+def test_signals_of_somebody_else_tell_nothing_and_are_not_remembered(name, tmp_path):
+    place = tmp_path / "amx.json"
+    code = f"import os, signal; os.kill(os.getpid(), signal.{name})"
+    assert amx_works(cpu(SAPPHIRE), child(code), place) is None
+    assert not place.exists()
+    assert amx_works(cpu(SAPPHIRE), child("pass"), place) is True
+
+
 def test_a_child_that_cannot_be_started_or_does_not_end_tells_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(instruction_set, "_PROBE_LIMIT_S", 0.1)
     place = tmp_path / "amx.json"
