@@ -173,7 +173,8 @@ def test_a_run_with_a_compiled_layer_ends_with_one_line_and_code_2(tmp_path):
 def test_in_fast_mode_it_trains_and_a_line_says_what_that_means(tmp_path):
     path = jobs.write(tmp_path, "compiled", COMPILED)
     fast = runs.settings("gradients.mode=fast")
-    done = runs.finished(runs.threads(path, tmp_path / "run", *TWO_BY_TWO, *fast, steps=2))
+    # Each holder of a compiled layer compiles it: one holder is enough.
+    done = runs.finished(runs.threads(path, tmp_path / "run", *runs.layout("1x2"), *fast, steps=2))
     [line] = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
     assert "layer 1 (OptimizedModule)" in line
     assert "bits depend on the layout" in line

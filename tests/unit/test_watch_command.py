@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.main import main
+
 LIMIT_S = 60
 WATCH = [sys.executable, "-m", "holdfast", "watch"]
 RANKS = """
@@ -140,30 +142,29 @@ def test_ranks_that_start_again_are_counted_from_one():
 
 
 @pytest.mark.parametrize("words", [[], ["--"]])
-def test_no_command_is_refused(words):
-    done = subprocess.run([*WATCH, *words], capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
+def test_no_command_is_refused(capfd, words):
+    assert main(["watch", *words]) == 2
+    [line] = capfd.readouterr().err.splitlines()
     assert line.startswith("holdfast: watch: no command; ")
 
 
-def test_a_command_that_is_not_there_is_127():
-    done = watch("no-such-command", "--flag")
-    assert done.returncode == 127
-    assert done.stderr == "holdfast: watch: no-such-command: command not found\n"
+def test_a_command_that_is_not_there_is_127(capfd):
+    assert main(["watch", "--", "no-such-command", "--flag"]) == 127
+    assert capfd.readouterr().err == "holdfast: watch: no-such-command: command not found\n"
 
 
-def test_a_command_that_cannot_be_run_is_126(tmp_path):
-    done = watch(tmp_path)
-    assert done.returncode == 126
-    [line] = done.stderr.splitlines()
+def test_a_command_that_cannot_be_run_is_126(capfd, tmp_path):
+    assert main(["watch", "--", str(tmp_path)]) == 126
+    [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(f"holdfast: watch: {tmp_path}: cannot be run: ")
 
 
-def test_a_report_that_cannot_be_written_is_refused_before_the_command_runs(tmp_path):
-    done = watch("echo", "ran", options=["--report", str(tmp_path / "none" / "r.json")])
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no such directory" in done.stderr
+def test_a_report_that_cannot_be_written_is_refused_before_the_command_runs(capfd, tmp_path):
+    report = str(tmp_path / "none" / "r.json")
+    assert main(["watch", "--report", report, "--", "echo", "ran"]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "no such directory" in said.err
 
 
 def test_a_command_ended_by_a_signal_gives_128_and_its_number():
