@@ -1,6 +1,8 @@
 """What would change bits without a word is refused by name, said, or made exact."""
 
+import io
 import random
+import warnings
 
 import numpy
 import pytest
@@ -12,6 +14,7 @@ from holdfast.config import config_from
 from holdfast.errors import ConfigError
 from holdfast.job import Job
 from holdfast.models.gpt import gpt_layers
+from holdfast.observability.events import FaultFired
 from holdfast.runtime.bit_changers import check_bits, set_stance
 from holdfast.runtime.stage import Stage
 
@@ -178,3 +181,121 @@ def test_in_fast_mode_it_trains_and_a_line_says_what_that_means(tmp_path):
     [line] = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
     assert "layer 1 (OptimizedModule)" in line
     assert "bits depend on the layout" in line
+
+
+def scripted(what):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own
+        return torch.jit.script(what)
+
+
+def from_a_file(what):
+    """As torch.jit.load gives it: nothing can make Python of it again."""
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.script(what), file)
+        return torch.jit.load(io.BytesIO(file.getvalue()))
+
+
+def plus_one(x):
+    return x + 1
+
+
+def squares(output, target):
+    return ((output - target) ** 2).mean()
+
+
+SCRIPTED_FUNCTION = scripted(plus_one)
+
+
+class CallsScript(nn.Module):
+    def forward(self, x):
+        return SCRIPTED_FUNCTION(x)
+
+
+class HoldsScript(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.function = SCRIPTED_FUNCTION
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def calls_script(output, target):
+    return SCRIPTED_FUNCTION(output).mean()
+
+
+@pytest.mark.parametrize(
+    ("layers", "loss", "who"),
+    [
+        ([nn.ReLU(), from_a_file(nn.Linear(2, 2))], None, "layer 1 (RecursiveScriptModule)"),
+        ([nn.Sequential(scripted(nn.Linear(2, 2)))], None, "layer 0, 0 (RecursiveScriptModule)"),
+        ([HoldsScript()], None, "layer 0 (HoldsScript): function"),
+        ([CallsScript()], None, "layer 0 (CallsScript): SCRIPTED_FUNCTION"),
+        ([nn.ReLU()], scripted(squares), "Job.loss"),
+        ([nn.ReLU()], scripted(nn.MSELoss()), "Job.loss"),
+        ([nn.ReLU()], calls_script, "Job.loss: SCRIPTED_FUNCTION"),
+    ],
+)
+def test_torchscript_is_refused_by_name_and_only_said_in_fast_mode(layers, loss, who):
+    made = job(layers, loss=loss or nn.functional.mse_loss)
+    with pytest.raises(ConfigError) as refused:
+        check_bits(made, EXACT)
+    assert str(refused.value).startswith(f"{who} is TorchScript: ")
+    assert "set gradients.mode=fast" in str(refused.value)
+    [line] = check_bits(made, FAST)
+    assert line == f"{who} is TorchScript: the result's bits depend on the layout"
+
+
+SCRIPTED = jobs.SMALL.replace(
+    "def job():",
+    """
+import warnings
+
+warnings.simplefilter("ignore", DeprecationWarning)
+
+
+@torch.jit.script
+def bend(x):
+    return torch.tanh(x * 0.3) * torch.sigmoid(x) + x
+
+
+class Bend(nn.Module):
+    def forward(self, x):
+        print(type(bend).__name__)
+        return bend(x)
+
+
+def job():""",
+).replace(
+    "[nn.Linear(4, 4) for _ in range(NUM_LAYERS)]",
+    "[nn.Linear(4, 4), Bend(), torch.jit.script(nn.Linear(4, 4)), Bend()]",
+)
+
+
+def test_what_a_job_scripts_runs_as_plain_python_on_every_way_to_load_it(tmp_path):
+    path = jobs.write(tmp_path, "scripted", SCRIPTED)
+    plain = jobs.write(
+        tmp_path,
+        "plain",
+        SCRIPTED.replace("@torch.jit.script", "").replace(
+            "torch.jit.script(nn.Linear(4, 4))", "nn.Linear(4, 4)"
+        ),
+    )
+    calm = runs.finished(runs.threads(plain, tmp_path / "calm", steps=4))
+    faults = ["--fault", "kill 1.0 @ 1.B1", "--fault", "join @ 2"]
+    done = runs.finished(runs.threads(path, tmp_path / "run", *TWO_BY_TWO, *faults, steps=4))
+    assert len([e for e in done.events if isinstance(e, FaultFired)]) == 2
+    assert "ScriptFunction" not in done.stdout
+    assert done.sha256 == calm.sha256
+
+
+def test_in_fast_mode_scripts_run_as_torchscript_and_a_line_says_so(tmp_path):
+    path = jobs.write(tmp_path, "scripted", SCRIPTED)
+    fast = runs.settings("gradients.mode=fast")
+    done = runs.finished(runs.threads(path, tmp_path / "run", *TWO_BY_TWO, *fast, steps=2))
+    assert "ScriptFunction" in done.stdout
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    assert "is TorchScript: the result's bits depend on the layout" in line

@@ -6,6 +6,8 @@ outside, e.g. a compiled function that a layer calls, is made to run as if it we
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FunctionType
 
 import numpy
 import torch
@@ -17,6 +19,8 @@ from holdfast.errors import ConfigError
 from holdfast.job import Job
 
 _COMPILED = "_torchdynamo_orig_callable"  # what torch.compile leaves on a function
+_SCRIPTED = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
+_JIT_IS_ON = bool(torch.jit._state._enabled)  # the user may have switched it off: PYTORCH_JIT=0
 _GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 
 
@@ -25,20 +29,53 @@ def set_stance(config: RunConfig) -> None:
     torch.compiler.set_stance("force_eager" if config.gradients.mode == "exact" else "default")
 
 
+def before_loading(config: RunConfig) -> None:
+    """In exact mode ``torch.jit.script`` and ``trace`` leave what they are given as it is.
+
+    TorchScript's first runs of a function use other kernels than its later ones, so bits would
+    depend on what a worker ran before.
+    """
+    if config.gradients.mode == "exact" or not _JIT_IS_ON:
+        torch.jit._state.disable()
+    else:
+        torch.jit._state.enable()
+
+
 def check_bits(job: Job, config: RunConfig) -> list[str]:
     """Lines to warn with; ConfigError if the promise could not be kept."""
     set_stance(config)
     exact = config.gradients.mode == "exact"
-    found = next(_compiled(job), None)
+    found = next(_found(job), None)
     if found and exact:
-        raise ConfigError(
-            f"{found}: the bits would depend on the layout; remove torch.compile, "
-            "or set gradients.mode=fast"
-        )
-    lines = [f"{found}: the result's bits depend on the layout"] if found else []
+        raise ConfigError(found.refusal)
     if exact:
         _check_threads(config)
-    return [*lines, *_own_generators(job)]
+    return [*([found.warning] if found else []), *_own_generators(job)]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Something that changes bits."""
+
+    who: str
+    how: str  # it is compiled; empty: by TorchScript
+
+    @property
+    def refusal(self) -> str:
+        if self.how:
+            return (
+                f"{self.who} is compiled by {self.how}: the bits would depend on the layout; "
+                "remove torch.compile, or set gradients.mode=fast"
+            )
+        return (
+            f"{self.who} is TorchScript: the bits would depend on what a worker ran before; use "
+            "the Python code that it was made from, or set gradients.mode=fast"
+        )
+
+    @property
+    def warning(self) -> str:
+        what = f"is compiled by {self.how}" if self.how else "is TorchScript"
+        return f"{self.who} {what}: the result's bits depend on the layout"
 
 
 def _check_threads(config: RunConfig) -> None:
@@ -50,37 +87,60 @@ def _check_threads(config: RunConfig) -> None:
         )
 
 
-def _compiled(job: Job) -> Iterator[str]:
-    """Who is compiled, and how, in words."""
+def _found(job: Job) -> Iterator[_Found]:
+    """Who is compiled, and how."""
+    for who, module in _modules(job):
+        yield from _found_in(who, module)
+    loss = job.loss
+    if isinstance(loss, nn.Module):
+        for path, module in loss.named_modules():
+            yield from _found_in(f"Job.loss{', ' + path if path else ''}", module)
+    elif isinstance(loss, _SCRIPTED):
+        yield _Found("Job.loss", "")
+    elif hasattr(loss, _COMPILED):
+        yield _Found("Job.loss", "torch.compile")
+    elif isinstance(loss, FunctionType):
+        yield from _used_by("Job.loss", loss)
+
+
+def _modules(job: Job) -> Iterator[tuple[str, nn.Module]]:
+    """Layers and their parts, each with what to call it."""
     for number, layer in enumerate(job.layers):
         for path, module in layer.named_modules():
             where = f"layer {number}" + (f", {path}" if path else "")
-            if how := _how_compiled(module):
-                yield f"{where} ({type(module).__name__}) is compiled by {how}"
-    loss = job.loss
-    if hasattr(loss, _COMPILED) or (isinstance(loss, nn.Module) and _how_compiled(loss)):
-        yield "Job.loss is compiled by torch.compile"
+            yield f"{where} ({type(module).__name__})", module
 
 
-def _how_compiled(module: nn.Module) -> str:
+def _found_in(who: str, module: nn.Module) -> Iterator[_Found]:
+    if isinstance(module, torch.jit.ScriptModule):
+        yield _Found(who, "")
+        return
     if isinstance(module, OptimizedModule):
-        return "torch.compile"
+        yield _Found(who, "torch.compile")
+        return
     if module._compiled_call_impl is not None:
-        return "its compile()"
+        yield _Found(who, "its compile()")
     classes = [c for c in type(module).__mro__ if not c.__module__.startswith("torch.")]
     for names in (vars(module), *map(vars, classes)):
         for name, value in names.items():
-            if hasattr(value, _COMPILED):
-                return f"torch.compile ({name})"
-    return ""
+            if isinstance(value, _SCRIPTED):
+                yield _Found(f"{who}: {name}", "")
+            elif hasattr(value, _COMPILED):
+                yield _Found(who, f"torch.compile ({name})")
+            elif isinstance(value, FunctionType):
+                yield from _used_by(who, value)
+
+
+def _used_by(who: str, function: FunctionType) -> Iterator[_Found]:
+    """TorchScript among the names of its file, e.g. from a file of ``torch.jit.save``."""
+    for name in function.__code__.co_names:
+        if isinstance(function.__globals__.get(name), _SCRIPTED):
+            yield _Found(f"{who}: {name}", "")
 
 
 def _own_generators(job: Job) -> Iterator[str]:
     owners: list[tuple[str, object]] = [(f"Job.data ({type(job.data).__name__})", job.data)]
-    for number, layer in enumerate(job.layers):
-        for path, module in layer.named_modules():
-            where = f"layer {number}" + (f", {path}" if path else "")
-            owners.append((f"{where} ({type(module).__name__})", module))
+    owners += _modules(job)
     for owner, value in owners:
         for name, held in getattr(value, "__dict__", {}).items():
             if isinstance(held, _GENERATORS):

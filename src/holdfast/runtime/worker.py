@@ -31,7 +31,7 @@ from holdfast.job import Batches, Job, load_job
 from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
 from holdfast.protocol.spec import WorkerSpec
-from holdfast.runtime.bit_changers import check_bits
+from holdfast.runtime.bit_changers import before_loading, check_bits
 from holdfast.runtime.boundary_log import BoundaryLog, open_log
 from holdfast.runtime.duty_cycle import DutyCycle
 from holdfast.runtime.fingerprint import fingerprint
@@ -158,6 +158,7 @@ class Worker:
         return self.training
 
     def _load_job(self) -> Job:
+        before_loading(self._config)
         job = load_job(self._spec.job, self._config.train.seed, self._spec.job_sha256)
         if self._config.device.emulate:
             torch.manual_seed(self._config.train.seed)
