@@ -34,6 +34,7 @@ def one_thread():
     yield
     torch.set_num_threads(before)
     torch.compiler.set_stance("default")
+    torch.jit._state.enable()
 
 
 def job(layers, **more):

@@ -4,9 +4,10 @@ Each layer draws its own random numbers, works on copies of the buffers it write
 gives a flat tuple of tensors, whether or not its neighbours are in the same stage.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,14 +58,25 @@ class LayerStack:
             else:
                 values = self._run_layer(run, index, *values)
             values = _as_received(values)
+            self._hook(run, self._first_layer + index, values)
         if self._writes_to_inputs is None:
             self._writes_to_inputs = any(tensor._version for tensor in given)
         return values
 
-    def seed_for_loss(self, run: Run) -> None:
-        """A loss draws its random numbers as one more layer would."""
+    def run_loss(self, run: Run, loss: Callable[[Any, Any], Tensor], given: Any) -> Tensor:
+        """A loss draws its random numbers as one more layer would, in backward too."""
         after_last = self._first_layer + len(self._layers)
         seed_layer(self._seed, run.step, run.microbatch, after_last)
+        value = loss(*given)
+        self._hook(run, after_last, (value,))
+        return value
+
+    def _hook(self, run: Run, number: int, values: Tensors) -> None:
+        """Have the backward of a layer begin from a seed of its own, and contiguous."""
+        for output, tensor in enumerate(values):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                key = (self._seed, run.step, run.microbatch, number, output)
+                _hook_first(tensor, partial(_begin_backward, key))
 
     def apply_buffer_changes(self, mean_changes: Mapping[str, Tensor]) -> None:
         for number, buffers in enumerate(self._buffers, self._first_layer):
@@ -137,8 +149,8 @@ def joined(values: Tensors) -> Any:
 def _as_received(values: Tensors) -> Tensors:
     """Between any two layers, what a border between stages would make of the tensors.
 
-    Contiguous, each in memory of its own, and so is the gradient that comes back: the kernels a
-    layer ends up in must not depend on where the stages are cut.
+    Contiguous, each in memory of its own, and so is the gradient that comes back, by a hook: the
+    kernels a layer ends up in must not depend on where the stages are cut.
     """
     seen: set[int] = set()
     received = []
@@ -147,13 +159,23 @@ def _as_received(values: Tensors) -> Tensors:
         if own.untyped_storage().data_ptr() in seen:
             own = own.clone()
         seen.add(own.untyped_storage().data_ptr())
-        if own.requires_grad and own.grad_fn is not None:
-            own.register_hook(_contiguous)  # type: ignore[no-untyped-call]
         received.append(own)
     return tuple(received)
 
 
-def _contiguous(gradient: Tensor) -> Tensor:
+def _hook_first(tensor: Tensor, hook: Callable[[Tensor], Tensor]) -> None:
+    """Before hooks of the layer, which may draw; and of a tensor that a later layer only passed
+    on, the hook of the layer that made it has the last word.
+    """
+    handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+    hooks: Any = tensor._backward_hooks
+    earlier = [key for key in hooks if key != handle.id]
+    for key in earlier:  # not move_to_end: torch goes by the order of insertion
+        hooks[key] = hooks.pop(key)
+
+
+def _begin_backward(key: tuple[int, ...], gradient: Tensor) -> Tensor:
+    seed_layer(*key)
     return gradient.contiguous()
 
 

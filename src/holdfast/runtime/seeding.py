@@ -1,7 +1,8 @@
 """Random numbers of a layer, keyed by what is computed and never by who computes it.
 
-Every layer's forward starts from its own seed, so dropout masks are the same
-wherever the stage borders lie and whichever worker runs the micro-batch.
+Every layer's forward starts from its own seed, and so does its backward: dropout masks and noise
+are the same wherever the stage borders lie, whichever worker runs the micro-batch, and in
+whatever order.
 """
 
 import random
@@ -15,15 +16,19 @@ _LARGEST_SEED = 2**63 - 1
 _LARGEST_NUMPY_SEED = 2**32 - 1
 
 
-def seed_for(seed: int, step: int, microbatch: int, layer: int) -> int:
-    """A 63-bit seed; neighbouring arguments give unrelated seeds."""
-    key = struct.pack("<4q", seed, step, microbatch, layer)
+def seed_for(seed: int, step: int, microbatch: int, layer: int, *output: int) -> int:
+    """A 63-bit seed; neighbouring arguments give unrelated seeds.
+
+    ``output``: of the backward that begins at this output of the layer.
+    """
+    numbers = (seed, step, microbatch, layer, *output)
+    key = struct.pack(f"<{len(numbers)}q", *numbers)
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") & _LARGEST_SEED
 
 
-def seed_layer(seed: int, step: int, microbatch: int, layer: int) -> None:
-    """Make every random number drawn from here on depend on the four arguments alone."""
-    value = seed_for(seed, step, microbatch, layer)
+def seed_layer(seed: int, step: int, microbatch: int, layer: int, *output: int) -> None:
+    """Make every random number drawn from here on depend on the arguments alone."""
+    value = seed_for(seed, step, microbatch, layer, *output)
     # Not torch.manual_seed: it seeds every kind of device and takes 80 times as long.
     torch.default_generator.manual_seed(value)
     random.seed(value)  # e.g. for layers that are left out at random

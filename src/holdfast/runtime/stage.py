@@ -227,8 +227,7 @@ class Stage:
     def _run_loss(
         self, loss: Callable[[Any, Any], Tensor], run: Run, outputs: Tensors, target: Any
     ) -> Tensor:
-        self._stack.seed_for_loss(run)
-        value = loss(joined(outputs), target)
+        value = self._stack.run_loss(run, loss, (joined(outputs), target))
         if value.numel() != 1:
             raise ConfigError(
                 f"the loss has shape {tuple(value.shape)}; it must be a single number"
