@@ -53,6 +53,7 @@ class Builder:
     config: RunConfig
     cut: Sequence[int]
     compute: AbstractContextManager[Any]
+    ran: Callable[[str], None] = lambda who: None  # told of every layer that has run
 
     def build(
         self,
@@ -115,6 +116,7 @@ class Builder:
             loss_scale=1.0 / config.parallel.microbatches,
             checkpoint_activations=config.stage.checkpoint_activations,
             lock=self.compute,
+            ran=self.ran,
         )
 
     def _gradients(self, stage: Stage, num_twins: int) -> ExactGradients | FastGradients:

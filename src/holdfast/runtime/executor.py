@@ -89,6 +89,7 @@ class Lane:
     compute: AbstractContextManager[Any]  # held while random numbers may be drawn
     device: EmulatedDevice
     staggered: bool
+    ran: Callable[[str], None] = lambda who: None  # told which code of the job has run; may raise
     log: BoundaryLog = field(default_factory=BoundaryLog)
     activity: Activity = field(default_factory=Activity)
 
@@ -241,7 +242,10 @@ class Executor:
     def _computed(self, op: Op, incoming: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the job's code raises leaves the state as it was, but for an optimizer's step."""
         try:
-            return self._compute(op, incoming)
+            computed = self._compute(op, incoming)
+            if op.kind in (Kind.B, Kind.BW):  # in a forward each layer is told of by itself
+                self._lane.ran(f"a backward ({op})")
+            return computed
         except Exception as why:
             self._lane.check()  # it may only have been told to stop
             if op.microbatch is None:
@@ -283,6 +287,7 @@ class Executor:
         if lane.number == 0 or is_last:
             with lane.compute, lane.activity.doing(LOAD, microbatch):
                 loaded, target = lane.batches.load(self._step, microbatch, self._pause)
+            lane.ran("Job.data or Job.collate")
             inputs = loaded if lane.number == 0 else inputs
         self._border.note_inputs(self._step, microbatch, inputs)
         outputs = stage.forward(

@@ -8,8 +8,15 @@ import numpy
 import torch
 
 from holdfast import instruction_set
+from holdfast.runtime.settings import torch_settings
 
-_SWITCHES = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
+_SWITCHES = (
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+)
 
 
 def fingerprint() -> dict[str, str]:
@@ -18,12 +25,14 @@ def fingerprint() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "threads": str(torch.get_num_threads()),
         "instruction set": torch.backends.cpu.get_cpu_capability(),
         "oneDNN instruction set": instruction_set.in_use(os.environ, instruction_set.read_cpu()),
         "machine": platform.machine(),
         "mkl": str(torch._C.has_mkl),
         "onednn": str(torch._C._has_mkldnn),
-        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
     }
-    return found | {name: os.environ[name] for name in _SWITCHES if name in os.environ}
+    return (
+        found
+        | torch_settings()
+        | {name: os.environ[name] for name in _SWITCHES if name in os.environ}
+    )

@@ -40,11 +40,14 @@ class LayerStack:
         seed: int,
         unpack: bool,
         checkpoint_activations: bool,
+        ran: Callable[[str], None] = lambda who: None,
     ) -> None:
+        """``ran`` is told of every layer that has run, and of the loss; it may raise."""
         self._layers = tuple(layers)
         self._first_layer = first_layer
         self._seed = seed
         self._unpack = unpack
+        self._ran = ran
         self._checkpoint_activations = checkpoint_activations
         self._buffers = tuple(LayerBuffers(layer) for layer in layers)
         self._writes_to_inputs: bool | None = None  # learnt in the first forward
@@ -68,6 +71,7 @@ class LayerStack:
         after_last = self._first_layer + len(self._layers)
         seed_layer(self._seed, run.step, run.microbatch, after_last)
         value = loss(*given)
+        self._ran("Job.loss")
         self._hook(run, after_last, (value,))
         return value
 
@@ -92,6 +96,7 @@ class LayerStack:
             run.mode.enter_layer()
         with self._buffers[index].private() as changes, named(number, layer, values):
             result = layer(*values) if self._unpack else layer(joined(values))
+        self._ran(f"layer {number} ({type(layer).__name__})")
         run.buffer_changes.update((f"{number}.{path}", c) for path, c in changes.items())
         return flat(number, result, self._unpack)
 

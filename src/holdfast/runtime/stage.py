@@ -96,11 +96,13 @@ class Stage:
         checkpoint_activations: bool = False,
         lock: AbstractContextManager[Any] | None = None,
         sink: GradientSink | None = None,
+        ran: Callable[[str], None] = lambda who: None,
     ) -> None:
         """``unpack``: several tensors between two layers are passed as several arguments, not
         as one tuple. ``loss``, of the last stage, is called with its output and the target;
         gradients are those of the loss times ``loss_scale``. ``lock`` is held while computing:
-        stages that are threads of one process share the random number generator.
+        stages that are threads of one process share the random number generator. ``ran`` is told
+        of every layer that has run, and of the loss; it may raise.
         """
         self.slots = _slots(layers, first_layer)
         self.sink = sink
@@ -110,6 +112,7 @@ class Stage:
             seed=seed,
             unpack=unpack,
             checkpoint_activations=checkpoint_activations,
+            ran=ran,
         )
         self._is_first = first_layer == 0
         self._loss = _checked_loss(loss)

@@ -58,12 +58,15 @@ class StageTraining:
         check: Callable[[], None],
         injector: Injector,
         compute: AbstractContextManager[Any],
+        ran: Callable[[str], None] = lambda who: None,
     ) -> None:
-        """``check`` raises when this worker is to stop at the next operation boundary."""
+        """``check`` raises when this worker is to stop at the next operation boundary, ``ran`` if
+        the code of the job that has just run did what it may not."""
+        self._ran = ran
         self._me, self._config, self._transport, self._tell = me, config, transport, tell
         self._number, self._wait_s, self._injector = assign.stage, assign.wait_s, injector
         self._clip_norm = job.clip_norm
-        builder = Builder(job, config, assign.cut, compute)
+        builder = Builder(job, config, assign.cut, compute, ran)
         self.ledger, self.activity = Ledger(), Activity()
         self.lanes = Lanes(check)
         saver = TwoPhaseSaver if config.recovery.mode == "checkfreq" else StageSaver
@@ -134,6 +137,7 @@ class StageTraining:
             device=self._device,
             staggered=config.optimizer.mode == "staggered",
             activity=self.activity,
+            ran=self._ran,
         )
 
     # --- as a member ---
@@ -305,6 +309,7 @@ class StageTraining:
 
     def _on_commit(self, committed: Committed, record: StepRecord) -> None:
         verdict, totals = committed.verdict, committed.result.totals
+        self._ran("the optimizer or its LR schedule")
         if verdict.skip and self._config.gradients.nonfinite == "stop":
             raise HoldfastError(
                 f"the gradient of step {committed.step} holds NaN or Inf and "

@@ -39,6 +39,7 @@ from holdfast.runtime.injection import Act, Injector, LastingFaults
 from holdfast.runtime.link import ControlLink, Heart
 from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.replay import Replayer
+from holdfast.runtime.settings import SettingsWatch
 from holdfast.runtime.stacks import Stacks
 from holdfast.runtime.state import hash_of_each
 from holdfast.runtime.training import StageTraining
@@ -89,7 +90,7 @@ class Worker:
         assert job is not None
         self._say_hello(job)
         for line in self._warnings:
-            self._link.send(messages.Warned(worker=str(self._spec.worker), reason=line))
+            self._warn(line)
         limit_s = self._config.workers.start_limit_s
         try:
             while True:
@@ -103,6 +104,9 @@ class Worker:
                     job = None  # the other stages' layers
         finally:
             self._heart.stop()
+
+    def _warn(self, line: str) -> None:
+        self._link.send(messages.Warned(worker=str(self._spec.worker), reason=line))
 
     def _obey(self, message: messages.Message, job: Job | None) -> None:
         try:
@@ -160,6 +164,9 @@ class Worker:
     def _load_job(self) -> Job:
         before_loading(self._config)
         job = load_job(self._spec.job, self._config.train.seed, self._spec.job_sha256)
+        self._settings = SettingsWatch(
+            exact=self._config.gradients.mode == "exact", say=self._warn
+        )  # what the job sets while it is loaded is compared by fingerprint
         if self._config.device.emulate:
             torch.manual_seed(self._config.train.seed)
             job = emulated_job(max(len(job.layers), self._config.parallel.stages))
@@ -216,6 +223,7 @@ class Worker:
     def _measure(self, job: Job) -> None:
         with self._compute:
             forward_s, backward_s = measure_layers(job, self._batches(job))
+        self._settings.check("a layer or Job.data")
         costs = messages.LayerCosts(
             worker=str(self._spec.worker), forward_s=forward_s, backward_s=backward_s
         )
@@ -243,6 +251,7 @@ class Worker:
                 [parse_fault(text) for text in assign.faults], self._act, self._lasting
             ),
             compute=self._compute,
+            ran=self._settings.check,
         )
         self._log = self.training.log
         self._run_dir = assign.run_dir
