@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import IterableDataset, default_collate
@@ -85,6 +87,13 @@ def _check_layers(layers: object) -> None:
                 f"Job.layers[{index}] is a {_kind(layer)}: expected a torch module; "
                 "wrap a function in a small nn.Module"
             )
+        for name, tensor in chain(layer.named_parameters(), layer.named_buffers()):
+            if is_lazy(tensor):
+                raise ConfigError(
+                    f"Job.layers[{index}] is a {_kind(layer)} whose {name} has no shape yet: "
+                    "expected finished parameters; give the input size, e.g. nn.Linear(8, 4) for "
+                    "nn.LazyLinear(4), or run the layers once on a sample in job()"
+                )
 
 
 def _check_callables(job: Job) -> None:

@@ -360,3 +360,25 @@ def test_tokens_are_the_elements_of_text_targets_and_samples_otherwise():
     assert num_tokens({"labels": [torch.zeros(8, 64, dtype=torch.long)]}) == 512
     with pytest.raises(ConfigError, match="a target is a str"):
         num_tokens("text")
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.LazyLinear(4), "weight"),
+        (nn.Sequential(nn.ReLU(), nn.LazyConv2d(4, 3)), "1.weight"),
+        (nn.LazyBatchNorm1d(affine=False), "running_mean"),
+    ],
+)
+def test_a_layer_whose_parameters_have_no_shape_yet_is_refused_by_name(layer, name):
+    with pytest.raises(ConfigError) as refused:
+        Job(
+            layers=[nn.ReLU(), layer],
+            loss=nn.functional.mse_loss,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            data=[(torch.zeros(4), torch.zeros(4))],
+        )
+    assert f"Job.layers[1] is a {type(layer).__name__} whose {name} has no shape" in str(
+        refused.value
+    )
+    assert refused.value.exit_code == 2
