@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Subset
 
 from helpers import jobs, runs
 from holdfast.config import config_from
@@ -136,6 +137,46 @@ def test_a_generator_of_its_own_is_said(generator):
     first, second = check_bits(job([nn.ReLU(), layer], data=data), EXACT)
     assert first.startswith("Job.data (Data) has a random generator of its own, rng")
     assert second.startswith("layer 1 (ReLU) has a random generator of its own, rng")
+
+
+class Transform:
+    def __init__(self):
+        self.rng = random.Random(0)
+
+    def __call__(self, sample):
+        return sample
+
+
+class Transformed(list):
+    transform = None
+
+
+def test_a_generator_deep_inside_the_data_set_the_collate_or_the_loss_is_said():
+    data = Transformed([(torch.zeros(4), torch.zeros(4))])
+    data.transform = [Transform()]
+    loss = nn.MSELoss()
+    loss.rng = numpy.random.default_rng(0)
+    lines = check_bits(
+        Job(
+            layers=[nn.ReLU()],
+            loss=loss,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            data=Subset(data, [0]),
+            collate=Transform(),
+        ),
+        EXACT,
+    )
+    assert [line.partition(":")[0] for line in lines] == [
+        "Job.data (Subset) has a random generator of its own, dataset.transform.0.rng",
+        "Job.collate (Transform) has a random generator of its own, rng",
+        "Job.loss (MSELoss) has a random generator of its own, rng",
+    ]
+
+
+def test_torchs_own_generator_may_be_held():
+    layer = nn.ReLU()
+    layer.rng = torch.default_generator
+    assert check_bits(job([layer]), EXACT) == []
 
 
 class Noise(nn.Module):

@@ -11,6 +11,7 @@ from helpers import jobs, runs
 from holdfast.job import Job
 from holdfast.observability.events import FaultFired, WorkerJoined
 from holdfast.runtime.hidden_state import HiddenState
+from holdfast.runtime.job_walk import Walk
 
 PAGE = Path(__file__).parents[2] / "docs" / "assumptions.md"
 
@@ -33,13 +34,9 @@ class Counting(nn.Module):
         return self.linear(x) * self.cache
 
 
-def said(layer, optimizer, step=lambda: None, *, make=None, num_steps=6):
-    job = Job(
-        layers=[layer],
-        loss=nn.functional.mse_loss,
-        optimizer=make or (lambda parameters: optimizer),
-        data=[(torch.zeros(2), torch.zeros(2))],
-    )
+def said(layer, optimizer, step=lambda: None, *, make=None, num_steps=6, **fields):
+    usual = {"loss": nn.functional.mse_loss, "data": [(torch.zeros(2), torch.zeros(2))]}
+    job = Job(layers=[layer], optimizer=make or (lambda parameters: optimizer), **usual | fields)
     hidden, lines = HiddenState(job, {3: layer}, optimizer), []
     for _ in range(num_steps):
         layer(torch.ones(4, 2)).sum().backward()
@@ -114,6 +111,114 @@ def test_what_the_jobs_own_functions_close_over_is_found_too():
 
     [line] = said(layer, optimizer, step, make=make)
     assert line.startswith("Job.optimizer: seen changes while training")
+
+
+class RunningLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Identity()
+        self.inner.register_buffer("scale", torch.ones(()))
+
+    def forward(self, output, target):
+        self.inner.scale *= 0.5
+        return output.mean()
+
+
+class Called:
+    """A loss, a collate function or the maker of a schedule."""
+
+    def __init__(self):
+        self.seen = {"calls": 0}
+
+    def __call__(self, *_):
+        self.seen["calls"] += 1
+
+
+class Reading(list):
+    num_read = 0
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "use", "named"),
+    [
+        ("loss", RunningLoss(), lambda v: v(torch.ones(2), None), "inner.scale"),
+        ("loss", Called(), lambda v: v(), "seen"),
+        ("collate", Called(), lambda v: v(), "seen"),
+        ("lr_schedule", Called(), lambda v: v(), "seen"),
+        ("data", Reading([(0, 0)]), lambda v: v[0], "num_read"),
+    ],
+)
+def test_every_field_of_the_job_is_looked_at(field, value, use, named):
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    use(value)
+    [line] = said(layer, optimizer, lambda: use(value), **{field: value})
+    assert line.startswith(f"Job.{field}: {named} changes while training")
+
+
+class Counts(torch.optim.SGD):
+    """As schedule-free optimizers and Prodigy do."""
+
+    def __init__(self, parameters, where):
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.where, self.num_steps, self.averages = where, 0, {"d": 1.0}
+
+    def step(self, closure=None):
+        super().step(closure)
+        match self.where:
+            case "group":
+                self.param_groups[0]["k"] = self.param_groups[0].get("k", 0) + 1
+            case "lr":
+                self.param_groups[0]["lr"] *= 0.9
+            case "attribute":
+                self.num_steps += 1
+            case _:
+                self.averages["d"] *= 2
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("group", "param_groups: k"),
+        ("lr", "param_groups: lr"),
+        ("attribute", "num_steps"),
+        ("inside", "averages"),
+    ],
+)
+def test_numbers_that_an_optimizer_counts_in_its_groups_or_attributes_are_named(where, named):
+    layer = nn.Linear(2, 2)
+    [line] = said(layer, Counts(layer.parameters(), where))
+    assert line.startswith(f"the optimizer (Counts): {named} changes while training")
+
+
+def test_what_a_schedule_sets_is_not_named():
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+
+    def make(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=20)
+
+    schedule = make(optimizer)
+    assert said(layer, optimizer, schedule.step, lr_schedule=make) == []
+    assert optimizer.param_groups[0]["momentum"] != 0.9
+
+
+def test_a_data_set_of_any_size_is_looked_at_in_part():
+    layer = nn.Linear(2, 2)
+    data = Reading([0.0] * 1_000_000)
+    data.index, data.num_read = list(range(1_000_000)), 1
+    assert said(layer, torch.optim.SGD(layer.parameters(), lr=0.1), data=data) == []
+    assert 0 < len(walked(data).values) < 5_000
+
+
+def walked(value):
+    walk = Walk()
+    walk.field("", value)
+    return walk
 
 
 def example():

@@ -4,12 +4,10 @@
 outside, e.g. a compiled function that a layer calls, is made to run as if it were not compiled.
 """
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
 
-import numpy
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
@@ -17,11 +15,11 @@ from torch._dynamo.eval_frame import OptimizedModule
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.job import Job
+from holdfast.runtime.job_walk import JOB_FILE, MODULE_NAMES, Walk
 
 _COMPILED = "_torchdynamo_orig_callable"  # what torch.compile leaves on a function
 _SCRIPTED = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
 _JIT_IS_ON = bool(torch.jit._state._enabled)  # the user may have switched it off: PYTORCH_JIT=0
-_GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 
 
 def set_stance(config: RunConfig) -> None:
@@ -139,12 +137,21 @@ def _used_by(who: str, function: FunctionType) -> Iterator[_Found]:
 
 
 def _own_generators(job: Job) -> Iterator[str]:
-    owners: list[tuple[str, object]] = [(f"Job.data ({type(job.data).__name__})", job.data)]
-    owners += _modules(job)
-    for owner, value in owners:
-        for name, held in getattr(value, "__dict__", {}).items():
-            if isinstance(held, _GENERATORS):
-                yield (
-                    f"{owner} has a random generator of its own, {name}: if it draws from it "
-                    "while training, bits depend on who does; draw from torch's global one"
-                )
+    for name in ("data", "collate", "loss", "lr_schedule"):
+        value, walk = getattr(job, name), Walk()
+        walk.field("", value)
+        yield from _lines(f"Job.{name} ({type(value).__name__})", walk)
+    for who, module in _modules(job):
+        walk = Walk()
+        walk.names("", vars(module), MODULE_NAMES)
+        yield from _lines(who, walk)
+
+
+def _lines(owner: str, walk: Walk) -> Iterator[str]:
+    for path in walk.generators:
+        if not path.startswith(JOB_FILE):  # of a job file that drew from it once: too common
+            name = path.replace("[", ".").replace("]", "")
+            yield (
+                f"{owner} has a random generator of its own, {name}: if it draws from it while "
+                "training, bits depend on who does; draw from torch's global one"
+            )

@@ -1,13 +1,12 @@
 """State that a job keeps where nobody looks: it is in no checkpoint, and no joiner gets it.
 
-After the first steps, once: tensors that change from step to step and can be reached from the
-optimizer, the layers or the job file, but are no parameters, buffers or optimizer state. What
+After the first steps, once: tensors and numbers that change from step to step and can be reached
+from the optimizer, the layers, the job's other fields or its file, but are no parameters, buffers
+or optimizer state. What
 cannot be reached in a few steps, or does not change so soon, is not found.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +14,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from holdfast.job import Job
+from holdfast.runtime.job_walk import MODULE_NAMES, Walk
 
 _LOOKS_AT = (2, 4)  # steps after it was built; caches of the first forwards are there by then
-_DEPTH = 4
-_MOST_VALUES = 20_000  # a job file may hold its whole data set
+# What LR schedules set: it follows from the step's number.
+_SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "base_momentum", "max_momentum")
 _Mark = tuple[Any, int]  # a value, and of a tensor how often it was written to
 _ADVICE = (
     "is in no checkpoint, and a worker that joins lacks it; keep it in a buffer or in "
@@ -48,19 +48,27 @@ class HiddenState:
         return [f"{name} changes while training, but {_ADVICE}" for name in names]
 
     def _marks(self) -> dict[str, _Mark]:
-        walk = _Walk(self._known())
+        walk = Walk(self._known())
         for number, layer in self._layers.items():
             for path, module in layer.named_modules():
                 where = f"layer {number} ({type(layer).__name__}): {path + '.' if path else ''}"
-                walk.names(where, vars(module), _MODULE_NAMES, numbers=True)
+                walk.names(where, vars(module), MODULE_NAMES)
         if self._optimizer is not None:
-            where = f"the optimizer ({type(self._optimizer).__name__}): "
-            walk.names(where, vars(self._optimizer), _OPTIMIZER_NAMES)
-            for hook in _hooks(self._optimizer):
-                walk.function(f"{where}a hook's ", hook)
-        for name in ("optimizer", "loss"):
-            walk.function(f"Job.{name}: ", getattr(self._job, name))
-        return walk.marks
+            self._walk_optimizer(walk, self._optimizer)
+        for name in ("optimizer", "loss", "lr_schedule", "collate", "data"):  # the largest last
+            value = getattr(self._job, name)
+            if value is not None:
+                walk.field(f"Job.{name}: ", value)
+        return {path: _mark(value) for path, value in walk.values.items()}
+
+    def _walk_optimizer(self, walk: Walk, optimizer: Optimizer) -> None:
+        where = f"the optimizer ({type(optimizer).__name__}): "
+        walk.names(where, vars(optimizer), _OPTIMIZER_NAMES)
+        scheduled = _SCHEDULED if self._job.lr_schedule is not None else ()
+        for group in optimizer.param_groups:
+            walk.names(f"{where}param_groups: ", group, {"params", *scheduled})
+        for hook in _hooks(optimizer):
+            walk.function(f"{where}a hook's ", hook)
 
     def _known(self) -> set[int]:
         """Values that everyone gets."""
@@ -74,49 +82,8 @@ class HiddenState:
         return {*map(id, known), *map(id, modules), id(self._optimizer), id(self._job)}
 
 
-class _Walk:
-    """From names to tensors, each value once."""
-
-    def __init__(self, known: set[int]) -> None:
-        self._seen = set(known)
-        self.marks: dict[str, _Mark] = {}
-
-    def names(
-        self, where: str, values: Mapping[str, Any], but: Iterable[str], *, numbers: bool = False
-    ) -> None:
-        for name, value in list(values.items()):
-            if name in but or name.startswith("__"):
-                continue
-            if numbers and type(value) in (int, float):
-                self.marks[where + name] = (value, 0)
-            else:
-                self._value(where + name, value, _DEPTH)
-
-    def function(self, where: str, function: Any) -> None:
-        """What it closes over, and the names of its file."""
-        if isinstance(function, partial):
-            self._value(f"{where}arguments", [function.args, function.keywords], _DEPTH)
-            function = function.func
-        if isinstance(function, MethodType):
-            self._value(f"{where}owner", function.__self__, _DEPTH)
-            function = function.__func__
-        if not isinstance(function, FunctionType):
-            return
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        self.names(where, {name: c.cell_contents for name, c in cells if _is_set(c)}, ())
-        if function.__module__.startswith("holdfast_job_"):
-            self.names("the job file: ", function.__globals__, ())
-
-    def _value(self, path: str, value: Any, depth: int) -> None:
-        if id(value) in self._seen or len(self._seen) > _MOST_VALUES:
-            return
-        if isinstance(value, Tensor):
-            self.marks[path] = (value, value._version)
-            return
-        if depth and not isinstance(value, str | bytes | int | float | type | ModuleType):
-            self._seen.add(id(value))
-            for name, inner in _inside(value):
-                self._value(f"{path}[{name}]", inner, depth - 1)
+def _mark(value: Any) -> _Mark:
+    return value, value._version if isinstance(value, Tensor) else 0
 
 
 def _differ(before: _Mark, now: _Mark) -> bool:
@@ -129,31 +96,11 @@ def _differ(before: _Mark, now: _Mark) -> bool:
     return not (alike and torch.equal(one, other))  # else made anew each time, the same
 
 
-def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        yield from list(value.items())
-    elif isinstance(value, list | tuple | set):
-        yield from enumerate(value)
-    elif isinstance(value, nn.Module):  # e.g. an averaged model
-        yield from value.named_parameters()
-        yield from value.named_buffers()
-    elif not isinstance(value, FunctionType | MethodType):
-        yield from list(getattr(value, "__dict__", {}).items())
-
-
 def _hooks(optimizer: Optimizer) -> list[Callable[..., Any]]:
     found = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     return [hook for hooks in found for hook in hooks.values()]
 
 
-def _is_set(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # a name that is not bound yet
-        return False
-
-
-_MODULE_NAMES = frozenset(vars(nn.Module()))
 _OPTIMIZER_NAMES = frozenset(
     {*vars(SGD([nn.Parameter()], lr=0.1)), "step", "_step_count", "_opt_called"}
 )
