@@ -16,7 +16,7 @@ LAYERS = [
     "observability | protocol | transport | job",
     "schedule",
     "config | cluster | handshake | instruction_set | job_file",
-    "names",
+    "names | stamps",
     "errors | amx_probe | scarce",
 ]
 PURE = [
@@ -32,6 +32,7 @@ PURE = [
     "config",
     "cluster",
     "handshake",
+    "stamps",
     "names",
     "errors",
     "instruction_set",

@@ -7,7 +7,9 @@
 A proof is an HMAC-SHA256 with the run's secret over the side it comes from, the version, both
 nonces and both identities. So the secret never travels; what was recorded or reflected proves
 nothing, because the other side's nonce is new; and nobody can pass as another role, name or
-generation. Messages have fixed sizes: there is no length to lie about. What goes wrong is said
+generation. Both sides then have the same two keys, made from the secret and both nonces: with them
+they stamp all that follows, so that whoever has only passed the three messages on cannot put in a
+word of its own. Messages have fixed sizes: there is no length to lie about. What goes wrong is said
 only on this side; the other one sees a closed connection.
 """
 
@@ -20,8 +22,9 @@ from dataclasses import dataclass
 
 from holdfast.errors import HandshakeBroken, HandshakeFailed, ProtocolError
 from holdfast.names import WORKER
+from holdfast.stamps import Stamps
 
-VERSION = 1
+VERSION = 2
 SECRET_BYTES = 32
 COORDINATOR, AGENT, WORKER_ROLE, JOINER = "coordinator", "agent", "worker", "joiner"
 ROLES = (COORDINATOR, AGENT, WORKER_ROLE, JOINER)
@@ -73,6 +76,7 @@ class Caller:
         self.hello = _HEAD.pack(_HELLO_MAGIC, VERSION) + self._said
         self._received = bytearray()
         self.peer: Identity | None = None  # proven; None: not yet
+        self.stamps: Stamps | None = None  # for all that follows
 
     @property
     def wanted(self) -> int:
@@ -90,6 +94,7 @@ class Caller:
         if peer.role != self._expect_role:
             raise HandshakeFailed(f"a {peer.role} answers; expected a {self._expect_role}")
         self.peer = peer
+        self.stamps = Stamps(*_keys(self._secret, self._said, theirs))
         own = _proof(self._secret, b"call", self._said, theirs)
         return _HEAD.pack(_PROOF_MAGIC, VERSION) + own
 
@@ -104,6 +109,7 @@ class Answerer:
         self._theirs = b""
         self._claimed: Identity | None = None
         self.peer: Identity | None = None  # proven; None: not yet
+        self.stamps: Stamps | None = None  # for all that follows
 
     @property
     def wanted(self) -> int:
@@ -130,28 +136,34 @@ class Answerer:
         proof = _opened(message, _PROOF_MAGIC)
         _check(proof, _proof(self._secret, b"call", self._theirs, self._said))
         self.peer = self._claimed
+        of_caller, own = _keys(self._secret, self._theirs, self._said)
+        self.stamps = Stamps(own, of_caller)
 
 
 def call(
     sock: socket.socket, secret: bytes, me: Identity, expect_role: str, limit_s: float
-) -> Identity:
+) -> tuple[Identity, Stamps]:
     """Over a connection that was just made; who answers. HandshakeFailed: close it."""
     side = Caller(secret, me, expect_role)
     return _talk(sock, side, side.hello, limit_s)
 
 
-def answer(sock: socket.socket, secret: bytes, me: Identity, limit_s: float) -> Identity:
+def answer(
+    sock: socket.socket, secret: bytes, me: Identity, limit_s: float
+) -> tuple[Identity, Stamps]:
     """Over a connection that was just accepted; who calls. HandshakeFailed: close it."""
     return _talk(sock, Answerer(secret, me), b"", limit_s)
 
 
-def _talk(sock: socket.socket, side: Caller | Answerer, first: bytes, limit_s: float) -> Identity:
+def _talk(
+    sock: socket.socket, side: Caller | Answerer, first: bytes, limit_s: float
+) -> tuple[Identity, Stamps]:
     """One limit for all of it: whoever sends a byte now and then gains nothing."""
     deadline_s = time.monotonic() + limit_s
     before_s = sock.gettimeout()
     try:
         to_send = first
-        while side.peer is None or to_send:
+        while side.peer is None or side.stamps is None or to_send:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise HandshakeBroken(f"not done within {limit_s:g} s")
@@ -167,7 +179,7 @@ def _talk(sock: socket.socket, side: Caller | Answerer, first: bytes, limit_s: f
         sock.settimeout(before_s)
     except OSError as why:
         raise HandshakeBroken(f"the connection broke: {why}") from why
-    return side.peer
+    return side.peer, side.stamps
 
 
 def _checked(secret: bytes) -> bytes:
@@ -210,7 +222,20 @@ def _opened(message: bytes, magic: bytes) -> bytes:
 
 
 def _proof(secret: bytes, side: bytes, caller: bytes, answerer: bytes) -> bytes:
-    fields = (b"holdfast handshake", bytes([VERSION]), side, caller, answerer)
+    return _derived(secret, b"holdfast handshake", side, caller, answerer)
+
+
+def _keys(secret: bytes, caller: bytes, answerer: bytes) -> tuple[bytes, bytes]:
+    """For what the caller sends, and for what the answerer sends. Nobody else can make them."""
+    label = b"holdfast stamps"
+    ways = (b"from caller", b"from answerer")
+    of_caller, of_answerer = (_derived(secret, label, way, caller, answerer) for way in ways)
+    return of_caller, of_answerer
+
+
+def _derived(secret: bytes, label: bytes, what: bytes, caller: bytes, answerer: bytes) -> bytes:
+    """The secret is random and as long as a key: HKDF would only expand it, in this way."""
+    fields = (label, bytes([VERSION]), what, caller, answerer)
     text = b"".join(struct.pack("!I", len(field)) + field for field in fields)
     return hmac.digest(secret, text, "sha256")
 

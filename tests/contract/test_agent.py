@@ -92,8 +92,9 @@ class Launcher:
             )
             sock = listener.accept()[0]
         me = Identity(COORDINATOR, "", 3)
-        assert answer(sock, bytes(range(32)), me, LIMIT_S) == Identity(AGENT_ROLE, "", 3)
-        self.connection = Connection(sock)
+        found, stamps = answer(sock, bytes(range(32)), me, LIMIT_S)
+        assert found == Identity(AGENT_ROLE, "", 3)
+        self.connection = Connection(sock, stamps)
         self._unread: list[Message] = []
 
     def hear(self) -> Message:

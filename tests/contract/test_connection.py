@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from transport_harness import Background
 
+from helpers.stamps import stamps_of_both
 from holdfast.errors import HoldfastError, PeerLost, ProtocolError
 from holdfast.handshake import AGENT
 from holdfast.protocol.codec import encode
@@ -32,10 +33,15 @@ def ends() -> Iterator[tuple[socket.socket, Connection]]:
     """A bare socket and the connection at its other end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         bare = socket.create_connection(listener.getsockname())
-        connection = Connection(listener.accept()[0])
+        connection = Connection(listener.accept()[0], stamps_of_both()[1])
     yield bare, connection
     bare.close()
     connection.close()
+
+
+def wire_form(messages: list[Message]) -> bytes:
+    stamps = stamps_of_both()[0]
+    return b"".join(stamps.stamped(encode(message)) for message in messages)
 
 
 def read(connection: Connection, count: int) -> list[Message]:
@@ -50,7 +56,7 @@ def test_messages_chopped_anywhere_arrive_whole_and_in_order(ends, size):
     bare, connection = ends
     small = [message for message in MESSAGES if not isinstance(message, StartWorkers)] * 3
     given = small if size < 100 else MESSAGES
-    data = b"".join(map(encode, given))
+    data = wire_form(given)
     bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send() -> None:
@@ -64,7 +70,7 @@ def test_messages_chopped_anywhere_arrive_whole_and_in_order(ends, size):
 
 def test_what_one_side_sends_the_other_reads(ends):
     bare, connection = ends
-    other = Connection(bare)
+    other = Connection(bare, stamps_of_both()[0])
     for message in MESSAGES:
         sending = Background(other.send, message)
         assert read(connection, 1) == [message]
@@ -73,14 +79,14 @@ def test_what_one_side_sends_the_other_reads(ends):
 
 def test_half_a_message_is_no_message_yet(ends):
     bare, connection = ends
-    data = encode(Ready(worker="0.1"))
+    data = wire_form([Ready(worker="0.1")])
     bare.sendall(data[:-1])
     assert connection.read() == []
     bare.sendall(data[-1:])
     assert connection.read() == [Ready(worker="0.1")]
 
 
-@pytest.mark.parametrize("left", [b"", encode(Ready(worker="0.1"))[:-1]], ids=["clean", "half"])
+@pytest.mark.parametrize("left", [b"", wire_form(MESSAGES[:1])[:-1]], ids=["clean", "half"])
 def test_a_peer_that_closes_is_lost(ends, left):
     bare, connection = ends
     bare.sendall(left)
@@ -91,7 +97,7 @@ def test_a_peer_that_closes_is_lost(ends, left):
 
 def test_what_a_peer_sent_before_it_closed_is_still_read(ends):
     bare, connection = ends
-    bare.sendall(b"".join(map(encode, MESSAGES)))
+    bare.sendall(wire_form(MESSAGES))
     bare.close()
     assert read(connection, len(MESSAGES)) == MESSAGES
     with pytest.raises(PeerLost):

@@ -62,10 +62,11 @@ def test_s5_what_was_recorded_proves_nothing_the_next_time(cluster):
     with Caller(cluster.addresses[BOB]) as first:
         first.say(side.hello)
         proof = side.feed(first.socket.recv(side.wanted, socket.MSG_WAITALL))
+        first.stamps = side.stamps
         first.say(proof).hello()
         assert first.answer() == 0
     with Caller(cluster.addresses[BOB]) as again:
-        again.say(side.hello + proof + encode_hello(Hello(1, 0, False)))
+        again.say(side.hello + proof + side.stamps.stamped(encode_hello(Hello(1, 0, False))))
         assert again.is_hung_up()
     wait_until(lambda: bob.statistics.refused_connections == 1)
 
@@ -74,9 +75,7 @@ def test_s5_what_was_recorded_proves_nothing_the_next_time(cluster):
 def test_s5_only_workers_send_tensors(cluster, role):
     cluster.start(BOB)
     with Caller(cluster.addresses[BOB]) as caller:
-        me = handshake.Identity(role)
-        handshake.call(caller.socket, SECRET, me, handshake.WORKER_ROLE, LIMIT_S)
-        caller.hello()
+        caller.introduce_as(handshake.Identity(role)).hello()
         assert caller.is_hung_up()
 
 
@@ -85,8 +84,7 @@ def test_s5_a_worker_of_another_launch_of_the_run_is_turned_away(cluster):
     for generation, is_refused in ((0, False), (7, True)):  # the cluster's own, and another
         with Caller(cluster.addresses[BOB]) as caller:
             me = handshake.Identity(handshake.WORKER_ROLE, str(CAROL), generation)
-            handshake.call(caller.socket, SECRET, me, handshake.WORKER_ROLE, LIMIT_S)
-            caller.hello()
+            caller.introduce_as(me).hello()
             assert caller.is_hung_up() if is_refused else caller.answer() == 0
 
 
@@ -222,8 +220,8 @@ def test_a_visitor_is_done_when_it_has_said_its_hello():
     assert visitor.rank == 1
     visitor.feed(side.feed(answer))
     assert visitor.rank == 2
-    data = encode_hello(Hello(5, 3, True))
+    data = side.stamps.stamped(encode_hello(Hello(5, 3, True)))
     assert visitor.wanted == len(data)
     visitor.feed(data)
     assert visitor.wanted == 0
-    assert visitor.admitted() == (ALICE, Hello(5, 3, True))
+    assert visitor.admitted()[:2] == (ALICE, Hello(5, 3, True))

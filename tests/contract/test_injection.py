@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.stamps import stamps_of_both
 from holdfast.cluster import WorkerId
 from holdfast.faults.fault import parse_fault
 from holdfast.protocol.codec import Splitter, encode
@@ -370,6 +371,7 @@ class Child:
 
     def __init__(self, text, in_a_thread):
         self._read, write = os.pipe()
+        self._splitter = Splitter(stamps_of_both()[1])
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -392,7 +394,7 @@ class Child:
 
     def said(self):
         """The messages in the pipe, now that nobody writes any more."""
-        return Splitter().feed(self._bytes())
+        return self._splitter.feed(self._bytes())
 
     def _bytes(self):
         os.set_blocking(self._read, False)
@@ -414,14 +416,15 @@ class Child:
 
 
 def _act_in_child(text, write, in_a_thread):
-    actions = ProcessActions(lambda message: os.write(write, encode(message)))
+    stamps = stamps_of_both()[0]
+    actions = ProcessActions(lambda message: os.write(write, stamps.stamped(encode(message))))
 
     def work():
         injector = Injector([parse_fault(text)], actions.act)
         injector.begin(STEP)
         injector.before(STEP, parse_op("0F0"), 0)
         injector.after(STEP, parse_op("0F0"), 1)
-        os.write(write, encode(WENT_ON))
+        os.write(write, stamps.stamped(encode(WENT_ON)))
         os._exit(0)
 
     if not in_a_thread:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.scarce import refuse_threads
+from helpers.stamps import stamps_of_both
 from holdfast import scarce
 from holdfast.cluster import WorkerId
 from holdfast.errors import PeerLost
@@ -30,8 +31,9 @@ def linked():
 
     def make(on_aside, on_stopped=lambda: None):
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            ours = Connection(socket.create_connection(listener.getsockname()))
-            theirs = Connection(listener.accept()[0])
+            stamps, their_stamps = stamps_of_both()
+            ours = Connection(socket.create_connection(listener.getsockname()), stamps)
+            theirs = Connection(listener.accept()[0], their_stamps)
         transport = LocalTransport(WorkerId(0, 0), LocalHub())
         link = ControlLink(ours, transport, on_aside, on_stopped)
         link.start()

@@ -1,5 +1,6 @@
 """Other users of this machine: they get no word out of a run, no place in it, and nobody obeys."""
 
+import hashlib
 import json
 import os
 import socket
@@ -10,19 +11,22 @@ from dataclasses import replace
 
 import pytest
 from test_server import GENERATION, SECRET, Run, Worker, assert_finished, begin, told
-from transport_harness import LIMIT_S
+from transport_harness import LIMIT_S, Background
 
 from helpers import runs
 from helpers.other_user import as_nobody, needs_root
+from helpers.relay import pass_on_handshake
 from holdfast.cli import worker as worker_command
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import HandshakeFailed
 from holdfast.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Answerer, Identity
 from holdfast.protocol import messages
+from holdfast.protocol.codec import encode
 from holdfast.protocol.connection import connect
 from holdfast.protocol.secret import FD_VARIABLE, hand_over, write_secret
 from holdfast.protocol.spec import REJOIN_VARIABLE, SPEC_VARIABLE, Access, WorkerSpec
+from holdfast.stamps import STAMP_BYTES
 
 # An old way in: no secret, and a connection whose owner /proc/net/tcp does not show.
 OLD_WISH = {"v": 1, "kind": "JoinRequest", "worker": "", "pid": 9, "fingerprint": {}}
@@ -170,6 +174,42 @@ def test_s2_who_joins_by_hand_is_told_that_no_run_is_there(tmp_path):
     assert (outcome.exit_code, outcome.stdout) == (2, "")
     assert f"--join {host}:{port}: no run with this secret is there" in outcome.stderr
     assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_s2_a_relay_to_the_run_cannot_grant_a_place(two, tmp_path):
+    """It passes on the proofs of the run that lives, then speaks itself."""
+    run, stays = two
+    evil = tmp_path / "evil.py"
+    evil.write_text("import os\n")
+    write_secret(tmp_path, SECRET)
+    granted = messages.JoinGranted(
+        worker="1.0",
+        job=str(evil),
+        job_sha256=hashlib.sha256(evil.read_bytes()).hexdigest(),
+        config=RunConfig().to_dict(),
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+
+        def relay() -> str:
+            here = listener.accept()[0]
+            with here, socket.create_connection(run.address) as there:
+                pass_on_handshake(here, there)
+                here.sendall(encode(granted) + bytes(STAMP_BYTES))
+                while here.recv(1 << 16):
+                    pass
+            return "granted"
+
+        relaying = Background(relay)
+        words = ["worker", "--join", f"{host}:{port}", "--run-dir", str(tmp_path)]
+        outcome = runs.holdfast(words, None)
+        assert relaying.result() == "granted"
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert "no answer from the run (a frame of" in outcome.stderr
+    assert "wrong stamp" in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+    stays.finish()
+    assert_finished(run)
 
 
 def test_s2_a_worker_that_comes_back_keeps_its_job(two, monkeypatch, tmp_path):

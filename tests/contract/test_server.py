@@ -112,8 +112,9 @@ class Run:
         sock = socket.create_connection(self.address, timeout=20.0)
         self.opened.append(sock)
         me = Identity(role, name, generation)
-        assert call(sock, access.secret, me, COORDINATOR, 10.0).generation == GENERATION
-        self.opened[-1] = Connection(sock)
+        found, stamps = call(sock, access.secret, me, COORDINATOR, 10.0)
+        assert found.generation == GENERATION
+        self.opened[-1] = Connection(sock, stamps)
         return self.opened[-1]
 
     def knock(self, data: bytes = b"") -> socket.socket:
@@ -193,7 +194,7 @@ def was_closed(stranger: socket.socket) -> bool:
 def forged(role: str, name: str = "") -> bytes:
     """All that one can say who does not know the secret: a hello, and any proof."""
     caller = Caller(bytes(32), Identity(role, name, GENERATION), COORDINATOR)
-    return caller.hello + b"HFpr\x01" + bytes(32)
+    return caller.hello + b"HFpr\x02" + bytes(32)
 
 
 REFUSED: dict[str, bytes] = {
@@ -540,7 +541,7 @@ def test_s5_a_name_that_is_none_costs_the_connection_and_not_the_run(two, name):
     stays, goes = begin(two)
     bad = encode(messages.Ready(worker="1.0")).replace(b'"1.0"', json.dumps(name).encode())
     body = bad[4:]
-    goes.connection._sock.sendall(struct.pack("<I", len(body)) + body)
+    goes.connection.send_encoded(struct.pack("<I", len(body)) + body)
     stays.connection.send(told(stays, stays.expect(messages.Halt)))
     stays.expect(messages.Proceed)
     stays.finish()

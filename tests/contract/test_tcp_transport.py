@@ -25,6 +25,7 @@ from transport_harness import (
     SECRET,
     Background,
     Caller,
+    Frame,
     TcpCluster,
     activation,
     frame,
@@ -37,6 +38,7 @@ from helpers.seed import SEED
 from holdfast import scarce
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, EpochPast, PeerLost, TransportClosed, WaitTimeout
+from holdfast.stamps import STAMP_BYTES
 from holdfast.transport.base import Limits
 from holdfast.transport.frame import FRAME_HEADER_BYTES
 from holdfast.transport.greeting import GOODBYE, Hello, encode_hello
@@ -47,7 +49,7 @@ from holdfast.transport.tcp import TcpTransport
 
 MB = 1 << 20
 HUGE = torch.empty(64 * MB, dtype=torch.uint8)
-HUGE_HEADER = frame(activation(1), HUGE)[:FRAME_HEADER_BYTES]
+HUGE_FRAME = frame(activation(1), HUGE)._replace(payload=b"")  # it never comes
 HASTY = Limits(reconnect_limit_s=0.1)
 
 
@@ -71,11 +73,11 @@ def call(cluster: TcpCluster, callee: WorkerId, data: bytes = b"") -> Caller:
 
 
 def call_as(
-    me: WorkerId, cluster: TcpCluster, data: bytes = b"", *, epoch: int = 0, **more: int
+    me: WorkerId, cluster: TcpCluster, *said: bytes | Frame, epoch: int = 0, **more: int
 ) -> Caller:
     """Of a worker that calls Bob, and is known to him."""
     caller = Caller(cluster.addresses[BOB]).introduce(me).hello(epoch, **more)
-    return caller.say(data)
+    return caller.say(*said)
 
 
 def check_still_works(alice: TcpTransport, bob: TcpTransport) -> None:
@@ -102,10 +104,11 @@ STRANGE = {
     "noise": random.Random(f"{SEED}-noise").randbytes(5000),
     "http": b"GET / HTTP/1.1\r\nHost: somebody-else.example\r\nAccept: */*\r\n\r\n",
 }
+BROKEN_OFF = HUGE_FRAME._replace(payload=bytes(1000))
 BROKEN = {
     "bad-frame": b"x" * 5000,
-    "huge-frame": HUGE_HEADER,
-    "bad-checksum": HUGE_HEADER[:-1] + b"?",
+    "huge-frame": HUGE_FRAME,
+    "no-stamp": frame(activation(1), torch.ones(4)).header + bytes(STAMP_BYTES + 16),
     "damaged": frame(activation(1), torch.ones(4), checksum=1),
     "gap": frame(activation(1), torch.ones(4), sequence=3),
 }
@@ -152,7 +155,7 @@ def test_a_peer_that_breaks_the_rules_and_does_not_come_back_is_lost(cluster):
 
 @pytest.mark.parametrize(
     ("data", "what"),
-    [(HUGE_HEADER[:50], "of a header"), (HUGE_HEADER + bytes(1000), "1000 of 67108864 bytes")],
+    [(HUGE_FRAME.header[:50], "of a header"), (BROKEN_OFF, "1000 of 67108864 bytes")],
     ids=["header", "payload"],
 )
 def test_a_message_that_breaks_off_loses_its_sender_only(cluster, data, what):
@@ -170,10 +173,10 @@ KILLED_IN_MID_MESSAGE = """
 import signal, socket, sys
 from holdfast.handshake import Identity, call
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-secret, opening = map(bytes.fromhex, sys.argv[2:])
-call(connection, secret, Identity("worker", "1.0"), "worker", 10)
-connection.sendall(opening + bytes(20 << 20))
-connection.recv(12)  # else the kernel would reset the connection, not end it
+secret, *opening = map(bytes.fromhex, sys.argv[2:])
+_, stamps = call(connection, secret, Identity("worker", "1.0"), "worker", 10)
+connection.sendall(b"".join(map(stamps.stamped, opening)) + bytes(20 << 20))
+connection.recv(24)  # else the kernel would reset the connection, not end it
 print("sent", flush=True)
 signal.pause()
 """
@@ -182,8 +185,8 @@ signal.pause()
 def test_a_peer_killed_in_the_middle_of_a_large_message_is_lost(cluster):
     alice, bob = cluster.start(ALICE, BOB, limits=HASTY)
     port = str(cluster.addresses[BOB][1])
-    opening = encode_hello(Hello(1, 0, False)) + HUGE_HEADER
-    command = [sys.executable, "-c", KILLED_IN_MID_MESSAGE, port, SECRET.hex(), opening.hex()]
+    opening = [encode_hello(Hello(1, 0, False)).hex(), HUGE_FRAME.header.hex()]
+    command = [sys.executable, "-c", KILLED_IN_MID_MESSAGE, port, SECRET.hex(), *opening]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as carol:
         try:
             assert carol.stdout.readline() == b"sent\n"
@@ -695,10 +698,33 @@ def test_s5_a_message_that_is_damaged_every_time_loses_the_peer_in_the_end(meddl
     assert not bob.has(ALICE, activation(1))
 
 
+@pytest.mark.parametrize("how", ["repeated", "made up"])
+def test_s5_whoever_stands_between_two_workers_cannot_put_in_a_message(meddled, how):
+    """It has passed on their proofs, and knows how a message looks."""
+    alice, bob, meddler = meddled
+    tensor = torch.arange(8.0)
+    forged = frame(activation(1), torch.zeros(8), sequence=2)
+    num_bytes = FRAME_HEADER_BYTES + tensor.nbytes
+
+    def put_in(data: bytearray) -> None:
+        if len(data) == num_bytes:
+            more = forged.header + bytes(STAMP_BYTES) + forged.payload
+            data[:] = data + data if how == "repeated" else more
+            meddler.change = None
+
+    meddler.change = put_in
+    alice.send(BOB, activation(1), tensor)
+    assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), tensor)
+    assert meddler.change is None, "nothing was put in: this test proves nothing"
+    wait_until(lambda: alice.statistics.reconnections == 1)
+    check_still_works(alice, bob)
+    assert bob.statistics.received_messages == 3
+
+
 def test_a_message_that_comes_twice_is_taken_once(cluster):
     [bob] = cluster.start(BOB)
     messages = [frame(activation(step), torch.tensor(step), sequence=step) for step in (1, 2)]
-    with call_as(ALICE, cluster, b"".join([*messages, messages[0], messages[1]])) as alice:
+    with call_as(ALICE, cluster, *messages, *messages) as alice:
         alice.say(frame(activation(3), torch.tensor(3), sequence=3))
         assert bob.receive(ALICE, activation(3), LIMIT_S) == 3
         assert [int(bob.receive(ALICE, activation(step), 0)) for step in (1, 2)] == [1, 2]

@@ -19,6 +19,7 @@ from transport_harness import (
     SECRET,
     Background,
     Caller,
+    Frame,
     TcpCluster,
     activation,
     frame,
@@ -28,6 +29,7 @@ from transport_harness import (
 )
 
 from helpers.seed import SEED
+from helpers.stamps import stamps_of_both
 from holdfast import handshake
 from holdfast.transport.base import Limits
 from holdfast.transport.frame import Note, encode_note
@@ -42,9 +44,9 @@ CORPUS = [
     frame(activation(1), torch.ones(5), sequence=2**64 - 1),
     frame(activation(1), torch.ones(5), checksum=5),
     frame(activation(1), torch.ones(2**18)),
-    encode_note(Note.SYNC),
-    encode_note(Note.BYE),
-    encode_hello(Hello(1, 0, False)),
+    Frame(encode_note(Note.SYNC)),
+    Frame(encode_note(Note.BYE)),
+    Frame(encode_hello(Hello(1, 0, False))),
     handshake.Caller(SECRET, worker(ALICE), "worker").hello,
     bytes(500),
 ]
@@ -58,18 +60,33 @@ def cluster() -> Iterator[TcpCluster]:
     started.close()
 
 
-def spoiled(dice: random.Random) -> bytes:
-    """Some messages: whole, cut off, changed, repeated, in any order."""
-    parts = []
+def spoiled(dice: random.Random, caller: Caller) -> bytes:
+    """Some messages: whole, cut off, changed, repeated, in any order.
+
+    Changed before they got a stamp, or after.
+    """
+    parts: list[bytes | Frame] = []
     for _ in range(dice.randint(1, 4)):
-        data = bytearray(dice.choice(CORPUS))
-        for _ in range(dice.choice((0, 0, 1, 3))):
-            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-        if dice.random() < 0.2:
-            del data[dice.randrange(len(data)) :]
-        parts += [bytes(data)] * dice.choice((1, 1, 2))
+        part = dice.choice(CORPUS)
+        if isinstance(part, Frame) and dice.random() < 0.5:
+            part = Frame(changed(part.header, dice), part.payload)
+        parts += [part] * dice.choice((1, 1, 2))
     dice.shuffle(parts)
-    return b"".join(parts)
+    stamps = caller.stamps or stamps_of_both()[0]  # a stranger has none that anybody knows
+    whole = [
+        stamps.stamped(part.header) + part.payload if isinstance(part, Frame) else part
+        for part in parts
+    ]
+    return b"".join(changed(data, dice) if dice.random() < 0.3 else data for data in whole)
+
+
+def changed(original: bytes, dice: random.Random) -> bytes:
+    data = bytearray(original)
+    for _ in range(dice.choice((0, 1, 3))):
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    if dice.random() < 0.2:
+        del data[dice.randrange(len(data)) :]
+    return bytes(data)
 
 
 def attack(address: tuple[str, int], dice: random.Random) -> None:
@@ -77,12 +94,12 @@ def attack(address: tuple[str, int], dice: random.Random) -> None:
     with Caller(address) as caller:
         kind = dice.randrange(4)
         if kind == 0:
-            caller.say(spoiled(dice))
+            caller.say(spoiled(dice, caller))
             return
         caller.introduce(CAROL)
         if kind > 1:
             caller.hello(dice.randrange(3), session=dice.randrange(3), resumes=dice.random() < 0.3)
-        caller.say(spoiled(dice))
+        caller.say(spoiled(dice, caller))
 
 
 def talk(me, other, stop: threading.Event) -> int:

@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from holdfast import handshake
 from holdfast.cluster import WorkerId
 from holdfast.errors import TransportClosed
+from holdfast.stamps import Stamps
 from holdfast.transport.base import Channel, Limits, Tag, Transport
 from holdfast.transport.frame import checksum_of, encode_frame, numbered, payload_view
 from holdfast.transport.greeting import (
@@ -45,6 +46,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+class Frame(NamedTuple):
+    """A message without its stamp, which whoever says it puts on."""
+
+    header: bytes
+    payload: bytes = b""
+
+
 def frame(
     tag: Tag,
     tensor: torch.Tensor,
@@ -52,12 +60,11 @@ def frame(
     sequence: int = 1,
     epoch: int = 0,
     checksum: int | None = None,
-) -> bytes:
-    """A whole message as it travels."""
+) -> Frame:
     payload = payload_view(tensor)
     checksum = checksum_of(payload) if checksum is None else checksum
     header = encode_frame(epoch, tag, tensor, 1 << 40, checksum=checksum)
-    return numbered(header, sequence) + bytes(payload)
+    return Frame(numbered(header, sequence), bytes(payload))
 
 
 _sessions = itertools.count(1)
@@ -72,6 +79,7 @@ class Caller:
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address, timeout=LIMIT_S)
+        self.stamps: Stamps | None = None
 
     def __enter__(self) -> "Caller":
         return self
@@ -81,20 +89,31 @@ class Caller:
 
     def introduce(self, me: WorkerId) -> "Caller":
         """Prove to be this worker."""
-        handshake.call(self.socket, SECRET, worker(me), handshake.WORKER_ROLE, LIMIT_S)
+        return self.introduce_as(worker(me))
+
+    def introduce_as(self, me: handshake.Identity) -> "Caller":
+        _, self.stamps = handshake.call(self.socket, SECRET, me, handshake.WORKER_ROLE, LIMIT_S)
         return self
 
     def hello(
         self, epoch: int = 0, *, session: int | None = None, resumes: bool = False
     ) -> "Caller":
         session = next(_sessions) if session is None else session
-        self.socket.sendall(encode_hello(Hello(session, epoch, resumes)))
+        assert self.stamps is not None
+        self.socket.sendall(self.stamps.stamped(encode_hello(Hello(session, epoch, resumes))))
         return self
 
-    def say(self, data: bytes) -> "Caller":
+    def say(self, *said: bytes | Frame) -> "Caller":
+        """Bytes go as they are."""
         with suppress(ConnectionError):  # it may have been hung up on already
-            self.socket.sendall(data)
+            self.socket.sendall(b"".join(map(self._wire_form, said)))
         return self
+
+    def _wire_form(self, said: bytes | Frame) -> bytes:
+        if isinstance(said, bytes):
+            return said
+        assert self.stamps is not None
+        return self.stamps.stamped(said.header) + said.payload
 
     def answer(self) -> int:
         data = b""
@@ -103,7 +122,8 @@ class Caller:
             if not news:
                 raise ConnectionError("hung up on")
             data += news
-        return decode_answer(data)
+        assert self.stamps is not None
+        return decode_answer(self.stamps.opened_unnumbered(data))
 
     def is_hung_up(self) -> bool:
         """Waits for it."""

@@ -125,7 +125,7 @@ class Fuzzer:
         try:
             proof = caller.feed(_read(sock, caller.wanted))
         except (HandshakeFailed, OSError):
-            proof = b"HFpr\1" + self._dice.randbytes(32)
+            proof = b"HFpr\2" + self._dice.randbytes(32)
         at = self._dice.randrange(len(proof))
         flipped = bytes([proof[at] ^ self._dice.randrange(1, 256)])
         self._say(sock, proof[:at] + flipped + proof[at + 1 :])
@@ -145,7 +145,8 @@ class Fuzzer:
                 proof = caller.feed(_read(sock, caller.wanted))
             except (HandshakeFailed, OSError):  # pushed out by the others
                 return 1
-            self._recorded = [caller.hello, proof, FRAMES[0]]
+            assert caller.stamps is not None
+            self._recorded = [caller.hello, proof, caller.stamps.stamped(FRAMES[0])]
         sock, said = self._connected(), list(self._recorded)
         if self._dice.random() < 0.5:
             self._dice.shuffle(said)
@@ -176,11 +177,15 @@ class Fuzzer:
         me = Identity(role, name, self.access.generation)
         sock = self._connected()
         try:
-            call(sock, self.access.secret, me, COORDINATOR, LIMIT_S)
+            _, stamps = call(sock, self.access.secret, me, COORDINATOR, LIMIT_S)
         except HoldfastError:  # pushed out by the others
             return 1
         for frame in frames:
-            self._say(sock, self._bent(frame) if bend else frame)
+            if bend and self._dice.random() < 0.5:  # by its sender, or on the way
+                self._say(sock, stamps.stamped(self._bent(frame)))
+            else:
+                data = stamps.stamped(frame)
+                self._say(sock, self._bent(data) if bend else data)
         return len(frames)
 
 

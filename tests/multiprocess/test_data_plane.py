@@ -17,6 +17,7 @@ from helpers.seed import SEED
 from holdfast.handshake import WORKER_ROLE, Caller, Identity, call
 from holdfast.observability.events import CheckpointSaved, WorkerLost
 from holdfast.protocol.secret import SECRET_FILE, last_generation, read_secret
+from holdfast.stamps import Stamps
 from holdfast.transport.base import Channel, Tag
 from holdfast.transport.frame import (
     Note,
@@ -130,30 +131,35 @@ def test_s4_five_thousand_malformed_greetings_change_nothing(live, undisturbed):
     assert_nobody_noticed(live, undisturbed)
 
 
-def message(dice: random.Random) -> bytes:
+def message(dice: random.Random, stamps: Stamps) -> bytes:
     """A message as it travels, that nobody waits for; or one that breaks the rules."""
     if dice.random() < 0.2:
-        return encode_note(dice.choice(list(Note)))
+        return stamps.stamped(encode_note(dice.choice(list(Note))))
     tag = Tag(dice.choice(list(Channel)), dice.randrange(2 * STEPS), dice.randrange(MICROBATCHES))
     tensor = torch.ones(dice.choice((0, 5, 1000, 2**16)), dtype=dice.choice(DTYPES))
     payload = payload_view(tensor)
     checksum = checksum_of(payload) if dice.random() < 0.8 else dice.getrandbits(64)
     epoch, sent_ns = dice.choice((0, 1, 2, 2**31)), dice.choice((0, 2**62))
     header = encode_frame(epoch, tag, tensor, 1 << 30, sent_ns=sent_ns, checksum=checksum)
-    data = bytearray(numbered(header, dice.choice((1, 2, 3, 2**64 - 1))) + bytes(payload))
-    for _ in range(dice.choice((0, 0, 1, 3))):
+    body = bytearray(numbered(header, dice.choice((1, 2, 3, 2**64 - 1))))
+    for _ in range(dice.choice((0, 0, 1, 3))):  # it lies
+        body[dice.randrange(len(body))] ^= 1 << dice.randrange(8)
+    data = bytearray(stamps.stamped(bytes(body)) + bytes(payload))
+    for _ in range(dice.choice((0, 0, 1))):  # it is changed on the way
         data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
     return bytes(data[: dice.randrange(len(data))] if dice.random() < 0.2 else data)
 
 
 def misbehave(port: int, secret: bytes, me: Identity, dice: random.Random) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=30) as member:
-        call(member, secret, me, WORKER_ROLE, 30.0)
+        _, stamps = call(member, secret, me, WORKER_ROLE, 30.0)
         try:
             hello = Hello(dice.randrange(3), dice.randrange(3), dice.random() < 0.3)
-            member.sendall(encode_hello(hello))
-            for part in [message(dice)] * dice.choice((1, 2)) + [message(dice), message(dice)]:
-                member.sendall(part)
+            member.sendall(stamps.stamped(encode_hello(hello)))
+            first = message(dice, stamps)
+            member.sendall(first * dice.choice((1, 2)))
+            for _ in range(2):
+                member.sendall(message(dice, stamps))
         except ConnectionError:
             return  # it was hung up on already
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.stamps import stamps_of_both
 from holdfast.errors import ProtocolError
 from holdfast.protocol import codec, messages
 
@@ -37,8 +38,9 @@ anything = st.one_of(
 
 @given(st.lists(anything, max_size=5), st.integers(1, 50))
 def test_messages_arrive_whole_however_the_stream_is_chopped(sent, size) -> None:
-    stream = b"".join(codec.encode(message) for message in sent)
-    splitter = codec.Splitter()
+    stamps, their_stamps = stamps_of_both()
+    stream = b"".join(stamps.stamped(codec.encode(message)) for message in sent)
+    splitter = codec.Splitter(their_stamps)
     got = []
     for start in range(0, len(stream), size):
         got += splitter.feed(stream[start : start + size])
@@ -73,4 +75,4 @@ def test_another_version_is_refused() -> None:
 
 def test_an_announced_giant_is_refused_before_it_is_read() -> None:
     with pytest.raises(ProtocolError, match="announced"):
-        codec.Splitter().feed(b"\xff\xff\xff\xff")
+        codec.Splitter(stamps_of_both()[0]).feed(b"\xff\xff\xff\xff")

@@ -54,6 +54,19 @@ def test_each_side_learns_who_the_other_is(me, other, secret):
     assert not any(secret in message for message in messages)
 
 
+def test_s1_what_follows_is_stamped_with_keys_that_only_these_two_have():
+    caller, answerer = Caller(SECRET, ME, COORDINATOR), Answerer(SECRET, RUN)
+    other = Caller(SECRET, ME, COORDINATOR)
+    exchange(other, Answerer(SECRET, RUN))
+    assert (caller.stamps, answerer.stamps) == (None, None)
+    exchange(caller, answerer)
+    assert answerer.stamps.opened(caller.stamps.stamped(b"to it")) == b"to it"
+    assert caller.stamps.opened(answerer.stamps.stamped(b"and back")) == b"and back"
+    for stamped in (other.stamps.stamped(b"x"), answerer.stamps.stamped(b"x")):
+        with pytest.raises(ProtocolError, match="wrong stamp"):
+            answerer.stamps.opened(stamped)
+
+
 @given(cuts=st.lists(st.integers(1, 40), max_size=20))
 def test_it_may_come_in_pieces(cuts):
     caller, answerer = Caller(SECRET, ME, COORDINATOR), Answerer(SECRET, RUN)
@@ -194,9 +207,9 @@ def test_over_sockets_both_are_told_and_their_own_limits_are_as_before():
     found = []
     with one, two:
         one.settimeout(7.0)
-        thread = threading.Thread(target=lambda: found.append(answer(two, SECRET, RUN, 10.0)))
+        thread = threading.Thread(target=lambda: found.append(answer(two, SECRET, RUN, 10.0)[0]))
         thread.start()
-        assert call(one, SECRET, ME, COORDINATOR, 10.0) == RUN
+        assert call(one, SECRET, ME, COORDINATOR, 10.0)[0] == RUN
         thread.join(10.0)
         assert found == [ME]
         assert one.gettimeout() == 7.0

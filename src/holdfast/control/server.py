@@ -29,6 +29,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.codec import encode
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.spec import Access
+from holdfast.stamps import Stamps
 
 STOP_LIMIT_S = 1.5  # with the agent's grace well below the 5 s in which a run must have stopped
 SEND_LIMIT_S = 0.5  # a worker that takes nothing for so long must not hold up the others
@@ -160,10 +161,10 @@ class Server:
             elif isinstance(key.fileobj, Connection) and key.fileobj in self._peers:
                 self._read(key.fileobj)
 
-    def _admit(self, peer: Identity, sock: socket.socket) -> None:
+    def _admit(self, peer: Identity, sock: socket.socket, stamps: Stamps) -> None:
         """It belongs to the run. Whether there is a place for it is another question."""
         try:
-            connection = Connection(sock, send_limit_s=SEND_LIMIT_S)
+            connection = Connection(sock, stamps, send_limit_s=SEND_LIMIT_S)
         except OSError:  # it has hung up already
             sock.close()
             return

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.errors import HandshakeFailed
 from holdfast.handshake import Answerer, Identity
+from holdfast.stamps import Stamps
 
 HANDSHAKE_LIMIT_S = 5.0  # for all of it
 _AT_ONCE = 16  # taken in one turn: those who belong to the run want to be heard too
@@ -67,7 +68,7 @@ class Strangers:
                 continue
             self._take(sock)
 
-    def read(self, stranger: Stranger) -> tuple[Identity, socket.socket] | None:
+    def read(self, stranger: Stranger) -> tuple[Identity, socket.socket, Stamps] | None:
         """Who it is, when it has proven it: it is no stranger any more."""
         if stranger not in self._here:
             return None  # it had to go for another one a moment ago
@@ -85,11 +86,12 @@ class Strangers:
         except (OSError, HandshakeFailed):
             self._refuse(stranger)
             return None
-        if stranger.answerer.peer is None:
+        peer, stamps = stranger.answerer.peer, stranger.answerer.stamps
+        if peer is None or stamps is None:
             return None
         del self._here[stranger]
         self._selector.unregister(stranger)
-        return stranger.answerer.peer, stranger.sock
+        return peer, stranger.sock, stamps
 
     def tick(self, now_s: float) -> None:
         for stranger in [one for one in self._here if now_s > one.until_s]:

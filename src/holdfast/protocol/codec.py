@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from holdfast.errors import ProtocolError
 from holdfast.protocol.messages import Message
+from holdfast.stamps import STAMP_BYTES, Stamps
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 64 << 20
@@ -77,9 +78,13 @@ def _expected(hint: Any) -> str:
 
 
 class Splitter:
-    """Cuts a stream of bytes into messages, however it was chopped on the way."""
+    """Cuts a stream of bytes into messages, however it was chopped on the way.
 
-    def __init__(self) -> None:
+    No message is looked into before its stamp was checked.
+    """
+
+    def __init__(self, stamps: Stamps) -> None:
+        self._stamps = stamps
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
@@ -91,9 +96,9 @@ class Splitter:
                 raise ProtocolError(
                     f"message of {length} bytes announced; at most {MAX_MESSAGE_BYTES}"
                 )
-            end = _LENGTH.size + length
+            end = _LENGTH.size + length + STAMP_BYTES
             if len(self._buffer) < end:
                 break
-            messages.append(decode(self._buffer[_LENGTH.size : end]))
+            messages.append(decode(self._stamps.opened(self._buffer[:end])[_LENGTH.size :]))
             del self._buffer[:end]
         return messages

@@ -8,6 +8,7 @@ from holdfast.handshake import COORDINATOR, Identity, call
 from holdfast.protocol.codec import Splitter, encode
 from holdfast.protocol.messages import Message
 from holdfast.protocol.spec import Access
+from holdfast.stamps import Stamps
 
 _SEND_LIMIT_S = 10.0
 _PAUSE_S = 0.1
@@ -16,14 +17,16 @@ _PAUSE_S = 0.1
 class Connection:
     """Blocking sends with a limit; :meth:`read` returns what has come, [] is never an end.
 
-    Made when both sides have proven who they are.
+    Made when both sides have proven who they are; every message carries a stamp of that.
     """
 
-    def __init__(self, sock: socket.socket, *, send_limit_s: float = _SEND_LIMIT_S) -> None:
+    def __init__(
+        self, sock: socket.socket, stamps: Stamps, *, send_limit_s: float = _SEND_LIMIT_S
+    ) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(send_limit_s)
         self._sock = sock
-        self._splitter = Splitter()
+        self._stamps, self._splitter = stamps, Splitter(stamps)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -34,7 +37,7 @@ class Connection:
     def send_encoded(self, data: bytes) -> None:
         """What ``encode`` made: a message for many is encoded once."""
         try:
-            self._sock.sendall(data)
+            self._sock.sendall(self._stamps.stamped(data))
         except OSError as why:
             raise PeerLost(f"the control connection broke while sending: {why}") from why
 
@@ -86,7 +89,7 @@ def connect(access: Access, role: str, name: str, limit_s: float) -> tuple[Conne
             raise HoldfastError(f"cannot reach the launcher at {access}: {why}") from why
         try:
             left_s = deadline_s - time.monotonic()
-            found = call(sock, access.secret, me, COORDINATOR, left_s)
+            found, stamps = call(sock, access.secret, me, COORDINATOR, left_s)
             break
         except HandshakeBroken:  # too many strangers at its door: once more
             sock.close()
@@ -102,4 +105,4 @@ def connect(access: Access, role: str, name: str, limit_s: float) -> tuple[Conne
             f"launch {found.generation} of the run is at {access}; "
             f"this process belongs to launch {access.generation}"
         )
-    return Connection(sock), found.generation
+    return Connection(sock, stamps), found.generation

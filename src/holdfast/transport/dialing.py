@@ -5,6 +5,7 @@ import select
 import socket
 from collections.abc import Callable
 
+from holdfast.stamps import Stamps
 from holdfast.transport.base import Limits
 from holdfast.transport.greeting import ANSWER_BYTES, Hello, decode_answer, encode_hello
 from holdfast.transport.sockets import Address, read_exactly, tune_outgoing
@@ -14,7 +15,7 @@ class Dialer:
     """``introduce`` proves to whoever has answered who we are, and that it is who it should be."""
 
     def __init__(
-        self, address: Address, introduce: Callable[[socket.socket], None], limits: Limits
+        self, address: Address, introduce: Callable[[socket.socket], Stamps], limits: Limits
     ) -> None:
         self.address = address
         self._introduce, self._limits = introduce, limits
@@ -31,17 +32,17 @@ class Dialer:
         tune_outgoing(connection, self._limits.silence_limit_s)
         connection.connect_ex(resolved)
 
-    def finish(self, connection: socket.socket, hello: Hello) -> int:
-        """How many messages of the session the peer has, or GOODBYE."""
+    def finish(self, connection: socket.socket, hello: Hello) -> tuple[int, Stamps]:
+        """How many messages of the session the peer has, or GOODBYE; and what to stamp with."""
         self._wait_connected(connection)
         connection.settimeout(self._limits.connect_limit_s)
-        self._introduce(connection)
-        connection.sendall(encode_hello(hello))
+        stamps = self._introduce(connection)
+        connection.sendall(stamps.stamped(encode_hello(hello)))
         answer = bytearray(ANSWER_BYTES)
         if read_exactly(connection, memoryview(answer)) < ANSWER_BYTES:
             raise ConnectionError("it closed the connection before it answered")
         connection.settimeout(None)
-        return decode_answer(answer)
+        return decode_answer(stamps.opened_unnumbered(answer)), stamps
 
     def _wait_connected(self, connection: socket.socket) -> None:
         poll = select.poll()

@@ -1,12 +1,11 @@
-"""Tensors as bytes: a header with a checksum of itself and one of the tensor, then its memory.
+"""Tensors as bytes: a header with a checksum of the tensor and a stamp, then the tensor's memory.
 
-Knows nothing of sockets. Whatever cannot be a header raises ProtocolError before
-a byte of its payload is believed.
+Knows nothing of sockets and of keys: stamps are put on and checked outside. Whatever cannot be a
+header raises ProtocolError before a byte of its payload is believed.
 """
 
 import math
 import struct
-import zlib
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,13 +15,13 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from holdfast.errors import ProtocolError
+from holdfast.stamps import STAMP_BYTES
 from holdfast.transport.base import Channel, Tag
 
-VERSION = 3
+VERSION = 4
 MAX_DIMS = 8
 
 _FRAME_MAGIC = b"HFtn"
-_CRC = struct.Struct("<I")
 _SEQUENCE = struct.Struct("<Q")
 # What differs from message to message: epoch, step, attempt, microbatch, part, time of sending,
 # checksum of the tensor ...
@@ -30,7 +29,8 @@ _NAME = struct.Struct("<IQ3IQQ")
 # ... and what hardly ever does: magic, version, channel, dtype, ndim | shape | payload bytes
 _FORM = struct.Struct(f"<4s4B{MAX_DIMS}QQ")
 
-FRAME_HEADER_BYTES = _FORM.size + _NAME.size + _SEQUENCE.size + _CRC.size
+_BODY_BYTES = _FORM.size + _NAME.size + _SEQUENCE.size
+FRAME_HEADER_BYTES = _BODY_BYTES + STAMP_BYTES  # on the wire
 
 _DTYPES = {  # codes are part of the wire format: add, never renumber
     1: torch.float16,
@@ -115,21 +115,21 @@ def encode_frame(
 
 
 def numbered(header: bytes, sequence: int) -> bytes:
-    return sealed(header + _SEQUENCE.pack(sequence))
+    return header + _SEQUENCE.pack(sequence)
 
 
 def encode_note(note: Note) -> bytes:
-    return sealed(note.value.ljust(FRAME_HEADER_BYTES - _CRC.size, b"\0"))
+    return note.value.ljust(_BODY_BYTES, b"\0")
 
 
-def decode_note(data: bytes | bytearray) -> Note | None:
+def decode_note(data: bytes) -> Note | None:
     """None: it is no note."""
-    return None if data.startswith(_FRAME_MAGIC) else _NOTES.get(bytes(data))
+    return None if data.startswith(_FRAME_MAGIC) else _NOTES.get(data)
 
 
-def decode_frame(data: bytes | bytearray, payload_limit_bytes: int) -> FrameHeader:
-    check_seal(data, FRAME_HEADER_BYTES)
-    form = bytes(data[: _FORM.size])
+def decode_frame(data: bytes, payload_limit_bytes: int) -> FrameHeader:
+    check_size(data, _BODY_BYTES)
+    form = data[: _FORM.size]
     channel, dtype, shape, payload_bytes = _decode_form(form, payload_limit_bytes)
     epoch, *name, sent_ns, checksum = _NAME.unpack_from(data, _FORM.size)
     (sequence,) = _SEQUENCE.unpack_from(data, _FORM.size + _NAME.size)
@@ -181,15 +181,9 @@ def _pack(layout: struct.Struct, *values: object) -> bytes:
         raise ProtocolError(f"{values} does not fit the wire format: {error}") from error
 
 
-def sealed(body: bytes) -> bytes:
-    return body + _CRC.pack(zlib.crc32(body))
-
-
-def check_seal(data: bytes | bytearray, expected_bytes: int) -> None:
+def check_size(data: bytes, expected_bytes: int) -> None:
     if len(data) != expected_bytes:
         raise ProtocolError(f"expected {expected_bytes} bytes, got {len(data)}")
-    if zlib.crc32(data[: -_CRC.size]) != _CRC.unpack_from(data, expected_bytes - _CRC.size)[0]:
-        raise ProtocolError("checksum of the header does not match")
 
 
 _NOTES = {encode_note(note): note for note in Note}

@@ -16,6 +16,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.errors import ProtocolError
 from holdfast.handshake import WORKER_ROLE, Answerer, Identity
 from holdfast.scarce import patiently
+from holdfast.stamps import Stamps
 from holdfast.transport.greeting import HELLO_BYTES, Hello, decode_hello
 from holdfast.transport.sockets import BUFFER_BYTES, Address, shut
 
@@ -51,15 +52,15 @@ class Visitor:
         self._hello += data
         return b""
 
-    def admitted(self) -> tuple[WorkerId, Hello]:
+    def admitted(self) -> tuple[WorkerId, Hello, Stamps]:
         """Who it is: the name that it has proven, whatever it says later."""
-        peer = self._handshake.peer
-        if peer is None or peer.role != WORKER_ROLE:
+        peer, stamps = self._handshake.peer, self._handshake.stamps
+        if peer is None or stamps is None or peer.role != WORKER_ROLE:
             raise ProtocolError(f"{peer} calls for tensors: expected a worker")
         if peer.generation != self._generation:
             raise ProtocolError(f"{peer} is of launch {peer.generation}, not {self._generation}")
         try:
-            return parse_worker(peer.name), decode_hello(self._hello)
+            return parse_worker(peer.name), decode_hello(stamps.opened(self._hello)), stamps
         except ValueError as why:
             raise ProtocolError(f"no worker: {why}") from why
 
@@ -73,7 +74,7 @@ class Gate:
         new_visitor: Callable[[], Visitor],
         *,
         limit_s: float,
-        admit: Callable[[socket.socket, WorkerId, Hello], None],
+        admit: Callable[[socket.socket, WorkerId, Hello, Stamps], None],
         refused: Callable[[], None],
     ) -> None:
         self._new_visitor, self._limit_s = new_visitor, limit_s
@@ -173,7 +174,7 @@ class Gate:
                 raise ProtocolError("it does not read")
             if visitor.wanted:
                 return
-            source, hello = visitor.admitted()
+            source, hello, stamps = visitor.admitted()
         except BlockingIOError:
             return
         except (ProtocolError, OSError):
@@ -182,7 +183,7 @@ class Gate:
         selector.unregister(connection)
         del self._waiting[connection]
         connection.setblocking(True)
-        self._admit(connection, source, hello)
+        self._admit(connection, source, hello, stamps)
 
     def _turn_away(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         selector.unregister(connection)

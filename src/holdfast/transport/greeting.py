@@ -2,23 +2,24 @@
 
 A *session* is one sender's numbering of its messages to one receiver. It outlives a broken
 connection: the hello of the next one names it, and the answer says how many of its messages
-have come, so that nothing is lost and nothing comes twice. Knows nothing of sockets.
+have come, so that nothing is lost and nothing comes twice. Knows nothing of sockets and of keys:
+both carry a stamp on the wire, which is put on and checked outside.
 """
 
 import struct
 from typing import NamedTuple
 
 from holdfast.errors import ProtocolError
-from holdfast.transport.frame import VERSION, check_seal, sealed
+from holdfast.stamps import STAMP_BYTES
+from holdfast.transport.frame import VERSION, check_size
 
 _HELLO_MAGIC = b"HFhi"
 # magic, version, whether it was answered before | session | epoch
 _HELLO = struct.Struct("<4s2BQI")
 _ANSWER = struct.Struct("<Q")
-_CRC_BYTES = 4
 
-HELLO_BYTES = _HELLO.size + _CRC_BYTES
-ANSWER_BYTES = _ANSWER.size + _CRC_BYTES
+HELLO_BYTES = _HELLO.size + STAMP_BYTES
+ANSWER_BYTES = _ANSWER.size + STAMP_BYTES
 GOODBYE = 2**64 - 1
 """Answered instead of a count: nothing more is taken in this session."""
 
@@ -32,13 +33,13 @@ class Hello(NamedTuple):
 def encode_hello(hello: Hello) -> bytes:
     session, epoch, resumes = hello
     try:
-        return sealed(_HELLO.pack(_HELLO_MAGIC, VERSION, resumes, session, epoch))
+        return _HELLO.pack(_HELLO_MAGIC, VERSION, resumes, session, epoch)
     except struct.error as error:
         raise ProtocolError(f"{hello} does not fit the wire format: {error}") from error
 
 
-def decode_hello(data: bytes | bytearray) -> Hello:
-    check_seal(data, HELLO_BYTES)
+def decode_hello(data: bytes) -> Hello:
+    check_size(data, _HELLO.size)
     magic, version, resumes, session, epoch = _HELLO.unpack_from(data)
     if magic != _HELLO_MAGIC or version != VERSION or resumes > 1:
         raise ProtocolError(f"expected a hello of version {VERSION}, got {magic!r} {version}")
@@ -47,10 +48,10 @@ def decode_hello(data: bytes | bytearray) -> Hello:
 
 def encode_answer(num_received: int) -> bytes:
     """How many messages of the session have come; or GOODBYE."""
-    return sealed(_ANSWER.pack(num_received))
+    return _ANSWER.pack(num_received)
 
 
-def decode_answer(data: bytes | bytearray) -> int:
-    check_seal(data, ANSWER_BYTES)
+def decode_answer(data: bytes) -> int:
+    check_size(data, _ANSWER.size)
     (num_received,) = _ANSWER.unpack_from(data)
     return int(num_received)

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
+from holdfast.stamps import Stamps
 from holdfast.transport.base import Limits
 from holdfast.transport.frame import (
     FRAME_HEADER_BYTES,
@@ -38,13 +39,14 @@ class Incoming:
         mailbox: Mailbox,
         source: WorkerId,
         hello: Hello,
+        stamps: Stamps,
         *,
         limits: Limits,
         on_end: Callable[["Incoming", bool], None],
     ) -> None:
         """``on_end`` is called once, with True if the connection was refused."""
         self._connection, self._mailbox = connection, mailbox
-        self._source, self._hello = source, hello
+        self._source, self._hello, self._stamps = source, hello, stamps
         self._limits, self._on_end = limits, on_end
         self.num_damaged = 0
         self._is_shut = self._is_replaced = self._has_said_bye = False
@@ -79,7 +81,11 @@ class Incoming:
     def _say(self, num_received: int) -> None:
         """Never waits: who does not listen will ask when it connects anew."""
         with suppress(OSError):
-            self._connection.send(encode_answer(num_received), socket.MSG_DONTWAIT)
+            self._connection.send(self._answer(num_received), socket.MSG_DONTWAIT)
+
+    def _answer(self, num_received: int) -> bytes:
+        """Not numbered: several threads say one, and counts only grow: an old one says nothing."""
+        return self._stamps.stamped_unnumbered(encode_answer(num_received))
 
     # --- the reader thread ---
 
@@ -105,7 +111,7 @@ class Incoming:
         except ProtocolError:
             self._say(GOODBYE)
             raise
-        self._connection.sendall(encode_answer(self._num_taken))
+        self._connection.sendall(self._answer(self._num_taken))
         if isinstance(before, Incoming):
             before.replace(by_another=is_another)
         self._unconfirmed_messages = _CONFIRM_MESSAGES  # the first one shows that it works again
@@ -131,9 +137,10 @@ class Incoming:
             return False
         if num_read < FRAME_HEADER_BYTES:
             raise ConnectionError("the connection ended in the middle of a header")
-        if note := decode_note(header):
+        body = self._stamps.opened(header)
+        if note := decode_note(body):
             return self._take_note(note)
-        frame = decode_frame(header, self._limits.payload_bytes)
+        frame = decode_frame(body, self._limits.payload_bytes)
         tensor = empty_tensor(frame)
         payload = payload_view(tensor)
         if frame.payload_bytes:

@@ -17,6 +17,7 @@ from time import monotonic
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError, TransportClosed
+from holdfast.stamps import Stamps
 from holdfast.transport.base import Hindrance, Limits
 from holdfast.transport.dialing import Dialer
 from holdfast.transport.frame import FRAME_HEADER_BYTES, Note, encode_note, numbered
@@ -38,16 +39,16 @@ class _Message(Waiting):
     def __init__(self, epoch: int | None, header: bytes | None, payload: memoryview) -> None:
         super().__init__(epoch, FRAME_HEADER_BYTES + len(payload))
         self._header, self._payload = header, payload
-        self.buffers: list[bytes | memoryview] = [_SYNC]
+        self.buffers: list[bytes | memoryview] = []
 
     @property
     def is_note(self) -> bool:
         return self._header is None
 
-    def begin(self, sequence: int) -> None:
-        """Also again, from its first byte."""
-        assert self._header is not None
-        self.buffers = [numbered(self._header, sequence), self._payload]
+    def begin(self, sequence: int, stamps: Stamps) -> None:
+        """Also again, from its first byte. It is the next one that its connection carries."""
+        body = _SYNC if self._header is None else numbered(self._header, sequence)
+        self.buffers = [stamps.stamped(body), self._payload]
         self.num_bytes = FRAME_HEADER_BYTES + len(self._payload)
 
     def written(self, num_bytes: int) -> None:
@@ -91,6 +92,7 @@ class Outgoing(Outbox[_Message]):
         self._session = secrets.randbits(64)
         self._socket: socket.socket | None = None
         self._connection: socket.socket | None = None  # the same, once it was answered
+        self._stamps: Stamps | None = None  # of that connection
         self._was_answered = False
         self._trouble_s: float | None = monotonic()  # since when nothing has got through
         self._pause_s = 0.0  # before the next attempt
@@ -191,12 +193,16 @@ class Outgoing(Outbox[_Message]):
 
     def _say_bye(self) -> None:
         """Unless a message is half sent: then its receiver waits whether we come back."""
-        if self._connection is not None and not self._begun:
+        if self._connection is not None and self._stamps is not None and not self._begun:
             with suppress(OSError):
-                self._connection.send(_BYE, socket.MSG_DONTWAIT)
+                self._connection.send(self._stamps.stamped(_BYE), socket.MSG_DONTWAIT)
+
+    def _begin(self, message: _Message) -> None:
+        assert self._stamps is not None
+        message.begin(0 if message.is_note else self._unconfirmed.add(message), self._stamps)
 
     def _write_at_once(self, message: _Message, connection: socket.socket) -> None:
-        message.begin(self._unconfirmed.add(message))
+        self._begin(message)
         try:
             message.written(connection.sendmsg(message.buffers, (), socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -227,8 +233,10 @@ class Outgoing(Outbox[_Message]):
         except BlockingIOError:
             return
         self._answers += news
+        assert self._stamps is not None
         while len(self._answers) >= ANSWER_BYTES:
-            num_received = decode_answer(self._answers[:ANSWER_BYTES])
+            answer = self._stamps.opened_unnumbered(self._answers[:ANSWER_BYTES])
+            num_received = decode_answer(answer)
             del self._answers[:ANSWER_BYTES]
             if num_received == GOODBYE:  # nobody may find it well from here on
                 self._break("it closed the connection")
@@ -239,15 +247,15 @@ class Outgoing(Outbox[_Message]):
         if not news:
             raise ConnectionError("it closed the connection")
 
-    def _resume(self, connection: socket.socket, num_received: int) -> None:
+    def _resume(self, connection: socket.socket, stamps: Stamps, num_received: int) -> None:
         """What has not come goes first."""
         self._unconfirmed.confirm(num_received)
         self._begun = deque(self._unconfirmed.all())
         for sequence, message in enumerate(self._begun, num_received + 1):
-            message.begin(sequence)
+            message.begin(sequence, stamps)
         self._queued_bytes += sum(message.num_bytes for message in self._begun)
         self._answers.clear()
-        self._connection = connection
+        self._connection, self._stamps = connection, stamps
         self.reconnections += self._was_answered
         self._was_answered = True
         if not self._begun:
@@ -311,11 +319,11 @@ class Outgoing(Outbox[_Message]):
                 # Begun under the lock, so that close() finds something it can break.
                 self._dialer.begin(connection, resolved)
             hello = Hello(self._session, self._epoch(), self._was_answered)
-            num_received = self._dialer.finish(connection, hello)
+            num_received, stamps = self._dialer.finish(connection, hello)
             if num_received == GOODBYE:
                 raise _Over("it closed the connection")
             with self._changed:
-                self._resume(connection, num_received)
+                self._resume(connection, stamps, num_received)
         except BaseException:
             with self._changed:
                 self._interrupted(connection)
@@ -357,8 +365,7 @@ class Outgoing(Outbox[_Message]):
             if wait_s > 0:
                 return None, min(wait_s, threading.TIMEOUT_MAX)
             message = self._queue.popleft()
-            if not message.is_note:
-                message.begin(self._unconfirmed.add(message))
+            self._begin(message)
             self._begun.append(message)
             return message, 0
 

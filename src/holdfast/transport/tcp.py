@@ -19,6 +19,7 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, EpochPast, HandshakeFailed, PeerLost, TransportClosed
 from holdfast.handshake import SECRET_BYTES, WORKER_ROLE, Identity, call
+from holdfast.stamps import Stamps
 from holdfast.transport.base import (
     NO_HINDRANCE,
     Hindrance,
@@ -257,13 +258,14 @@ class TcpTransport:
             self._outgoing[peer] = link
             return link
 
-    def _introduce(self, peer: WorkerId, connection: socket.socket) -> None:
+    def _introduce(self, peer: WorkerId, connection: socket.socket) -> Stamps:
         limit_s = self._limits.connect_limit_s
-        found = call(connection, self._secret, self._identity, WORKER_ROLE, limit_s)
+        found, stamps = call(connection, self._secret, self._identity, WORKER_ROLE, limit_s)
         if found.name != str(peer):
             raise HandshakeFailed(f"worker {found.name} answers where worker {peer} should be")
         if found.generation != self._identity.generation:
             raise HandshakeFailed(f"worker {peer} is of another launch of this run")
+        return stamps
 
     def _abandon(self, links: Iterable[Outgoing]) -> None:
         """With the lock held. Also lets go of those abandoned earlier that have ended."""
@@ -285,12 +287,15 @@ class TcpTransport:
 
     # --- called by the gate, and by the readers ---
 
-    def _admit(self, connection: socket.socket, source: WorkerId, hello: Hello) -> None:
+    def _admit(
+        self, connection: socket.socket, source: WorkerId, hello: Hello, stamps: Stamps
+    ) -> None:
         incoming = Incoming(
             connection,
             self._mailbox,
             source,
             hello,
+            stamps,
             limits=self._limits,
             on_end=self._connection_ended,
         )

@@ -1,0 +1,64 @@
+"""Who sent a frame, and in which place: a stamp on each, made with keys of this connection alone.
+
+The handshake proves who is there when a connection begins. Whoever passes its messages on, from
+one end to the other, is still in between after it; but does not know the keys. So a frame that was
+made up, changed, left out, repeated or moved shows when it, or the one after it, is opened.
+"""
+
+import hmac
+import struct
+
+from holdfast.errors import ProtocolError
+
+STAMP_BYTES = 16
+_NUMBER = struct.Struct("!Q")
+_UNNUMBERED = (1 << 64) - 1
+
+
+class Stamps:
+    """Of one end of one connection. The other end has the same keys, the other way round.
+
+    Frames are counted on both ends, each way; the number does not travel. Whoever sends from
+    several threads sends under the lock under which it stamps.
+    """
+
+    def __init__(self, outgoing_key: bytes, incoming_key: bytes) -> None:
+        # Copied for each frame: the key is worked in once.
+        self._outgoing = hmac.new(outgoing_key, digestmod="sha256")
+        self._incoming = hmac.new(incoming_key, digestmod="sha256")
+        self._num_stamped = self._num_opened = 0
+
+    def stamped(self, data: bytes) -> bytes:
+        stamp = _stamp(self._outgoing, self._num_stamped, data)
+        self._num_stamped += 1
+        return data + stamp
+
+    def opened(self, data: bytes | bytearray) -> bytes:
+        """What was stamped. ProtocolError: it is not the next frame of who is there."""
+        body = _checked(self._incoming, self._num_opened, data)
+        self._num_opened += 1
+        return body
+
+    def stamped_unnumbered(self, data: bytes) -> bytes:
+        """For what may be lost, or come again, without harm."""
+        return data + _stamp(self._outgoing, _UNNUMBERED, data)
+
+    def opened_unnumbered(self, data: bytes | bytearray) -> bytes:
+        return _checked(self._incoming, _UNNUMBERED, data)
+
+
+def _stamp(keyed: hmac.HMAC, number: int, data: bytes) -> bytes:
+    stamp = keyed.copy()
+    stamp.update(_NUMBER.pack(number))
+    stamp.update(data)
+    return stamp.digest()[:STAMP_BYTES]
+
+
+def _checked(keyed: hmac.HMAC, number: int, data: bytes | bytearray) -> bytes:
+    body, stamp = bytes(data[:-STAMP_BYTES]), data[-STAMP_BYTES:]
+    if not hmac.compare_digest(stamp, _stamp(keyed, number, body)):
+        raise ProtocolError(
+            f"a frame of {len(data)} bytes has a wrong stamp: it was changed or made up on its "
+            "way, or is not the next one of its sender"
+        )
+    return body
