@@ -78,6 +78,7 @@ def test_a_secret_of_the_users_own_is_used_and_not_copied(tmp_path, monkeypatch)
     monkeypatch.setenv("HOLDFAST_SECRET", "34" * 32)
     run = runs.finished(runs.threads(job, tmp_path / "b", steps=1))
     assert "(with HOLDFAST_SECRET set)\n" in run.stdout
+    assert "HOLDFAST_SECRET" not in os.environ  # the job's code ran in this process
     assert "34" * 32 not in run.stdout
     own.chmod(0o640)
     run = runs.threads(job, tmp_path / "c", "--secret-file", str(own), steps=1)

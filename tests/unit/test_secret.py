@@ -48,11 +48,28 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_a_flag_comes_before_the_environment(tmp_path):
     one, two = write(tmp_path / "one", "11" * 32), write(tmp_path / "two", "22" * 32)
     environment = {s.SECRET_VARIABLE: "33" * 32, s.SECRET_FILE_VARIABLE: str(two)}
-    assert s.given_secret(str(one), environment) == b"\x11" * 32
-    assert s.given_secret(None, environment) == b"\x33" * 32
+    assert s.given_secret(str(one), dict(environment)) == b"\x11" * 32
+    assert s.given_secret(None, dict(environment)) == b"\x33" * 32
     del environment[s.SECRET_VARIABLE]
     assert s.given_secret(None, environment) == b"\x22" * 32
     assert s.given_secret(None, {}) is None
+
+
+@pytest.mark.parametrize("with_flag", [False, True])
+def test_once_it_was_read_it_is_gone_from_the_environment(tmp_path, with_flag):
+    """Workers that are threads run a job's code in the launcher's process."""
+    path = str(write(tmp_path / "x"))
+    environment = {s.SECRET_VARIABLE: TEXT, s.SECRET_FILE_VARIABLE: path, "HOME": "/home"}
+    assert s.given_secret(path if with_flag else None, environment) == bytes.fromhex(TEXT)
+    assert environment == {"HOME": "/home"}
+
+
+def test_a_file_of_another_user_is_refused_whatever_its_mode(tmp_path, monkeypatch):
+    path, owner = write(tmp_path / "x"), os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    said = f"--secret-file {path}: belongs to user id {owner}; expected your own, {owner + 1}; "
+    with pytest.raises(ConfigError, match=said):
+        s.read_secret(path, "--secret-file")
 
 
 def test_a_run_keeps_its_secret_and_counts_its_launches(tmp_path):

@@ -133,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         check_continues(resume, config)
     faults = armed_faults(args, config, 0 if resume is None else resume.step)
     run_dir = _run_dir(args.run_dir, job, resume)
+    join_with = _join_with(args.secret_file)  # before the secret is taken from the environment
     secret = given_secret(args.secret_file, os.environ)
     num_workers = config.parallel.pipelines * config.parallel.stages
     emulated = f" on emulated devices ({config.device.emulate})" if config.device.emulate else ""
@@ -151,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
             view=view,
             faults=faults,
             secret=secret,
-            join_with=_join_with(args.secret_file) if secret else "",
+            join_with=join_with,
             accepted=Accepted(job=args.changed_job, data=args.changed_data),
         )
         view.close()
@@ -232,11 +233,11 @@ def _starter(config: RunConfig) -> Starter:
 
 
 def _join_with(secret_file: str | None) -> str:
-    """For those who join a run whose secret is not in its directory."""
-    path = secret_file or (
-        "" if os.environ.get(SECRET_VARIABLE) else os.environ[SECRET_FILE_VARIABLE]
-    )
-    return f"--secret-file {shlex.quote(path)}" if path else f"(with {SECRET_VARIABLE} set)"
+    """For those who join a run whose secret is not in its directory; empty: it is there."""
+    if not secret_file and os.environ.get(SECRET_VARIABLE):
+        return f"(with {SECRET_VARIABLE} set)"
+    path = secret_file or os.environ.get(SECRET_FILE_VARIABLE)
+    return f"--secret-file {shlex.quote(path)}" if path else ""
 
 
 def _unfired(faults: Sequence[Fault], summary: Summary) -> str:

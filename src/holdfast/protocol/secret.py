@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from holdfast.errors import ConfigError
@@ -28,15 +28,19 @@ def new_secret() -> bytes:
     return secrets.token_bytes(SECRET_BYTES)
 
 
-def given_secret(path: str | None, environment: Mapping[str, str]) -> bytes | None:
-    """From ``--secret-file``, else from the environment; None: nobody has given one."""
+def given_secret(path: str | None, environment: MutableMapping[str, str]) -> bytes | None:
+    """From ``--secret-file``, else from the environment; None: nobody has given one.
+
+    The environment does not have it any more: a job's code may run in this process, and start
+    others.
+    """
+    text = environment.pop(SECRET_VARIABLE, "")
+    named = environment.pop(SECRET_FILE_VARIABLE, "")
     if path:
         return read_secret(Path(path), "--secret-file")
-    if text := environment.get(SECRET_VARIABLE):
+    if text:
         return _decoded(text, SECRET_VARIABLE)
-    if path := environment.get(SECRET_FILE_VARIABLE):
-        return read_secret(Path(path), SECRET_FILE_VARIABLE)
-    return None
+    return read_secret(Path(named), SECRET_FILE_VARIABLE) if named else None
 
 
 def read_secret(path: Path, source: str) -> bytes:
@@ -47,6 +51,11 @@ def read_secret(path: Path, source: str) -> bytes:
             text = file.read(_MOST_BYTES) if stat.S_ISREG(found.st_mode) else b""
     except OSError as why:
         raise ConfigError(f"{source} {path}: cannot be read ({why.strerror})") from why
+    if found.st_uid != os.geteuid():  # whoever it belongs to knows it, and can change it
+        raise ConfigError(
+            f"{source} {path}: belongs to user id {found.st_uid}; expected your own, "
+            f"{os.geteuid()}; use a file of your own"
+        )
     if found.st_mode & 0o077:
         mode = stat.S_IMODE(found.st_mode)
         raise ConfigError(
