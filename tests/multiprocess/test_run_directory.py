@@ -72,7 +72,8 @@ def test_a_secret_of_the_users_own_is_used_and_not_copied(tmp_path, monkeypatch)
     own.write_text("12" * 32)
     own.chmod(0o600)
     job = jobs.small(tmp_path)
-    run = runs.threads(job, tmp_path / "a", "--secret-file", str(own), steps=1)
+    monkeypatch.chdir(tmp_path)
+    run = runs.threads(job, tmp_path / "a", "--secret-file", "own", steps=1)
     assert f" --secret-file {own}\n" in runs.finished(run).stdout
     assert not (tmp_path / "a" / "secret").exists()
     monkeypatch.setenv("HOLDFAST_SECRET", "34" * 32)
@@ -104,4 +105,4 @@ def test_r3_whatever_the_workers_are_told_of_is_absolute(tmp_path, monkeypatch):
     checkpoint = str(tmp_path / "run" / "checkpoints" / "step-00000004")
     assert {message.checkpoint for message in assigned} == {"", checkpoint}
     assert "join with: holdfast worker --join 127.0.0.1:" in first.stdout
-    assert " --run-dir run\n" in first.stdout
+    assert f" --run-dir {tmp_path / 'run'}\n" in first.stdout

@@ -233,11 +233,14 @@ def _starter(config: RunConfig) -> Starter:
 
 
 def _join_with(secret_file: str | None) -> str:
-    """For those who join a run whose secret is not in its directory; empty: it is there."""
+    """For those who join a run whose secret is not in its directory; empty: it is there.
+
+    They may be in another working directory.
+    """
     if not secret_file and os.environ.get(SECRET_VARIABLE):
         return f"(with {SECRET_VARIABLE} set)"
     path = secret_file or os.environ.get(SECRET_FILE_VARIABLE)
-    return f"--secret-file {shlex.quote(path)}" if path else ""
+    return f"--secret-file {shlex.quote(str(Path(path).absolute()))}" if path else ""
 
 
 def _unfired(faults: Sequence[Fault], summary: Summary) -> str:

@@ -264,7 +264,6 @@ def launch(
     check_run_dir(run_dir, resume)
     check_logs(run_dir, config)
     schedule = read_schedule(config)
-    shown = str(run_dir)
     # Whoever is told of a path may have another working directory.
     config, run_dir, resume = _absolute(config, run_dir, resume)
     continues = resume is not None and same_place(resume.run_dir, run_dir)
@@ -278,7 +277,7 @@ def launch(
         resume,
         faults=faults,
         address=str(access),
-        join_with=join_with or f"--run-dir {shlex.quote(shown)}",
+        join_with=join_with or f"--run-dir {shlex.quote(str(run_dir))}",
         schedule=schedule,
         now=time.monotonic,
         run_id=secrets.token_hex(8),
