@@ -12,13 +12,14 @@ from holdfast.protocol.connection import connect
 from holdfast.protocol.secret import taken_over
 from holdfast.protocol.spec import Access
 
-_CONNECT_LIMIT_S = 10.0
-
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser("agent", help="(internal) starts and watches workers for train")
     parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="the launcher")
     parser.add_argument("--generation", type=int, required=True, help="which launch of the run")
+    parser.add_argument(
+        "--limit", type=float, required=True, metavar="S", help="how long it tries to get in"
+    )
     parser.set_defaults(run=run)
 
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.runtime import process, warm  # torch: a second that only this process pays
 
     try:
-        connection, _ = connect(access, AGENT, "", _CONNECT_LIMIT_S)
+        connection, _ = connect(access, AGENT, "", args.limit)
     except HoldfastError:
         return 1  # the launcher has ended meanwhile and needs no word from here
     return Agent(connection, access, warm.prepare, process.run_process).run()

@@ -93,6 +93,8 @@ class AgentProcess:
     def start(self, access: Access, order: StartWorkers) -> None:
         descriptor = hand_over(access.secret)
         words = ["agent", "--connect", str(access), "--generation", str(access.generation)]
+        # Strangers may crowd the door for longer than a moment.
+        words += ["--limit", str(self._config.workers.start_limit_s)]
         with held_back():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast", *words],

@@ -34,7 +34,6 @@ from holdfast.transport.tcp import TcpTransport
 _KILLED = 137  # as a shell tells of SIGKILL
 CUT_OFF = 75  # exit code of a worker that the launcher does not talk to any more
 _PR_SET_NAME = 15
-_CONNECT_LIMIT_S = 10.0
 _END_LIMIT_S = 60.0  # of a worker that was told to stop, or that the run has given up
 
 
@@ -78,8 +77,9 @@ def run_worker(
     woken: threading.Event | None = None,
 ) -> int:
     """``woken``: this worker is a thread; set it to wake one that was made to hang."""
+    limit_s = spec.config.workers.start_limit_s  # strangers may crowd the door
     try:
-        connection, _ = connect(spec.access, WORKER_ROLE, str(spec.worker), _CONNECT_LIMIT_S)
+        connection, _ = connect(spec.access, WORKER_ROLE, str(spec.worker), limit_s)
     except HoldfastError:
         return 1  # the run is over already; there is nobody to tell
     link = ControlLink(
