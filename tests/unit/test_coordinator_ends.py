@@ -127,3 +127,54 @@ def test_an_interrupted_run_whose_last_step_fails_ends_before_it():
 def test_whatever_the_coordinator_understands_somebody_may_say():
     handled = set(World().run._handlers)
     assert handled - {kind for kinds in _MAY_SAY.values() for kind in kinds} == set()
+
+
+# --- what is said at a fatal end ---
+
+
+def saved_step_3(world):
+    world.step(3)
+    world.part("0.0", 0, 3)
+    world.part("0.1", 1, 3)
+
+
+def test_a_job_that_raises_right_after_a_checkpoint_says_how_to_go_on_from_it():
+    world = World().start()
+    saved_step_3(world)
+    world.handle(failed(world, 3))
+    assert isinstance(world.run.failure, ConfigError)
+    assert str(world.run.failure) == (
+        "the data set X raised OSError for sample 7; all workers were stopped. "
+        "Go on from the last checkpoint with: holdfast train --resume runs/x"
+    )
+
+
+def test_a_job_that_raises_before_any_checkpoint_says_only_what_it_raised():
+    world = World().start()
+    world.handle(failed(world, 0))
+    assert str(world.run.failure) == "the data set X raised OSError for sample 7"
+
+
+def worker_failed(worker="0.1", code=1):
+    return messages.Failed(
+        worker=worker, lost="", exit_code=code, reason="RuntimeError: step", details="Traceback"
+    )
+
+
+@pytest.mark.parametrize(("code", "who"), [(1, "worker 0.1: "), (2, "")])
+def test_a_worker_that_fails_after_a_checkpoint_says_how_to_go_on_from_it(code, who):
+    world = World().start()
+    saved_step_3(world)
+    world.step()
+    world.handle(worker_failed(code=code))
+    why = str(world.run.failure)
+    assert why.startswith(f"{who}RuntimeError: step; all workers were stopped. Go on from the last")
+    assert "--resume runs/x" in why
+    assert world.run.failure.exit_code == code
+
+
+def test_a_worker_that_fails_while_the_run_starts_gets_no_advice():
+    world = World()
+    world.come("0.0")
+    world.handle(worker_failed("0.0", code=2))
+    assert str(world.run.failure) == "RuntimeError: step"

@@ -343,10 +343,9 @@ class Coordinator:
         run = self.run
         if failed.epoch != run.epoch:
             return []  # all were told to stop since; it tries again, or somebody else does
-        kind = ConfigError if failed.exit_code == ConfigError.exit_code else HoldfastError
-        why = failed.reason if kind is ConfigError else f"worker {failed.worker}: {failed.reason}"
+        kind, why = _told(failed)
         if failed.step <= run.start[1]:
-            return self.fail(kind(why), at_s, failed.details)
+            return self.fail(kind(run.with_advice(why)), at_s, failed.details)
         run.end_early(why, at_s)
         self.details = self.details or failed.details
         run.end_step, run.end_decided = min(run.end_step, failed.step), False
@@ -366,9 +365,8 @@ class Coordinator:
             return self._notices.on_failed(failed, at_s)
         if failed.scarce and not self.starting:
             return self._notices.gave_up(parse_worker(failed.worker), failed.reason, at_s)
-        kind = ConfigError if failed.exit_code == ConfigError.exit_code else HoldfastError
-        who = "" if kind is ConfigError else f"worker {failed.worker}: "
-        return self.fail(kind(who + failed.reason), at_s, failed.details)
+        kind, why = _told(failed)
+        return self.fail(kind(self.run.with_advice(why)), at_s, failed.details)
 
     # --- what comes next ---
 
@@ -491,3 +489,10 @@ class Coordinator:
             return []
         better = self._plans.better(self.reports.steps_left)
         return self._switching.begin(better, "better plan", at_s) if better else []
+
+
+def _told(failed: messages.Failed | messages.JobFailed) -> tuple[type[HoldfastError], str]:
+    """What the user has done is said without the worker that found it."""
+    if failed.exit_code == ConfigError.exit_code:
+        return ConfigError, failed.reason
+    return HoldfastError, f"worker {failed.worker}: {failed.reason}"

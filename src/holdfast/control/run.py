@@ -180,13 +180,21 @@ class Run:
             return f"Go on from the same checkpoint with: {command}"
         return "No checkpoint was written yet: start again (checkpoint.every_steps sets how often)"
 
+    def with_advice(self, why: str) -> str:
+        """And how to go on, if there is a checkpoint to go on from."""
+        has_trained = self.phase not in BEFORE_TRAINING
+        return self._stopped(why) if has_trained and self.start[0] else why
+
+    def _stopped(self, why: str) -> str:
+        return f"{why}; all workers were stopped. {self.advice}"
+
     def end_early(self, why: str, at_s: float) -> None:
         """At the next step, with a checkpoint. What came first stays the reason."""
         if self.interrupted_s is None:
             self.interrupted_s, self.end_reason = at_s, why
 
     def ended_early(self) -> HoldfastError:
-        return HoldfastError(f"{self.end_reason}; all workers were stopped. {self.advice}")
+        return HoldfastError(self._stopped(self.end_reason))
 
     def log(self, stage: int | None = None) -> dict[str, object]:
         """As the workers are told of it; empty: nothing is logged."""
