@@ -105,7 +105,7 @@ class GradientsConfig:
     """exact: sums in 64-bit fixed point, same bits whoever ran what; fast: sums in fp32."""
 
     nonfinite: Literal["skip", "stop"] = "skip"
-    """A step whose gradient holds NaN or Inf is left out, or ends the run."""
+    """A step whose gradient holds NaN or Inf is left out; stop: one such step ends the run."""
 
     nonfinite_limit: int = 10
     """After so many such steps in a row the run ends, with a checkpoint; 0: never."""

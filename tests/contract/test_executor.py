@@ -428,11 +428,3 @@ def test_a_nan_in_one_step_leaves_that_step_out_for_everyone():
             assert [report.skipped for report in run.reports[worker]] == [False, True, False]
     assert trusting.reports[ALICE][1].taken_back
     assert not trusting.reports[ALICE][0].taken_back
-
-
-def test_a_nan_ends_the_run_if_the_user_wants_that():
-    batches = Batches(tuples_job(), 0, MICROBATCHES)
-    poison = partial(tuples_job, None, batches.indices(0, 0)[0])
-    run = cluster(plain(1, 1), poison, gradients={"nonfinite": "stop"})
-    with pytest.raises(HoldfastError, match=r"step 0 holds NaN or Inf.*lower the learning rate"):
-        run.run()

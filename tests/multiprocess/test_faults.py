@@ -175,7 +175,8 @@ def test_a_gradient_that_is_not_finite_ends_the_run_if_asked_to(tmp_path):
     stop = runs.settings("gradients.nonfinite=stop")
     outcome = runs.threads(job, tmp_path / "run", *runs.layout("1x2"), *stop)
     assert outcome.exit_code == HoldfastError.exit_code
-    assert_one_line(outcome, "the gradient of step 0 holds NaN or Inf and gradients.nonfinite=stop")
+    why = ("NaN or Inf in step 1, first in the loss (gradients.nonfinite=stop)", "--resume")
+    assert_one_line(outcome, *why)
     skipping = runs.threads(job, tmp_path / "skip", *runs.layout("1x2"), steps=3)
     assert_one_line(skipping, "NaN or Inf in all of steps 1 to 3", "nothing was trained")
     assert skipping.summary["skipped_steps"] == [0, 1, 2]

@@ -60,5 +60,9 @@ def test_the_poisoned_step_is_left_out_and_the_result_is_the_same_everywhere(
 def test_the_run_can_be_told_to_stop_instead(tmp_path, capfd) -> None:
     code, summary = run(tmp_path, "stop", "nan", "--set", "gradients.nonfinite=stop")
     assert code == 1
-    assert "NaN or Inf" in summary["outcome"]
+    [bad, *_] = summary["skipped_steps"]
+    assert f"NaN or Inf in step {bad + 1}, first in the loss" in summary["outcome"]
+    assert "(gradients.nonfinite=stop)" in summary["outcome"]
     assert "lower the learning rate" in capfd.readouterr().err
+    saved = sorted((tmp_path / "stop" / "checkpoints").glob("step-*"))
+    assert int(saved[-1].name.removeprefix("step-")) > bad, "the end was not saved"

@@ -41,6 +41,60 @@ def test_nan_in_so_many_steps_in_a_row_ends_the_run_with_a_checkpoint(nonfinite,
     assert world.run.failure.exit_code == 1
 
 
+def test_one_such_step_ends_the_run_with_a_checkpoint_if_the_user_wants_that():
+    world = World(gradients={"nonfinite": "stop", "nonfinite_limit": 0}).start()
+    world.step(2)
+    skipped_step(world, nonfinite=(1,))
+    assert sent(world.effects, messages.Proceed)["0.0"].end_step == 3
+    text = str(world.run.failure)
+    assert text.startswith("NaN or Inf in step 3, first in the gradient of stage 1")
+    assert "(gradients.nonfinite=stop)" in text
+
+
+def nan_loss(world):
+    """The step counts, but its loss is not a number."""
+    for actor in world.live():
+        losses = [(m, float("nan")) for m in range(4)] if actor.stage == 1 else []
+        actor.reduced += 1
+        world.handle(report(actor.name, actor.reduced - 1, losses))
+    world.pump()
+
+
+def test_a_loss_that_is_not_finite_counts_though_the_gradients_are():
+    world = World(gradients={"nonfinite_limit": 3}).start()
+    world.step(2)
+    nan_loss(world)
+    skipped_step(world)
+    assert not world.run.over
+    nan_loss(world)
+    assert str(world.run.failure).startswith(
+        "NaN or Inf in all of steps 3 to 5, first in the loss (gradients.nonfinite_limit=3)"
+    )
+
+
+def test_a_run_without_one_finite_loss_is_an_error_though_it_trained():
+    world = World(steps=3).start()
+    for _ in range(3):
+        nan_loss(world)
+    world._finish()
+    world.pump()
+    assert "NaN or Inf in all of steps 1 to 3, first in the loss: no loss was a number" in str(
+        world.run.failure
+    )
+
+
+def test_a_row_that_was_too_long_ends_the_run_though_a_good_step_is_counted_before_it_is_asked():
+    world = World(2, 2, gradients={"nonfinite_limit": 1}).start()
+    for name, stage in world.stages.items():
+        if name != "1.0":
+            losses = [(m, 1.0) for m in range(4)] if stage == 1 else []
+            world.handle(report(name, 0, losses, skipped=True))
+            world.handle(report(name, 1, losses))
+    assert not world.run.run.interrupted_s
+    world.die("1.0")
+    assert world.run.run.interrupted_s is not None
+
+
 def test_a_good_step_between_makes_it_no_row():
     world = World(gradients={"nonfinite_limit": 2}).start()
     for _ in range(4):

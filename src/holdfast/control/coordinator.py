@@ -414,7 +414,7 @@ class Coordinator:
     def _next(self, at_s: float) -> list[Effect]:
         if self.run.phase is not RunPhase.TRAINING:
             return []
-        if why := self.reports.nonfinite.reason():
+        if why := self.reports.nonfinite.reason:
             self.run.end_early(why, at_s)
         ordered = [] if self._ending else self._joining.ordered(self.reports.next_step, at_s)
         if not self._quiet:

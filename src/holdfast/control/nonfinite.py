@@ -1,7 +1,7 @@
-"""Steps that were left out because a gradient held NaN or Inf: how many in a row are too many.
+"""Steps with NaN or Inf, in a gradient or in the loss: how many in a row are too many.
 
-Such a step changes nothing, so a model that has diverged stays as it is: only other data could
-help. The state is that of the last good step, and worth a checkpoint.
+A step whose gradient has it is left out and changes nothing, so a model that has diverged stays as
+it is: only other data could help. The state is worth a checkpoint.
 """
 
 import math
@@ -20,7 +20,8 @@ class Nonfinite:
         self._run = run
         self._first = self._last = -1  # steps of the present row; -1: the last step was good
         self._where = ""  # it was seen first
-        self._num_good = 0
+        self._num_good = self._num_trained = 0
+        self.reason = ""  # why the run is to end; empty: it goes on
 
     def note(
         self,
@@ -28,7 +29,9 @@ class Nonfinite:
         reports: Mapping[WorkerId, messages.StepReport],
         losses: Sequence[float],
     ) -> None:
-        if not any(report.skipped for report in reports.values()):
+        is_skipped = any(report.skipped for report in reports.values())
+        self._num_trained += not is_skipped
+        if not is_skipped and all(map(math.isfinite, losses)):
             self._num_good += 1
             self._first = self._last = -1
             return
@@ -36,17 +39,23 @@ class Nonfinite:
             self._first = step
             self._where = self._seen_in(reports, losses)
         self._last = step
+        self.reason = self.reason or self._too_many()
 
-    def reason(self) -> str:
-        """Why the run is to end; empty: it goes on."""
-        limit = self._run.config.gradients.nonfinite_limit
-        too_many = limit and self._first >= 0 and self._last - self._first + 1 >= limit
-        return f"{self._story()} (gradients.nonfinite_limit={limit}): {_CURE}" if too_many else ""
+    def _too_many(self) -> str:
+        """Kept when it is found: a good step may be counted before anybody asks."""
+        gradients = self._run.config.gradients
+        limit, setting = gradients.nonfinite_limit, f"nonfinite_limit={gradients.nonfinite_limit}"
+        if gradients.nonfinite == "stop":
+            limit, setting = 1, "nonfinite=stop"
+        if not limit or self._last - self._first + 1 < limit:
+            return ""
+        return f"{self._story()} (gradients.{setting}): {_CURE}"
 
     def check_end(self, advice: str) -> None:
-        """A run of a few steps that were all left out has trained nothing."""
+        """A run of a few steps that were all bad is no success."""
         if self._first >= 0 and not self._num_good:
-            raise HoldfastError(f"{self._story()}: nothing was trained; {_CURE}. {advice}")
+            result = "no loss was a number" if self._num_trained else "nothing was trained"
+            raise HoldfastError(f"{self._story()}: {result}; {_CURE}. {advice}")
 
     def _story(self) -> str:
         first, last = self._first + 1, self._last + 1

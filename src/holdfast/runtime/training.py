@@ -12,7 +12,6 @@ from typing import Any
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
-from holdfast.errors import HoldfastError
 from holdfast.job import Batches, Job
 from holdfast.protocol import messages
 from holdfast.runtime.activity import Activity
@@ -310,11 +309,6 @@ class StageTraining:
     def _on_commit(self, committed: Committed, record: StepRecord) -> None:
         verdict, totals = committed.verdict, committed.result.totals
         self._ran("the optimizer or its LR schedule")
-        if verdict.skip and self._config.gradients.nonfinite == "stop":
-            raise HoldfastError(
-                f"the gradient of step {committed.step} holds NaN or Inf and "
-                "gradients.nonfinite=stop; lower the learning rate, or set it to skip"
-            )
         report = messages.StepReport(
             worker=str(self._me),
             step=committed.step,
