@@ -16,6 +16,7 @@ from holdfast.config import RunConfig, config_from
 from holdfast.errors import HoldfastError, PeerLost
 from holdfast.job import Batches, Job
 from holdfast.protocol import messages
+from holdfast.runtime import saving
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.training import StageTraining
 from holdfast.schedule.generate import one_f_one_b
@@ -185,6 +186,8 @@ class Cluster:
     transports: dict[WorkerId, Recording] = field(default_factory=dict)
     trainings: dict[WorkerId, StageTraining] = field(default_factory=dict)
     reports: dict[WorkerId, list[messages.StepReport]] = field(default_factory=dict)
+    parts: list[messages.CheckpointPart] = field(default_factory=list)
+    check: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         lanes = loads(self.schedule).lanes
@@ -214,7 +217,7 @@ class Cluster:
             transport=self.transports[worker],
             assign=self._assign(worker),
             tell=partial(self._hear, worker),
-            check=lambda: None,
+            check=lambda: self.check(),
             injector=Injector([], lambda *_: None),
             compute=compute,
         )
@@ -222,6 +225,8 @@ class Cluster:
     def _hear(self, worker: WorkerId, message: messages.Message) -> None:
         if isinstance(message, messages.StepReport):
             self.reports.setdefault(worker, []).append(message)
+        if isinstance(message, messages.CheckpointPart):
+            self.parts.append(message)
 
     def _assign(self, worker: WorkerId) -> messages.Assign:
         return messages.Assign(
@@ -428,3 +433,22 @@ def test_a_nan_in_one_step_leaves_that_step_out_for_everyone():
             assert [report.skipped for report in run.reports[worker]] == [False, True, False]
     assert trusting.reports[ALICE][1].taken_back
     assert not trusting.reports[ALICE][0].taken_back
+
+
+def test_a_worker_ends_only_when_its_last_part_is_on_disk_however_long_that_takes(
+    tmp_path, monkeypatch
+):
+    begun, freed = threading.Event(), threading.Event()
+
+    def write(folder, tensors):
+        begun.set()
+        assert freed.wait(20)
+        return {}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(saving, "write_part", write)
+    run = cluster(plain(1, 1), checkpoint={"every_steps": 0, "at_end": True})
+    run.trainings[ALICE]._saver._limit_s = 0.0
+    run.check = lambda: freed.set() if begun.is_set() else None  # asked while it waits
+    run.run()
+    assert [part.step for part in run.parts] == [STEPS]

@@ -121,3 +121,16 @@ def test_the_last_part_is_written_without_a_thread_if_there_is_none(told, monkey
     assert told.saver.wait()
     assert (told.failed.keys(), told.written.keys()) == (set(), {3})
     assert told.saver.has(3)
+
+
+def test_a_saver_is_busy_until_its_part_is_on_disk_or_given_up(tmp_path, monkeypatch):
+    freed = threading.Event()
+    monkeypatch.setattr(saving, "write_part", lambda folder, tensors: freed.wait(20) and {})
+    told = Told(tmp_path)
+    assert not told.saver.is_busy
+    told.write(3)
+    assert told.saver.is_busy
+    assert not told.saver.wait(0.0)
+    freed.set()
+    assert told.saver.wait()
+    assert not told.saver.is_busy

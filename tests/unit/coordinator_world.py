@@ -142,6 +142,7 @@ class Actor:
     has_finished: bool = False
     mute: bool = False
     silent: bool = False
+    saving: bool = False  # it writes a part of a checkpoint
     operation: str = ""  # that it is busy with
     number: int = -1
     since_s: float = 0.0
@@ -305,6 +306,7 @@ class World:
             microbatch=0,
             busy_s=self.at_s - actor.since_s,
             longest=dict(actor.longest),
+            saving=actor.saving,
         )
         return self.handle(beat)
 

@@ -474,14 +474,78 @@ def test_a_second_interrupt_stops_at_once() -> None:
 
 
 def test_an_interrupt_that_leads_to_nothing_stops_after_half_a_minute() -> None:
-    world = World().start()
-    world.actors["0.0"].mute = True
-    world.take(world.run.interrupt(world.at_s))
-    world.pump()
+    world = in_its_last_step()
     world.tick(29.0)
     assert not world.run.over
     world.tick(2.0)
     assert world.run.phase is RunPhase.FAILED
+
+
+def in_its_last_step() -> World:
+    """Three steps are measured; it is interrupted in the fourth, which one worker has done."""
+    world = World().start()
+    world.step(3)
+    world.run_step(world.actors["0.1"])
+    world.take(world.run.interrupt(world.at_s))
+    world.pump()
+    assert world.last_proceed.end_step == 4
+    return world
+
+
+def test_no_limit_counts_while_a_part_of_the_checkpoint_is_being_written() -> None:
+    world = in_its_last_step()
+    world.actors["0.0"].saving = True
+    world.tick(500.0)
+    assert not world.run.over
+    world.actors["0.0"].saving = False  # another holder is asked, and begins
+    world.tick(29.0)
+    world.actors["1.0"].saving = True
+    world.tick(500.0)
+    assert not world.run.over
+    effects = world.take(world.run.interrupt(world.at_s))
+    assert world.run.phase is RunPhase.FAILED, "a second signal still ends it at once"
+    assert len(sent(effects, messages.Stop)) == 4
+
+
+def test_an_interrupt_in_the_first_steps_may_take_as_long_as_a_start() -> None:
+    world = World(workers={"silence_limit_s": 60.0, "start_limit_s": 700.0}).start()
+    world.run_step(world.actors["0.1"])
+    world.take(world.run.interrupt(world.at_s))
+    world.pump()
+    world.tick(699.0)
+    assert not world.run.over
+    world.tick(2.0)
+    assert world.run.phase is RunPhase.FAILED
+
+
+def test_what_saving_took_so_far_is_added_to_the_limit() -> None:
+    world = World().start()
+    world.step(3)
+    world.part("0.0", 0, 3, took_s=50.0)
+    world.part("0.1", 1, 3)
+    world.run_step(world.actors["0.1"])
+    world.take(world.run.interrupt(world.at_s))
+    world.pump()
+    world.tick(79.0)
+    assert not world.run.over
+    world.tick(2.0)
+    assert world.run.phase is RunPhase.FAILED
+
+
+def test_one_that_waits_for_its_disk_is_not_lost_for_not_stopping() -> None:
+    world = World().start()
+    world.step(3)
+    slow, stuck = world.actors["0.0"], world.actors["1.1"]
+    slow.mute = slow.saving = stuck.mute = True
+    world.tick()
+    world.take(world.run.interrupt(world.at_s))
+    world.pump()
+    world.tick(25.0)
+    assert world.stages.keys() == {"0.0", "0.1", "1.0"}
+    slow.mute = slow.saving = False
+    world.pump()
+    assert not emitted(world.effects, events.WentBack)
+    assert "0.0" in world.stages
 
 
 # --- the clock ---

@@ -140,9 +140,13 @@ class Changes:
         clock = self._run.clock
         # Whoever replays loads the job first, and hears nothing meanwhile.
         loads_s = clock.start_limit_s if self._run.rebuilds else 0.0
-        if at_s - change.halted_s <= max(clock.answer_s, loads_s):
+        late_s = at_s - change.halted_s - max(clock.answer_s, loads_s)
+        if late_s <= 0:
             return []
-        return [worker for worker in self._halted() if worker not in change.tells]
+        # Whoever has to wait until its part is on disk, before the next one, cannot stop either.
+        most_s = max(clock.wait_s, clock.start_limit_s)  # as it was told, early or late
+        saving = self._run.saving if late_s <= most_s else set[WorkerId]()
+        return [w for w in self._halted() if w not in change.tells and w not in saving]
 
     # --- plan and go ---
 

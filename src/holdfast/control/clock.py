@@ -47,8 +47,9 @@ class Clock:
 
     @property
     def interrupt_s(self) -> float:
-        """Time to end the running steps and to save, before a run that is to end is just ended."""
-        return max(_LEAST_INTERRUPT_S, _STEPS_TO_END * self.step_s)
+        """Time to end the running steps, before a run that is to end is just ended."""
+        least_s = _LEAST_INTERRUPT_S if self.measured else self._first_s
+        return max(least_s, _STEPS_TO_END * self.step_s)
 
     @property
     def wait_s(self) -> float:

@@ -13,6 +13,7 @@ from holdfast.config import RunConfig
 from holdfast.control import membership as m
 from holdfast.control.change import Changes
 from holdfast.control.checks import NOTHING, Accepted
+from holdfast.control.deadline import Deadline
 from holdfast.control.effects import (
     AskStack,
     Effect,
@@ -91,6 +92,7 @@ class Coordinator:
             self._replacing,
         )
         self._log_policy = LogPolicy(run, self.reports)
+        self._deadline = Deadline(run)
         self._save_interval = SaveInterval(run, self.reports)
         self._losses, self._work = losses, work
         self._progress = Progress(config.workers.stuck_limit_s, config.workers.start_limit_s)
@@ -269,6 +271,7 @@ class Coordinator:
     def _on_heartbeat(self, beat: messages.Heartbeat, at_s: float) -> list[Effect]:
         worker = parse_worker(beat.worker)
         self._work.note(worker, beat.epoch, beat.step, beat.done, beat.attempt)
+        self._deadline.note_beat(worker, beat)
         if worker in self.run.stages:
             self._progress.note(worker, self.run.stages[worker], beat)
         return []
@@ -324,6 +327,7 @@ class Coordinator:
 
     def _on_part(self, part: messages.CheckpointPart, at_s: float) -> list[Effect]:
         self._save_interval.on_part(part)
+        self._deadline.note_part(part)
         return self._checkpoints.on_part(part)
 
     def _on_part_failed(self, failed: messages.PartFailed, at_s: float) -> list[Effect]:
@@ -374,8 +378,7 @@ class Coordinator:
         if self.starting:
             self._starting.tick(at_s)
             return []
-        since_s = self.run.interrupted_s
-        if since_s is not None and at_s - since_s > self.run.clock.interrupt_s:
+        if self._deadline.is_over(at_s):
             raise self.run.ended_early()
         if self._quiet and not self._ending:
             return [*self._look(at_s), *self._replacing.due(at_s), *self._try_better(at_s)]

@@ -99,6 +99,7 @@ class Run:
     sealed: int | None = None  # step of the newest whole checkpoint of this run
     parts: dict[str, tuple[WorkerId, int]] = field(default_factory=dict)
     """Directories that workers write parts of checkpoints to: whose each is, and of which stage."""
+    saving: set[WorkerId] = field(default_factory=set)  # those who write a part now
     stop_s: float = 0.1  # how long the last change held everyone up
     copy_s: float = 1.0  # how long the last joiner took for its copy
     saves: list[tuple[int, int]] = field(default_factory=list)  # as in messages.SaveAt

@@ -249,6 +249,7 @@ class Heartbeat:
     microbatch: int  # -1: none
     busy_s: float  # how long it has been in it, by its own clock
     longest: dict[str, float]  # seconds, of each kind that it has ended since the last heartbeat
+    saving: bool = False  # it writes a part of a checkpoint, or tries to once more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,10 +156,15 @@ class StageSaver:
                     raise
                 time.sleep(pause_s)
 
-    def wait(self) -> bool:
+    @property
+    def is_busy(self) -> bool:
+        thread = self._thread  # once: another thread may take it away
+        return thread is not None and thread.is_alive()
+
+    def wait(self, limit_s: float | None = None) -> bool:
         """Until the last part is on disk, or given up; False: it is still being written."""
         if self._thread is not None:
-            self._thread.join(self._limit_s)
+            self._thread.join(self._limit_s if limit_s is None else limit_s)
             if self._thread.is_alive():
                 return False
             self._thread = None

@@ -41,6 +41,7 @@ from holdfast.transport.base import Channel, Tag, Transport
 
 _NOWHERE = -2  # far behind every stage
 _FLUSH_LIMIT_S = 10.0
+_LOOK_S = 0.05
 
 
 class StageTraining:
@@ -64,6 +65,7 @@ class StageTraining:
         self._ran = ran
         self._me, self._config, self._transport, self._tell = me, config, transport, tell
         self._number, self._wait_s, self._injector = assign.stage, assign.wait_s, injector
+        self._check = check
         self._clip_norm = job.clip_norm
         builder = Builder(job, config, assign.cut, compute, ran)
         self.ledger, self.activity = Ledger(), Activity()
@@ -349,14 +351,24 @@ class StageTraining:
         if self.save_times.is_due(version) and version < self._end_step:
             self._save(version)
 
+    @property
+    def is_saving(self) -> bool:
+        return self._saver.is_busy
+
     def _save_at_end(self, version: int) -> None:
         """The last version, also of a run that ends early: then it is to be resumed."""
+        self._wait_for_saver()
         cut_short = version < self._config.train.steps
         is_wanted = self._config.checkpoint.at_end or cut_short
         if is_wanted or self.save_times.is_due(version):
             self._save(version, is_last=is_wanted)
-        self._saver.wait()
+        self._wait_for_saver()
         self._ended_at = version
+
+    def _wait_for_saver(self) -> None:
+        """However long it takes: nothing is left to do, and what is not written is lost."""
+        while not self._saver.wait(_LOOK_S):
+            self._check()
 
     def _is_writer(self, version: int) -> bool:
         chosen = self._writers.get(version, {}).get(str(self._number))

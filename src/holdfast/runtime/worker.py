@@ -275,6 +275,7 @@ class Worker:
             microbatch=busy.microbatch if busy else -1,
             busy_s=training.activity.busy_s(busy) if training and busy else 0.0,
             longest={} if training is None else training.activity.take_longest(),
+            saving=training is not None and training.is_saving,
         )
 
     def tell_fault(self, fired: messages.Message) -> None:

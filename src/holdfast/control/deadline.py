@@ -1,0 +1,31 @@
+"""How long a run that is to end early may take to end its steps and to save them.
+
+What is not saved is lost, so nobody is hurried who saves: a second signal still ends all at once.
+"""
+
+from holdfast.cluster import WorkerId
+from holdfast.control.run import Run
+from holdfast.protocol import messages
+
+
+class Deadline:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._part_s = 0.0  # the longest that a part took
+        self._saved_s = 0.0  # when somebody was last seen to save
+
+    def note_beat(self, worker: WorkerId, beat: messages.Heartbeat) -> None:
+        (self._run.saving.add if beat.saving else self._run.saving.discard)(worker)
+
+    def note_part(self, part: messages.CheckpointPart) -> None:
+        self._part_s = max(self._part_s, part.took_s)
+
+    def is_over(self, at_s: float) -> bool:
+        """Counted from the signal, or from when nobody saves any more."""
+        run = self._run
+        if run.interrupted_s is None:
+            return False
+        if run.saving & run.stages.keys():
+            self._saved_s = at_s
+        since_s = max(run.interrupted_s, self._saved_s)
+        return at_s - since_s > run.clock.interrupt_s + self._part_s
