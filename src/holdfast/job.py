@@ -9,7 +9,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -237,11 +237,17 @@ class Batches:
         # A data set may draw random numbers, e.g. to augment: the same ones on every worker and
         # in every try.
         with _seeded(_key("augment", self._seed, step, microbatch)):
-            samples = [self._sample(index, where) for index in self.indices(step, microbatch)]
-            try:
+            with self._named(f"for its order of samples ({where})"):
+                indices = self.indices(step, microbatch)
+            samples = []
+            for index in indices:
+                with self._named(f"for sample {index} ({where})"):
+                    samples.append(self._data[index])
+            with _data_errors(f"cannot collate {where}: {{kind}}"):
                 return self._collate(samples)
-            except Exception as why:
-                raise DataError(f"cannot collate {where}: {_kind(why)}: {why}") from why
+
+    def _named(self, what: str) -> AbstractContextManager[None]:
+        return _data_errors(f"the data set {_kind(self._data)} raised {{kind}} {what}")
 
     def indices(self, step: int, microbatch: int) -> list[int]:
         """Which samples of the data set a micro-batch holds."""
@@ -260,14 +266,16 @@ class Batches:
             self._orders[epoch] = torch.randperm(self._num_samples, generator=generator)
         return self._orders[epoch]
 
-    def _sample(self, index: int, where: str) -> Any:
-        try:
-            return self._data[index]
-        except Exception as why:
-            raise DataError(
-                f"the data set {_kind(self._data)} raised {_kind(why)} for sample {index} "
-                f"({where}): {why}"
-            ) from why
+
+@contextmanager
+def _data_errors(story: str) -> Iterator[None]:
+    """Whatever is raised, also sys.exit() or a panic of a library in Rust; only Ctrl-C passes."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as why:
+        raise DataError(f"{story.format(kind=_kind(why))}: {why}") from why
 
 
 def _as_pair(batch: object, where: str) -> tuple[tuple[Tensor, ...], Any]:

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -13,7 +13,7 @@ from transport_harness import Background, wait_until
 
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig, config_from
-from holdfast.errors import HoldfastError, PeerLost
+from holdfast.errors import DataError, HoldfastError, JobError, PeerLost
 from holdfast.job import Batches, Job
 from holdfast.protocol import messages
 from holdfast.runtime import saving
@@ -452,3 +452,67 @@ def test_a_worker_ends_only_when_its_last_part_is_on_disk_however_long_that_take
     run.check = lambda: freed.set() if begun.is_set() else None  # asked while it waits
     run.run()
     assert [part.step for part in run.parts] == [STEPS]
+
+
+class Leaves(nn.Module):
+    """Ends the process, or tries to, when it is asked for the ninth time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.num_asked = nn.Linear(WIDTH, 2), 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.num_asked += 1
+        if self.num_asked > MICROBATCHES + 2:
+            raise SystemExit(3)
+        return self.out(values)
+
+
+def leaving_job() -> Job:
+    torch.manual_seed(11)
+    return Job(
+        layers=[Leaves()],
+        loss=nn.functional.mse_loss,
+        optimizer=partial(optim.SGD, lr=0.01),
+        data=samples(),
+        microbatch_size=2,
+    )
+
+
+def test_a_layer_that_calls_exit_is_named_and_ends_no_worker():
+    with pytest.raises(JobError) as caught:
+        cluster(plain(1, 1), leaving_job).run()
+    assert caught.value.step == 1
+    cause = caught.value.__cause__
+    assert isinstance(cause, SystemExit)
+    assert cause.__notes__ == ["in layer 0 (Leaves), input (2, 4)"]
+
+
+class BadLater(list):
+    """Samples of which none can be read any more, from some moment on."""
+
+    is_bad = False
+
+    def __getitem__(self, index):
+        if self.is_bad:
+            raise OSError("gone")
+        return super().__getitem__(index)
+
+
+def test_a_sample_that_is_bad_when_an_operation_is_run_again_is_told_with_its_step():
+    data = BadLater(samples())
+
+    def bad_later_job() -> Job:
+        return replace(tuples_job(), data=data)
+
+    run = cluster(plain(1, 2), bad_later_job, (1,))
+    run.run()
+    data.is_bad = True
+    training = run.trainings[ALICE]
+    executor = training._executor
+    executor._step, executor._attempt = STEPS - 1, 0
+    executor._routes = training.lanes.of(STEPS - 1, timeout_s=1.0)
+    with pytest.raises(JobError) as caught:
+        executor._run_again(executor._routes)
+    assert caught.value.step == STEPS - 1
+    assert isinstance(caught.value.__cause__, DataError)

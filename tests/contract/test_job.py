@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, DataError
 from holdfast.job import Batches, Job, load_job, num_tokens
 
 
@@ -382,3 +382,70 @@ def test_a_layer_whose_parameters_have_no_shape_yet_is_refused_by_name(layer, na
         refused.value
     )
     assert refused.value.exit_code == 2
+
+
+# --- what a data set raises ---
+
+
+class Panic(BaseException):
+    """As a library in Rust raises."""
+
+
+class Flaky:
+    """Raises ``why`` the first times that it is asked for its length, or for a sample."""
+
+    def __init__(self, why: BaseException, *, length: int = 0, item: int = 0) -> None:
+        self.why, self.left = why, {"length": length, "item": item}
+        self.is_open = False
+
+    def _ask(self, what: str) -> None:
+        if self.is_open and self.left[what]:
+            self.left[what] -= 1
+            raise self.why
+
+    def __len__(self) -> int:
+        self._ask("length")
+        return 8
+
+    def __getitem__(self, index: int):
+        self._ask("item")
+        return torch.ones(2), torch.ones(1)
+
+
+def broken_batches(data: Flaky, retries: int) -> Batches:
+    job = Job(
+        layers=[nn.Linear(2, 1)],
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data=data,
+        microbatch_size=2,
+    )
+    data.is_open = True
+    return Batches(job, 0, 2, retries=retries)
+
+
+WHYS = [OSError("no"), SystemExit(3), Panic("index out of bounds")]
+
+
+@pytest.mark.parametrize("why", WHYS, ids=lambda why: type(why).__name__)
+def test_whatever_a_data_set_raises_names_the_sample(why):
+    batches = broken_batches(Flaky(why, item=1), 0)
+    first = batches.indices(1, 1)[0]
+    kind = type(why).__name__
+    with pytest.raises(DataError, match=rf"Flaky raised {kind} for sample {first} \(step 2, mic"):
+        batches.load(1, 1)
+
+
+@pytest.mark.parametrize("why", WHYS, ids=lambda why: type(why).__name__)
+def test_so_does_its_length_which_is_asked_again_too(why):
+    with pytest.raises(DataError, match=f"raised {type(why).__name__} for its order of samples"):
+        broken_batches(Flaky(why, length=1), 0).load(1, 1)
+    data = Flaky(why, length=1)
+    inputs, _ = broken_batches(data, 1).load(1, 1)
+    assert data.left["length"] == 0
+    assert inputs[0].shape == (2, 2)
+
+
+def test_an_interrupt_inside_a_data_set_stays_one():
+    with pytest.raises(KeyboardInterrupt):
+        broken_batches(Flaky(KeyboardInterrupt(), item=1), 3).load(0, 0)

@@ -103,6 +103,46 @@ def test_nan_in_every_step_is_an_error(tmp_path):
     assert len(many.losses) < 200
 
 
+def test_a_sample_that_is_bad_in_a_replay_sends_all_back_and_changes_no_bit(tmp_path, calm):
+    """Each of the two stages reads it once, then whoever replays the first one: the third time."""
+    path = job(tmp_path)
+    counted = """
+        count = pathlib.Path(__file__).with_name("count")
+        if index == BAD:
+            with count.open("a") as file:
+                file.write("x")
+            if count.stat().st_size == 3:
+                raise OSError(f"cannot read file {index}")
+        phase = noise"""
+    path.write_text(path.read_text().replace("\n        phase = noise", counted))
+    count = tmp_path / "count"
+    count.unlink(missing_ok=True)
+    log = runs.settings("recovery.log=boundary", "data.retries=0", "workers.silence_limit_s=10")
+    kill = ["--fault", "kill 0.0 @ 7.reduce"]
+    done = runs.finished(train(tmp_path, "replay", path, *log, *kill, layout=runs.layout("1x2")))
+    assert done.summary["faults_fired"] == ["kill 0.0 @ 7.reduce"]
+    [back] = done.summary["went_back"]
+    assert f"raised OSError for sample {BAD} (step 5, " in back["reason"]
+    assert count.stat().st_size > 3
+    runs.assert_same_result(done, calm)
+
+
+LEAVES = """
+class Leaves(torch.optim.SGD):
+    def step(self, closure=None):
+        sys.exit(3)
+"""
+
+
+def test_an_optimizer_that_calls_exit_ends_the_run_with_its_name(tmp_path):
+    text = jobs.SMALL.replace("NUM_LAYERS", "2").replace("torch.optim.SGD(", "Leaves(")
+    text = text.replace("import torch\n", "import sys\n\nimport torch\n", 1)
+    path = jobs.write(tmp_path, "leaves", text.replace("\n\ndef job", f"\n{LEAVES}\n\ndef job"))
+    ended = runs.threads(path, tmp_path / "leaves", *runs.layout("1x2"), steps=4)
+    assert ended.exit_code == 1
+    assert "SystemExit: 3" in ended.stderr
+
+
 @pytest.mark.multiprocess
 def test_a_killed_worker_is_replaced_by_default_and_the_result_is_the_same(tmp_path):
     numbers = {"steps": 60, "microbatches": 6}

@@ -220,7 +220,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayFailed:
-    """worker -> coordinator: the log does not reach so far."""
+    """worker -> coordinator: the log does not reach so far, or the job's own code raised."""
 
     worker: Worker
     epoch: Number

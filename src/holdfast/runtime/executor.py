@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import JobError
 from holdfast.job import Batches, num_tokens
 from holdfast.runtime.activity import LOAD, Activity
 from holdfast.runtime.borders import Border
@@ -22,14 +21,13 @@ from holdfast.runtime.boundary_log import BoundaryLog
 from holdfast.runtime.commit import Committed, Phase, StageCommit
 from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.injection import Injector
+from holdfast.runtime.job_code import job_code, pause
 from holdfast.runtime.ledger import Ledger
 from holdfast.runtime.stage import Stage
 from holdfast.runtime.step_sums import StepSums
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.running import RunningStep
 from holdfast.transport.base import Transport
-
-_LOOK_S = 0.05
 
 
 @dataclass
@@ -241,23 +239,13 @@ class Executor:
 
     def _computed(self, op: Op, incoming: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the job's code raises leaves the state as it was, but for an optimizer's step."""
-        try:
+        if op.microbatch is None:
+            return self._compute(op, incoming)
+        with job_code(self._step, str(op), self._lane.check):
             computed = self._compute(op, incoming)
             if op.kind in (Kind.B, Kind.BW):  # in a forward each layer is told of by itself
                 self._lane.ran(f"a backward ({op})")
             return computed
-        except Exception as why:
-            self._lane.check()  # it may only have been told to stop
-            if op.microbatch is None:
-                raise
-            raise JobError(self._step, f"{op} of step {self._step + 1} failed") from why
-
-    def _pause(self, pause_s: float) -> None:
-        """Before the data set is asked again; not longer than this worker may go on."""
-        until_s = time.monotonic() + pause_s
-        while (left_s := until_s - time.monotonic()) > 0:
-            self._lane.check()
-            time.sleep(min(left_s, _LOOK_S))
 
     def _compute(self, op: Op, incoming: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         lane, microbatch = self._lane, op.microbatch
@@ -286,7 +274,9 @@ class Executor:
         is_last = lane.number == self._routes.schedule.shape.last_stage
         if lane.number == 0 or is_last:
             with lane.compute, lane.activity.doing(LOAD, microbatch):
-                loaded, target = lane.batches.load(self._step, microbatch, self._pause)
+                loaded, target = lane.batches.load(
+                    self._step, microbatch, lambda pause_s: pause(pause_s, lane.check)
+                )
             lane.ran("Job.data or Job.collate")
             inputs = loaded if lane.number == 0 else inputs
         self._border.note_inputs(self._step, microbatch, inputs)
@@ -315,7 +305,7 @@ class Executor:
             lane.check()
             incoming = self._receive(op)
             start_s = self._begin()
-            with lane.commit.old_weights(self._step):
+            with lane.commit.old_weights(self._step), job_code(self._step, str(op), lane.check):
                 outgoing = self._compute_again(op, incoming)
             lane.device.finish(op.kind, start_s)
             self._keep(op, outgoing)

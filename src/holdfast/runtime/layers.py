@@ -140,7 +140,7 @@ def named(number: int, layer: nn.Module, values: Tensors) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as why:
+    except BaseException as why:
         shapes = ", ".join(str(tuple(value.shape)) for value in values)
         why.add_note(f"in layer {number} ({type(layer).__name__}), input {shapes}")
         raise

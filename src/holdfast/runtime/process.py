@@ -105,7 +105,9 @@ def run_worker(
         return CUT_OFF if link.is_cut_off else 0
     except Killed:
         return _KILLED
-    except Exception as why:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as why:  # the job's code may say sys.exit()
         if isinstance(why, PeerLost) and not why.worker:
             return CUT_OFF  # a send found out before the reading thread did
         return _tell_failure(spec, link, why)
@@ -160,7 +162,7 @@ def prepare_torch(config: RunConfig) -> None:
     warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
 
 
-def _tell_failure(spec: WorkerSpec, link: ControlLink, why: Exception) -> int:
+def _tell_failure(spec: WorkerSpec, link: ControlLink, why: BaseException) -> int:
     failed = messages.Failed(
         worker=str(spec.worker),
         lost=why.worker if isinstance(why, PeerLost) else "",

@@ -29,6 +29,7 @@ from holdfast.runtime.buckets import Bucket, plan_buckets
 from holdfast.runtime.built import Builder
 from holdfast.runtime.commit import Result
 from holdfast.runtime.emulation import EmulatedDevice
+from holdfast.runtime.job_code import job_code, pause
 from holdfast.runtime.reduction import Given, reduce_gradients
 from holdfast.runtime.stage_state import OPTIMIZER
 from holdfast.runtime.verdict import Verdict
@@ -73,7 +74,10 @@ class Replayer:
         self._num_operations = 0
 
     def run(self) -> messages.Replayed:
-        """LogGap if the log does not reach so far; EpochPast and PeerLost break it off."""
+        """LogGap if the log does not reach so far, JobError if the job's own code raises.
+
+        EpochPast and PeerLost break it off.
+        """
         start_s, order = time.monotonic(), self._order
         log = order.log
         with LogReader.open(log["dir"], log["mirror"], log["run"], log["workers"]) as self._reader:
@@ -106,7 +110,8 @@ class Replayer:
                 self._run_microbatch(step, attempt, microbatch)
         result = self._reduce(step, attempt)
         built.state.choose_exponents(result.reduced.maxima)
-        built.commit.follow(result, verdict)
+        with job_code(step, "the optimizer", self._check):
+            built.commit.follow(result, verdict)
         self._log_ties(result)
         if built.is_last and step >= self._order.version - _STEPS_TOLD:
             pairs = [[m, loss] for m, loss in sorted(result.totals.losses.items())]
@@ -126,16 +131,18 @@ class Replayer:
             gradients = self._read(FrameKind.GRADIENT, last + 1, step, attempt, microbatch)
         start_s = time.monotonic()
         constants = [i for i, tensor in enumerate(inputs) if not tensor.requires_grad]
-        outputs = built.stage.forward(step, microbatch, inputs, target, constants=constants)
-        built.parts.sums.add(built.stage.take_buffer_changes(microbatch))
-        if built.is_last:
-            loss = built.stage.take_loss(microbatch)
-            built.parts.sums.add_loss(microbatch, loss, num_tokens(target))
+        with job_code(step, f"micro-batch {microbatch}", self._check):
+            outputs = built.stage.forward(step, microbatch, inputs, target, constants=constants)
+            built.parts.sums.add(built.stage.take_buffer_changes(microbatch))
+            if built.is_last:
+                loss = built.stage.take_loss(microbatch)
+                built.parts.sums.add_loss(microbatch, loss, num_tokens(target))
         self._device.finish(Kind.F, start_s)
         self._log_again(step, attempt, Op(last, Kind.F, microbatch), outputs)
         start_s, arrived = time.monotonic(), iter(gradients)
         given = tuple(next(arrived) if out.requires_grad else None for out in outputs)
-        back = built.stage.backward(microbatch, given)
+        with job_code(step, f"micro-batch {microbatch}", self._check):
+            back = built.stage.backward(microbatch, given)
         self._device.finish(Kind.BW, start_s)
         present = tuple(gradient for gradient in back if gradient is not None)
         self._log_again(step, attempt, Op(first, Kind.BW, microbatch), present)
@@ -145,8 +152,10 @@ class Replayer:
         first, target = self._order.stages[0], None
         loaded: tuple[Tensor, ...] = ()
         if first == 0 or self._built.is_last:
-            with self._compute:
-                loaded, target = self._batches.load(step, microbatch)
+            with job_code(step, f"micro-batch {microbatch}", self._check), self._compute:
+                loaded, target = self._batches.load(
+                    step, microbatch, lambda pause_s: pause(pause_s, self._check)
+                )
         if first == 0:
             return loaded, target
         return self._read(FrameKind.ACTIVATION, first - 1, step, attempt, microbatch), target

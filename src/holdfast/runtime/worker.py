@@ -297,14 +297,16 @@ class Worker:
                 job = self._load_job()
         try:
             self._link.send(self._replayer(order, job).run())
-        except (LogGap, CheckpointError) as why:
+        except (LogGap, CheckpointError, JobError) as why:
             # Without its checkpoint, or a place for the state, no version can be had.
-            reached = why.step if isinstance(why, LogGap) else order.first_step - 1
+            reached = order.first_step - 1 if isinstance(why, CheckpointError) else why.step
+            # What the job raises may be over when all train these steps again, or ends the run.
+            cause = why.__cause__ if isinstance(why, JobError) else None
             failed = messages.ReplayFailed(
                 worker=str(self._spec.worker),
                 epoch=order.epoch,
                 reached=reached,
-                reason=str(why),
+                reason=one_line(cause or why),
             )
             self._link.send(failed)
 
