@@ -3,6 +3,7 @@
 from coordinator_world import World, emitted, pid_of
 
 from holdfast.control.effects import StartWorker
+from holdfast.control.run import RunPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 
@@ -113,6 +114,32 @@ def test_with_a_lost_stage_all_go_back_and_restarts_alone_count():
     world.pump()
     [recovered] = [e for e in emitted(world.effects, events.Recovered) if "death" in e.cause]
     assert recovered.thrown_away == 3
+
+
+def test_a_join_that_is_not_complete_is_said_also_when_the_run_is_interrupted_or_fails():
+    for interrupts in (1, 2):
+        world = World(steps=20, faults=["join @ 3"]).start()
+        world.step()
+        world.die("1.0")
+        world.pump()
+        world.step(4)
+        for _ in range(interrupts):
+            world.take(world.run.interrupt(world.at_s))
+        world.pump()
+        [unfinished] = emitted(world.effects, events.JoinUnfinished)
+        assert (unfinished.worker, unfinished.state) == ("1.0", "starting")
+        assert emitted(world.effects, events.RunFailed)
+
+
+def test_nobody_who_goes_back_with_all_counts_as_a_join():
+    world = World(1, 2, steps=20).start()
+    world.step(2)
+    world.die("0.1")
+    world.pump()
+    assert world.run.phase is RunPhase.RETURNING
+    world.take(world.run.interrupt(world.at_s))
+    assert "0.0" not in [e.worker for e in emitted(world.effects, events.JoinUnfinished)]
+    assert emitted(world.effects, events.RunFailed)
 
 
 def test_a_join_that_is_not_complete_at_the_end_is_said():

@@ -6,6 +6,7 @@ from holdfast.cli import main, train
 from holdfast.errors import HoldfastError
 from holdfast.faults.chaos import Chaos, chaos_faults
 from holdfast.faults.fault import PHASES, FaultKind, parse_fault
+from holdfast.observability.events import FaultFired, RunStarted
 from holdfast.recovery.manifest import Checkpoint
 
 
@@ -137,3 +138,31 @@ def test_the_help_names_every_fault(capsys):
     text = capsys.readouterr().out
     for kind in FaultKind:
         assert f"{kind.value} " in text.partition("a fault is one of:")[2].partition("begin")[0]
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_faults_that_did_not_fire_are_said_also_when_the_run_fails(start, monkeypatch, has_begun):
+    def launch(config, job, run_dir, *, view, **more):
+        if has_begun:
+            started = RunStarted(
+                at_s=0.0,
+                pipelines=2,
+                stages=2,
+                microbatches=6,
+                steps=20,
+                schedule="",
+                reason="",
+                cut=(1,),
+            )
+            view.handle(started)
+            fired = FaultFired(at_s=1.0, worker="1.0", fault="kill 1.0 @ 5", step=4, point="start")
+            view.handle(fired)
+        raise HoldfastError("stopped by the test")
+
+    monkeypatch.setattr(train, "launch", launch)
+    monkeypatch.setattr(train, "_starter", lambda config: None)
+    code, out, _ = start("--fault", "kill 1.0 @ 5", "--fault", "kill 1.1 @ 9")
+    assert code == 1
+    line = "did not fire, as nothing came to that point: kill 1.1 @ 9\n"
+    assert (line in out) == has_begun
+    assert ("did not fire" in out) == has_begun

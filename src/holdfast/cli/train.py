@@ -16,12 +16,13 @@ from holdfast.cli.resuming import check_continues, job_file, remembered
 from holdfast.config import RunConfig, config_from, known_keys, parse_assignment, set_value
 from holdfast.control.checks import Accepted
 from holdfast.control.launcher import AgentProcess, Starter, launch
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.faults.chaos import chaos_faults, parse_chaos
 from holdfast.faults.fault import PHASES, Fault, FaultKind, check_faults, parse_fault
+from holdfast.observability.events import Event, FaultFired, RunStarted
 from holdfast.observability.screen import Screen
 from holdfast.observability.summary import Summary
-from holdfast.observability.view import make_view
+from holdfast.observability.view import View, make_view
 from holdfast.protocol.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, given_secret
 from holdfast.recovery.manifest import Checkpoint, find
 
@@ -141,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
     screen.write(f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n")
     if faults:
         screen.write(f"{len(faults)} fault{'s' if len(faults) > 1 else ''} armed\n")
-    view = make_view(cast(TextIO, screen))
+    view = _Fired(make_view(cast(TextIO, screen)))
     try:
         summary = launch(
             config,
@@ -156,11 +157,40 @@ def run(args: argparse.Namespace) -> int:
             accepted=Accepted(job=args.changed_job, data=args.changed_data),
         )
         view.close()
-        screen.write(_unfired(faults, summary) + _closing_lines(summary, run_dir))
+        screen.write(view.missed(faults) + _closing_lines(summary, run_dir))
+    except HoldfastError:
+        view.close()
+        screen.write(view.missed(faults))
+        raise
     finally:
         view.close()
         screen.close(_SHOW_LIMIT_S)
     return 0
+
+
+class _Fired:
+    """A view that also remembers which faults have fired, however the run ends."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._fired: set[str] = set()
+        self._has_begun = False
+
+    def handle(self, event: Event) -> None:
+        self._has_begun = self._has_begun or isinstance(event, RunStarted)
+        if isinstance(event, FaultFired):
+            self._fired.add(event.fault)
+        self._view.handle(event)
+
+    def close(self) -> None:
+        self._view.close()
+
+    def missed(self, faults: Sequence[Fault]) -> str:
+        """The line of those that did not; empty if there are none, or nothing was trained."""
+        missed = [str(fault) for fault in faults if str(fault) not in self._fired]
+        if not missed or not self._has_begun:
+            return ""
+        return f"did not fire, as nothing came to that point: {'; '.join(missed)}\n"
 
 
 def resolve(args: argparse.Namespace, resume: Checkpoint | None = None) -> RunConfig:
@@ -241,12 +271,6 @@ def _join_with(secret_file: str | None) -> str:
         return f"(with {SECRET_VARIABLE} set)"
     path = secret_file or os.environ.get(SECRET_FILE_VARIABLE)
     return f"--secret-file {shlex.quote(str(Path(path).absolute()))}" if path else ""
-
-
-def _unfired(faults: Sequence[Fault], summary: Summary) -> str:
-    fired = set(summary.faults_fired)
-    missed = [str(fault) for fault in faults if str(fault) not in fired]
-    return f"did not fire, as nothing came to that point: {'; '.join(missed)}\n" if missed else ""
 
 
 def _closing_lines(summary: Summary, run_dir: Path) -> str:

@@ -213,6 +213,7 @@ class Coordinator:
         effects: list[Effect] = []
         if run.phase not in BEFORE_TRAINING:
             effects += self._losses.show(at_s, all_of_them=True)
+            effects += self._joining.unfinished(at_s)
             effects.append(Emit(events.RunFailed(at_s=at_s, reason=str(why))))
         run.phase, self.failure = RunPhase.FAILED, why
         self.details = details or self.details

@@ -360,7 +360,7 @@ class Joining:
                 )
             )
             for worker in waiting
-            if worker not in moving
+            if worker not in moving and worker not in self._run.rebuilding
         ]
 
     def forget(self, worker: WorkerId) -> None:
