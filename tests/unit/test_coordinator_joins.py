@@ -425,15 +425,51 @@ def test_a_wait_that_runs_out_stops_everyone_and_shows_who_is_stuck() -> None:
     assert world.run.phase is RunPhase.FINISHED
 
 
-def test_a_run_that_is_stuck_twice_in_one_step_ends_with_a_reason() -> None:
+def test_a_run_that_is_stuck_twice_in_one_step_ends_with_a_checkpoint_and_a_reason() -> None:
     world = World().start()
     world.step(4)
-    for _ in range(2):
-        stuck = messages.PeerGone(worker="0.1", epoch=world.run.run.epoch, lost="")
-        world.handle(stuck)
-        world.pump()
+    wait_in_vain(world)
+    world.pump()
+    wait_in_vain(world)
+    world.part("0.0", 0, 4)
+    world.part("0.1", 1, 4)
+    world.pump()
+    assert world.last_proceed.end_step == 4, "the step that nobody can end is left out"
     assert world.run.phase is RunPhase.FAILED
     assert "waited in vain" in str(world.run.failure)
+    assert "Go on from the last checkpoint with: holdfast train --resume runs/x" in str(
+        world.run.failure
+    )
+
+
+def wait_in_vain(world: World) -> None:
+    world.handle(messages.PeerGone(worker="0.1", epoch=world.run.run.epoch, lost=""))
+
+
+def test_if_what_others_have_ended_cannot_be_ended_either_the_last_checkpoint_is_all_there_is():
+    world = World().start()
+    world.step(4)
+    world.part("0.0", 0, 4)
+    world.part("0.1", 1, 4)
+    world.step()
+    world.run_step(world.actors["0.0"])
+    for _ in range(2):
+        wait_in_vain(world)
+        world.pump()
+    assert world.last_proceed.end_step == 6
+    assert not world.run.over
+    wait_in_vain(world)
+    assert world.run.phase is RunPhase.FAILED
+    assert "waited in vain" in str(world.run.failure)
+
+
+def test_a_run_that_is_stuck_before_its_first_finished_step_has_nothing_to_save() -> None:
+    world = World().start()
+    for _ in range(2):
+        wait_in_vain(world)
+        world.pump()
+    assert world.run.phase is RunPhase.FAILED
+    assert "No checkpoint was written yet" in str(world.run.failure)
 
 
 def test_a_wait_that_runs_out_before_all_have_taken_up_work_again_counts_too() -> None:

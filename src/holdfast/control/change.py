@@ -153,6 +153,9 @@ class Changes:
     def _go(self, at_s: float) -> list[Effect]:
         change, run = self.current, self._run
         assert change is not None
+        if run.gives_up_step:  # nobody begins a step that others have not ended
+            furthest = [change.tells[worker].reduced for worker in run.stages]
+            run.end_step = min(run.end_step, max(furthest, default=run.end_step))
         if any(change.tells[worker].reduced > run.end_step for worker in run.stages):
             raise run.ended_early()  # a step that others have finished cannot be run again
         if set(self._wished(change).values()) != set(range(run.shape.stages)):

@@ -165,16 +165,25 @@ class Notices:
             # Whoever does not stop will be found, unless all wait for a replay.
             return self._changes.again(at_s) if self._changes.note_stuck() else []
         if self._stuck_in == self._reports.next_step:
-            raise HoldfastError(
-                f"worker {by} waited in vain for {self._run.clock.wait_s:g} s, and again after all "
-                f"had been stopped and started. {self._run.advice}"
-            )
+            self._give_up_step(by, at_s)
         self._stuck_in = self._reports.next_step
         return (
             self._changes.begin(Wish("stuck"), at_s)
             if change is None
             else self._changes.again(at_s)
         )
+
+    def _give_up_step(self, by: str, at_s: float) -> None:
+        """What is in memory is saved first; raises if there is nothing new, or that fails too."""
+        run = self._run
+        why = (
+            f"worker {by} waited in vain for {run.clock.wait_s:g} s, and again after all had been "
+            "stopped and started"
+        )
+        if run.gives_up_step or self._reports.next_step <= run.start[1]:
+            raise HoldfastError(f"{why}. {run.advice}")
+        run.end_early(why, at_s)
+        run.gives_up_step = True
 
     def on_failed(self, message: messages.Failed, at_s: float) -> list[Effect]:
         """It ends because of another worker, or it is a joiner, whose end harms nobody."""

@@ -94,6 +94,7 @@ class Run:
     interrupted_s: float | None = None  # it is to end early, with a checkpoint
     end_reason: str = "interrupted"  # if so
     end_decided: bool = False  # the last step of an interrupted run
+    gives_up_step: bool = False  # if so, before the running step where that is possible
     fired: set[str] = field(default_factory=set)  # faults, in text form
     steps_s: list[float] = field(default_factory=list)
     sealed: int | None = None  # step of the newest whole checkpoint of this run
