@@ -201,7 +201,7 @@ class CheckpointConfig:
     """Steps between checkpoints written in the background; 0: none on the way."""
 
     first_step: int = 1
-    """One more right after this step, so that a loss never means the beginning; 0: none."""
+    """One more right after this step, so that few losses mean the beginning; 0: none."""
 
     at_end: bool = True
     """Write one after the last step, so that the run can be resumed with more steps."""

@@ -483,7 +483,7 @@ def test_a_step_that_was_gone_back_on_before_it_was_told_is_not_told():
     whole = replace(BACK, checkpoint="", to_step=0)
     lines = plain(START, step(8), step(9), whole, RunFailed(at_s=9.0, reason="no more"))
     assert lines[2:] == [
-        "all go back to the initial parameters: no peer left",
+        "all go back to the initial parameters (there is no whole checkpoint): no peer left",
         "failed after 0 steps: no more",
     ]
 

@@ -190,7 +190,8 @@ def unsaved(event: CheckpointFailed) -> str:
 def _went_back(event: WentBack) -> str:
     back = f"the checkpoint of step {event.to_step}, {event.checkpoint}"
     memory = f"their copies in memory of step {event.to_step}"
-    where = back if event.checkpoint else memory if event.to_step else "the initial parameters"
+    first = "the initial parameters (there is no whole checkpoint)"
+    where = back if event.checkpoint else memory if event.to_step else first
     lost = f"; {thrown_away(event.thrown_away)}" if event.thrown_away else ""
     return f"all go back to {where}: {event.reason}{lost}"
 
