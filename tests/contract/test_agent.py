@@ -17,11 +17,13 @@ from holdfast.handshake import COORDINATOR, Identity, answer
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
     AgentHello,
+    LookAt,
     Message,
     StartWorkers,
     Stop,
     WorkerExited,
     WorkerNotStarted,
+    WorkerRuns,
     WorkerStarted,
 )
 
@@ -195,6 +197,19 @@ def test_a_worker_killed_from_outside_is_told_at_once(launcher):
     os.kill(pid, signal.SIGKILL)
     expected = WorkerExited(worker=STUBBORN, pid=pid, how="signal SIGKILL", code=-9)
     assert launcher.hear() == expected
+
+
+def test_a_process_that_is_looked_at_is_told_to_run_unless_it_is_stopped(launcher):
+    pids = launcher.start(STUBBORN, BUSY)
+    os.kill(pids[STUBBORN], signal.SIGSTOP)
+    wait_until(lambda: process_state(pids[STUBBORN]) == "T", "it to stop")
+    for pid in (pids[STUBBORN], launcher.agent.pid, pids[BUSY]):
+        launcher.connection.send(LookAt(pid=pid))
+    assert launcher.hear() == WorkerRuns(worker=BUSY, pid=pids[BUSY])
+    os.kill(pids[STUBBORN], signal.SIGCONT)
+    wait_until(lambda: process_state(pids[STUBBORN]) != "T", "it to go on")
+    launcher.connection.send(LookAt(pid=pids[STUBBORN]))
+    assert launcher.hear() == WorkerRuns(worker=STUBBORN, pid=pids[STUBBORN])
 
 
 def test_stop_ends_workers_that_do_not_end_by_themselves(launcher):

@@ -500,6 +500,11 @@ FOREIGN_WORDS = {
         "",
         messages.WorkerExited(worker="0.0", pid=77, how="exit code 0"),
     ),
+    "the life of somebody else's child": (
+        AGENT,
+        "",
+        messages.WorkerRuns(worker="0.0", pid=77),
+    ),
     "a wish under another name": (JOINER, "1.0", wish(worker="0.0")),
     "a grant": (
         JOINER,

@@ -1,4 +1,7 @@
-"""A worker whose process lives and whose own thread stands still in the user's code."""
+"""A worker whose process lives and whose own thread stands still in the user's code.
+
+If the code holds the interpreter's lock, no heartbeat comes either.
+"""
 
 import os
 
@@ -21,11 +24,26 @@ def stand_still(where):
     while True:
         time.sleep(1)
 
+def hold_still(where):
+    """The same in a call that keeps the interpreter's lock, until somebody writes into the pipe."""
+    try:
+        here = pathlib.Path(__file__)
+        os.rename(here.with_name(where), here.with_name("taken"))
+    except FileNotFoundError:
+        return
+    pipe = os.open(here.with_name("pipe"), os.O_RDWR)
+    ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)
+    os.close(pipe)
+
 '''
 PLACES = {
     "__getitem__": (
         "        phase = torch",
         "        stand_still('__getitem__')\n        phase = torch",
+    ),
+    "held": (
+        "        phase = torch",
+        "        hold_still('held')\n        phase = torch",
     ),
     "forward": (
         "        return x + self",
@@ -48,7 +66,8 @@ def begin(tmp_path):
         job = paced(tmp_path)
         text = job.read_text().replace(*PLACES[place])
         job.write_text(text.replace("WIDTH = 12\n", "WIDTH = 12\n" + STANDS_STILL, 1))
-        job.write_text("import os\n" + job.read_text())
+        job.write_text("import ctypes\nimport os\n" + job.read_text())
+        os.mkfifo(tmp_path / "pipe")
         words = ["train", str(job), *runs.layout("2x2"), "--steps", "40", "--microbatches", "6"]
         started.append(LiveRun(tmp_path, *words, *runs.settings(*settings)))
         return started[-1]
@@ -58,16 +77,21 @@ def begin(tmp_path):
         run.close()
 
 
-def assert_named_and_left_behind(live: LiveRun, folder, place, undisturbed) -> None:
+def named(live: LiveRun, folder, place, function) -> WorkerStuck:
     live.wait_for_steps(6)
     (folder / place).touch()
     wait_until((folder / "taken").exists, "somebody to stand still")
     [stuck] = live.wait_for(WorkerStuck)
-    assert stuck.where.endswith(f"in {place}") or stuck.where.endswith("in stand_still")
-    assert f"in {place}\n" in stuck.stack
+    assert stuck.where.endswith((f"in {function}", "in stand_still", "in hold_still"))
+    assert f"in {function}\n" in stuck.stack
     assert stuck.usual_s > 0
     assert stuck.seconds <= 3 * stuck.usual_s + 2
     assert os.path.exists(stuck.path)
+    return stuck
+
+
+def assert_named_and_left_behind(live: LiveRun, folder, place, undisturbed, function="") -> None:
+    stuck = named(live, folder, place, function or place)
     [lost] = live.wait_for(WorkerLost)
     assert lost.worker == stuck.worker
     assert lost.cause.startswith("stuck in ")
@@ -90,3 +114,27 @@ def test_a_worker_that_is_stuck_in_the_data_set_is_named_and_left_behind(
 def test_a_worker_that_is_stuck_in_a_layer_is_lost_by_itself(tmp_path, begin, undisturbed):
     """With the limits as they are by default."""
     assert_named_and_left_behind(begin("forward"), tmp_path, "forward", undisturbed)
+
+
+def test_one_that_is_stuck_and_lets_no_heartbeat_through_is_named_and_left_behind(
+    tmp_path, begin, undisturbed
+):
+    live = begin("held", "workers.silence_limit_s=1", "workers.stuck_limit_s=4")
+    assert_named_and_left_behind(live, tmp_path, "held", undisturbed, "__getitem__")
+
+
+def test_one_that_lets_no_heartbeat_through_for_longer_than_the_silence_limit_is_not_lost(
+    tmp_path, begin, undisturbed
+):
+    live = begin("held", "workers.silence_limit_s=1")
+    stuck = named(live, tmp_path, "held", "__getitem__")
+    assert (stuck.operation, stuck.seconds > 1) == ("mute", True)
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR)
+    os.write(pipe, b"!")
+    live.release()
+    outcome = live.outcome()
+    os.close(pipe)
+    runs.finished(outcome)
+    assert live.all_of(WorkerLost) == []
+    assert outcome.sha256 == undisturbed.sha256
+    assert_nothing_left(outcome)

@@ -13,7 +13,7 @@ from coordinator_pace import Pace
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import config_from
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.effects import Effect, Emit, Fence, SealCheckpoint, Send, StartWorker
+from holdfast.control.effects import Effect, Emit, Fence, LookAt, SealCheckpoint, Send, StartWorker
 from holdfast.control.membership import JOINING, MISSING, Phase
 from holdfast.control.run import RunPhase
 from holdfast.errors import EpochPast, WaitTimeout
@@ -143,6 +143,7 @@ class Actor:
     mute: bool = False
     silent: bool = False
     saving: bool = False  # it writes a part of a checkpoint
+    held: bool = False  # silent, but its agent sees that the process runs
     operation: str = ""  # that it is busy with
     number: int = -1
     since_s: float = 0.0
@@ -206,10 +207,18 @@ class World:
             if isinstance(effect, Send) and str(effect.to) in self.actors:
                 self.actors[str(effect.to)].inbox.append(effect.message)
         self.effects += effects
+        for look in [effect for effect in effects if isinstance(effect, LookAt)]:
+            effects = [*effects, *self._look_at(str(look.worker))]
         self.check_members()
         for seal in [effect for effect in effects if isinstance(effect, SealCheckpoint)]:
             effects = [*effects, *self._perform(seal)]
         return effects
+
+    def _look_at(self, name: str) -> list[Effect]:
+        """As the agent does: it says nothing of a process that is stopped."""
+        if name not in self.actors or not self.actors[name].held:
+            return []
+        return self.handle(messages.WorkerRuns(worker=name, pid=pid_of(name)))
 
     def _perform(self, seal: SealCheckpoint) -> list[Effect]:
         if self.seal_error:
@@ -287,7 +296,7 @@ class World:
         while True:
             self.at_s = min(until_s, self.at_s + 0.2)
             for actor in self.live():
-                if not actor.silent and not self.run.over:
+                if not (actor.silent or actor.held or self.run.over):
                     self.beat(actor.name)
             self.take(self.run.tick(self.at_s))
             if self.at_s >= until_s:

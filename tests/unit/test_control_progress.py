@@ -5,13 +5,13 @@ from coordinator_world import World, emitted
 
 from holdfast.cluster import WorkerId
 from holdfast.control import progress as p
-from holdfast.control.effects import AskStack, Fence, ReportStuck
+from holdfast.control.effects import AskStack, Fence, LookAt, ReportStuck
 from holdfast.control.membership import Phase
 from holdfast.control.progress import Progress
 from holdfast.control.run import RunPhase
 from holdfast.observability import events
 from holdfast.observability.stacks import header, read_stack, stack_file, user_frame
-from holdfast.protocol.messages import Heartbeat
+from holdfast.protocol.messages import Heartbeat, WorkerRuns
 
 ONE = WorkerId(0, 1)
 BEAT_S = 0.2
@@ -50,7 +50,7 @@ class Watched:
             self.at_s += beat_s
             stands = beat(self.step, kind=self.kind, number=7, busy_s=busy_s)
             self.progress.note(ONE, 1, stands)
-            look = self.progress.look(self.at_s)
+            look = self.progress.look(self.at_s, {})
             self.asked += len(look.ask)
             if look.report:
                 assert self.reported_s is None, "it is reported once"
@@ -114,10 +114,134 @@ def test_many_short_operations_are_no_long_one() -> None:
     for number in range(500):
         watched.progress.note(ONE, 1, beat(5, kind="F", number=number, busy_s=0.1))
         watched.at_s += BEAT_S
-        assert watched.progress.look(watched.at_s) == p.Look()
+        assert watched.progress.look(watched.at_s, {}) == p.Look()
+
+
+@pytest.mark.parametrize("usual_s", [0.001, 0.1, 2.0, 30.0])
+def test_one_that_runs_without_heartbeats_has_the_limits_of_its_longest_operation(usual_s) -> None:
+    watched = Watched(usual_s=usual_s, kind="load")
+    watched.progress.note(ONE, 1, beat(5, kind="F", number=1, longest={"F": usual_s / 2}))
+    seconds, reported_s, lost_s = 0.0, [], None
+    while lost_s is None:
+        seconds += 0.05
+        look = watched.progress.look(seconds, {ONE: seconds})
+        reported_s += [stall.lasted_s for stall in look.report]
+        lost_s = seconds if look.lose else None
+    assert len(reported_s) == 1
+    assert 3 * usual_s < reported_s[0] <= 3 * usual_s + 2
+    assert lost_s == pytest.approx(max(30, 10 * usual_s), abs=0.5)
+
+
+@pytest.mark.parametrize("number", [7, 8])
+def test_it_is_named_once_if_heartbeats_come_again_in_the_same_operation(number) -> None:
+    """7: the one it was in when they stopped; 8: one that it began since."""
+    watched = Watched()
+    watched.progress.note(ONE, 1, beat(5, kind="F", number=7, busy_s=0.1))
+    looks = [watched.progress.look(s / 10, {ONE: s / 10}) for s in range(1, 41)]
+    assert sum(len(look.report) for look in looks) == 1
+    watched.progress.note(ONE, 1, beat(5, kind="F", number=number, busy_s=4.0))
+    after = [watched.progress.look(4 + s / 10, {}) for s in range(1, 11)]
+    assert not any(look.ask or look.report for look in after)
+    watched.progress.note(ONE, 1, beat(5, kind="F", number=number, busy_s=15.2))
+    assert watched.progress.busy() == {ONE: 15.0}, "what it ran without heartbeats counts once"
 
 
 # --- in a run ---
+
+
+def held_world(*, usual_s=0.05, **more) -> World:
+    """Steps are measured, so the silence limit is 2 s."""
+    world = World(2, **more).start()
+    for actor in world.live():
+        actor.longest = {"load": usual_s}
+    world.step(4)
+    assert world.run.run.clock.silence_s == 2.0
+    return world
+
+
+def test_a_silent_member_whose_process_runs_is_named_with_its_stack_and_then_lost() -> None:
+    world = held_world()
+    held = world.actors["1.0"]
+    held.held = held.mute = True
+    effects = world.tick(29.0)
+    kinds = [type(e) for e in effects if isinstance(e, AskStack | ReportStuck)]
+    assert kinds == [AskStack, ReportStuck]
+    [report] = [effect for effect in effects if isinstance(effect, ReportStuck)]
+    assert (report.event.worker, report.event.operation) == ("1.0", "mute")
+    assert report.event.seconds <= 3 * 0.05 + 2
+    assert not emitted(world.effects, events.WorkerLost)
+    world.tick(2.0)
+    [lost] = emitted(world.effects, events.WorkerLost)
+    assert lost.cause.startswith("stuck in code that lets no heartbeat through for 30.")
+    del world.actors["1.0"]
+    world.pump()
+    world.finish()
+    assert world.run.phase is RunPhase.FINISHED
+
+
+def test_a_silent_member_whose_process_runs_may_come_back() -> None:
+    world = held_world()
+    held = world.actors["1.0"]
+    held.held = True
+    assert [e for e in world.tick(4.0) if isinstance(e, ReportStuck)]
+    held.held = False
+    world.finish()
+    assert world.run.phase is RunPhase.FINISHED
+    assert not emitted(world.effects, events.WorkerLost)
+
+
+def test_one_that_is_stopped_is_looked_at_and_lost_after_the_silence_limit() -> None:
+    world = held_world()
+    stopped = world.actors["1.0"]
+    stopped.silent = stopped.mute = True
+    assert not any(isinstance(e, LookAt) for e in world.tick(0.8))
+    looks = [e for e in world.tick(1.0) if isinstance(e, LookAt)]
+    assert looks
+    assert {look.worker for look in looks} == {WorkerId(1, 0)}
+    world.tick(0.4)
+    assert world.phase("1.0") is Phase.LOST
+    world.tick(1.0)  # how it ended might still be told
+    assert lost(world)["1.0"].startswith("silent for 2.")
+
+
+def test_one_that_ran_and_is_then_stopped_is_lost_after_the_silence_limit() -> None:
+    world = held_world()
+    held = world.actors["1.0"]
+    held.held = held.mute = True
+    world.tick(5.0)
+    held.held, held.silent = False, True
+    world.tick(3.2)
+    assert world.phase("1.0") is Phase.LOST
+
+
+def test_word_of_another_process_is_no_sign_of_life() -> None:
+    world = held_world()
+    stopped = world.actors["1.0"]
+    stopped.silent = stopped.mute = True
+    for _ in range(12):
+        world.tick(0.2)
+        world.handle(WorkerRuns(worker="1.0", pid=77))
+    assert world.phase("1.0") is Phase.LOST
+
+
+def test_a_joiner_whose_process_runs_without_heartbeats_has_as_long_as_a_start() -> None:
+    world = held_world()
+    world.die("1.0")
+    world.pump()
+    world.come("1.0")
+    world.pump()
+    assert world.phase("1.0") is Phase.COPYING
+    world.tick(0.2)
+    joiner = world.actors["1.0"]
+    joiner.held = joiner.mute = True
+    world.tick(175.0)
+    assert world.phase("1.0") is Phase.COPYING
+    world.tick(10.0)
+    assert world.phase("1.0") is Phase.LOST
+
+
+def lost(world: World) -> dict[str, str]:
+    return {one.worker: one.cause for one in emitted(world.effects, events.WorkerLost)}
 
 
 def test_a_stuck_member_is_reported_and_lost_and_the_others_go_on() -> None:

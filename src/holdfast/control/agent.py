@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig, config_from
@@ -22,12 +23,14 @@ from holdfast.errors import PeerLost
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
     AgentHello,
+    LookAt,
     Message,
     ShowStack,
     StartWorkers,
     Stop,
     WorkerExited,
     WorkerNotStarted,
+    WorkerRuns,
     WorkerStarted,
 )
 from holdfast.protocol.spec import Access, WorkerSpec
@@ -36,6 +39,8 @@ from holdfast.scarce import PAUSES_S
 STOP_GRACE_S = 1.0
 START_PAUSES_S = PAUSES_S
 _PR_SET_PDEATHSIG = 1
+# States of a process that does something, if only sleep in a call, or wait for a disk or debugger.
+_RUNS = ("R", "S", "D", "t")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,8 @@ class Agent:
                     self._start(self._spec(worker, message, config))
             case ShowStack():
                 self._show_stack(message.pid)
+            case LookAt():
+                self._look_at(message.pid)
             case Stop():
                 return True
             case _:
@@ -195,6 +202,11 @@ class Agent:
             if child.pid == pid:
                 signal.pidfd_send_signal(child.pidfd, signal.SIGUSR1)  # as runtime/stacks.py
 
+    def _look_at(self, pid: int) -> None:
+        for child in self._children.values():
+            if child.pid == pid and process_state(pid) in _RUNS:
+                self._connection.send(WorkerRuns(worker=child.worker, pid=pid))
+
     def _reap(self, child: _Child) -> None:
         self._selector.unregister(child.pidfd)
         del self._children[child.pidfd]
@@ -220,3 +232,11 @@ class Agent:
             self._reap(child)
         except PeerLost:
             return  # nobody is left to be told
+
+
+def process_state(pid: int) -> str:
+    """As in /proc: of its first thread; empty: there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -9,6 +9,7 @@ _LEAST_S, _MOST_S = 2.0, 60.0
 NUM_MEASURED = 3  # steps, before their time is believed
 _NUM_KEPT = 50  # the newest steps count
 _BEATS = 10  # heartbeats in the time of the limit: one that is late or two harm nobody
+_LOOK_BEATS = 5  # that are missing: the process is looked at
 _ANSWERS = 10  # a worker may be in a long operation when it is told to stop
 _LEAST_WAIT_S = 60.0
 _LEAST_INTERRUPT_S = 30.0
@@ -39,6 +40,11 @@ class Clock:
     def beat_s(self) -> float:
         """Fixed for a run, since workers hear of it once: right for the shortest limit."""
         return (self.silence_s if self.configured else _LEAST_S) / _BEATS
+
+    @property
+    def look_s(self) -> float:
+        """A worker that is silent for so long is looked at: half of the shortest limit."""
+        return _LOOK_BEATS * self.beat_s
 
     @property
     def answer_s(self) -> float:

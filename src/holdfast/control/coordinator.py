@@ -15,10 +15,8 @@ from holdfast.control.change import Changes
 from holdfast.control.checks import NOTHING, Accepted
 from holdfast.control.deadline import Deadline
 from holdfast.control.effects import (
-    AskStack,
     Effect,
     Emit,
-    ReportStuck,
     SealCheckpoint,
     Send,
 )
@@ -29,7 +27,7 @@ from holdfast.control.mitigating import Mitigating
 from holdfast.control.moving import Moving, Order
 from holdfast.control.notices import Notices
 from holdfast.control.plans import Plans, SomePlanner
-from holdfast.control.progress import Progress, stuck_event, stuck_words
+from holdfast.control.progress import Progress
 from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
 from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase, Setting
@@ -81,6 +79,7 @@ class Coordinator:
         self._joining = Joining(run, work, self._plans)
         self._changes = Changes(run, work, losses, self._plans, self.reports, self._joining)
         self._replacing = Replacing(run, self.reports, self._joining)
+        self._progress = Progress(config.workers.stuck_limit_s, config.workers.start_limit_s)
         self._notices = Notices(
             run,
             work,
@@ -90,12 +89,12 @@ class Coordinator:
             self._changes,
             self.reports,
             self._replacing,
+            self._progress,
         )
         self._log_policy = LogPolicy(run, self.reports)
         self._deadline = Deadline(run)
         self._save_interval = SaveInterval(run, self.reports)
         self._losses, self._work = losses, work
-        self._progress = Progress(config.workers.stuck_limit_s, config.workers.start_limit_s)
         self._switching = Switching(run, work)
         self._slowness, self._mitigating = Slowness(run), Mitigating(run, self._plans)
         self._moving = Moving(run, self._plans, work, self._switching)
@@ -123,6 +122,7 @@ class Coordinator:
             messages.WorkerStarted: self._on_started,
             messages.WorkerNotStarted: self._notices.on_not_started,
             messages.WorkerExited: self._notices.on_exited,
+            messages.WorkerRuns: self._notices.on_runs,
             messages.JobFailed: self._on_job_failed,
             messages.Warned: self._on_warned,
             messages.Failed: self._on_failed,
@@ -386,28 +386,12 @@ class Coordinator:
         return self._look(at_s)
 
     def _look(self, at_s: float) -> list[Effect]:
-        stuck = self._stalls(at_s)
-        sealed = self._checkpoints.tick(at_s)
         return [
-            *stuck,
-            *sealed,
+            *self._checkpoints.tick(at_s),
             *self._notices.tick(at_s),
             *self._changes.tick(at_s),
             *self._losses.show(at_s),
         ]
-
-    def _stalls(self, at_s: float) -> list[Effect]:
-        """Members that are in one operation for too long: named first, then lost."""
-        for worker in self._progress.known() - self.run.stages.keys():
-            self._progress.forget(worker)
-        look = self._progress.look(at_s)
-        effects: list[Effect] = [AskStack(stall.worker) for stall in look.ask]
-        for stall in look.report:
-            pid = self.run.hellos[stall.worker].pid
-            effects.append(ReportStuck(stuck_event(stall, at_s), pid))
-        for stall in look.lose:
-            effects += self._notices.stuck(stall.worker, stuck_words(stall), at_s)
-        return effects
 
     @property
     def _quiet(self) -> bool:

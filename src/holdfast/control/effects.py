@@ -38,6 +38,13 @@ class AskStack:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAt:
+    """Have the agent of a silent worker look whether its process runs; it tells only if so."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class ReportStuck:
     """Emit the event, with the stack that the worker has written down."""
 
@@ -102,6 +109,7 @@ Effect = (
     | StartWorker
     | Fence
     | AskStack
+    | LookAt
     | ReportStuck
     | OpenRun
     | SealCheckpoint

@@ -6,14 +6,16 @@ The first notice counts. What is done about a loss is decided elsewhere.
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
 from holdfast.control.change import Changes
-from holdfast.control.effects import Effect, Emit, Fence, Send
+from holdfast.control.effects import AskStack, Effect, Emit, Fence, LookAt, ReportStuck, Send
 from holdfast.control.exits import Deaths
 from holdfast.control.joining import Joining, failed
 from holdfast.control.links import Links
 from holdfast.control.losses import Loss, Losses, Work
+from holdfast.control.progress import Progress, stuck_event, stuck_words
 from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
 from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase
+from holdfast.control.silence import Silence
 from holdfast.control.starting import Starting
 from holdfast.control.wish import Wish
 from holdfast.errors import ConfigError, HoldfastError
@@ -31,8 +33,12 @@ _FROM_THE_GONE = (
     messages.WorkerStarted,
     messages.WorkerExited,
 )
-_FROM_THE_AGENT = (messages.WorkerStarted, messages.WorkerNotStarted, messages.WorkerExited)
-_MOST_AT_ONCE = 1 / 4  # of the limit: so much silence counts between two looks
+_FROM_THE_AGENT = (
+    messages.WorkerStarted,
+    messages.WorkerNotStarted,
+    messages.WorkerExited,
+    messages.WorkerRuns,
+)
 
 
 class Notices:
@@ -46,13 +52,12 @@ class Notices:
         changes: Changes,
         reports: Reports,
         replacing: Replacing,
+        progress: Progress,
     ) -> None:
         self._run, self._work, self._losses, self._reports = run, work, losses, reports
         self._starting, self._joining, self._changes = starting, joining, changes
-        self._replacing = replacing
-        self._heard_s: dict[WorkerId, float] = {}
+        self._silence, self._progress, self._replacing = Silence(), progress, replacing
         self._beats: set[WorkerId] = set()  # those that have begun to send heartbeats
-        self._looked_s: float | None = None
         self._fault_s: dict[WorkerId, float] = {}
         self._pids: dict[WorkerId, int] = {}
         self._gone_pids: set[int] = set()
@@ -75,7 +80,7 @@ class Notices:
         if isinstance(message, messages.Heartbeat):
             self._beats.add(worker)
         if not isinstance(message, _FROM_THE_AGENT):
-            self._heard_s[worker] = at_s
+            self._silence.spoke(worker, at_s)
         gone = worker in self._run.membership.missing
         return not gone or isinstance(message, _FROM_THE_GONE)
 
@@ -111,6 +116,12 @@ class Notices:
             return [*lost, *said]
         self._losses.explain(worker, exited.how)
         return said
+
+    def on_runs(self, runs: messages.WorkerRuns, at_s: float) -> list[Effect]:
+        worker = parse_worker(runs.worker)
+        if self._pids.get(worker) == runs.pid:
+            self._silence.runs(worker, at_s)
+        return []
 
     def _note_death(
         self, worker: WorkerId, exited: messages.WorkerExited, at_s: float
@@ -247,9 +258,6 @@ class Notices:
         )
         return [Emit(event)]
 
-    def stuck(self, worker: WorkerId, cause: str, at_s: float) -> list[Effect]:
-        return self._lose(m.SilentTooLong(worker, at_s), cause)
-
     def is_joiner(self, name: str) -> bool:
         worker = parse_worker(name)
         joins = self._run.membership.phase(worker) in m.JOINING
@@ -272,13 +280,8 @@ class Notices:
 
     def tick(self, at_s: float) -> list[Effect]:
         clock = self._run.clock
-        self._forgive(at_s, clock.silence_s)
-        effects: list[Effect] = []
-        for worker in self._run.membership.live:
-            silent_s = at_s - self._heard_s.setdefault(worker, at_s)
-            if silent_s > clock.silence_s and self._should_beat(worker):
-                cause = f"silent for {silent_s:.1f} s"
-                effects += self._lose(m.SilentTooLong(worker, at_s), cause)
+        self._silence.forgive(at_s, clock.silence_s)
+        effects = [*self._stalls(at_s), *self._silent(at_s)]
         for worker in self._changes.overdue(at_s):
             cause = f"did not stop within {clock.answer_s:g} s"
             effects += self._lose(m.SilentTooLong(worker, at_s), cause)
@@ -289,18 +292,40 @@ class Notices:
             effects += self._lose(m.SilentTooLong(worker, at_s), cause)
         return effects + self._mend_links(at_s)
 
+    def _stalls(self, at_s: float) -> list[Effect]:
+        """Members that are in one operation for too long: named first, then lost."""
+        for worker in self._progress.known() - self._run.stages.keys():
+            self._progress.forget(worker)
+        look = self._progress.look(at_s, self._silence.standing(at_s))
+        effects: list[Effect] = [AskStack(stall.worker) for stall in look.ask]
+        for stall in look.report:
+            pid = self._run.hellos[stall.worker].pid
+            effects.append(ReportStuck(stuck_event(stall, at_s), pid))
+        for stall in look.lose:
+            effects += self._lose(m.SilentTooLong(stall.worker, at_s), stuck_words(stall))
+        return effects
+
+    def _silent(self, at_s: float) -> list[Effect]:
+        clock, effects = self._run.clock, list[Effect]()
+        standing = self._silence.standing(at_s)
+        for worker in self._run.membership.live:
+            silent_s = self._silence.of(worker, at_s)
+            if not self._should_beat(worker):
+                continue
+            is_judged = worker in self._progress.known()
+            stood_s = 0.0 if is_judged else standing.get(worker, 0.0)
+            if silent_s > clock.silence_s or stood_s > clock.start_limit_s:
+                cause = f"silent for {max(silent_s, stood_s):.1f} s"
+                effects += self._lose(m.SilentTooLong(worker, at_s), cause)
+            elif self._silence.is_look_due(worker, at_s, clock):
+                effects.append(LookAt(worker))
+        return effects
+
     def _should_beat(self, worker: WorkerId) -> bool:
         """From the first stage that it has built on."""
         has_built = (m.Phase.READY, m.Phase.COPYING, m.Phase.MEMBER)
         built = self._run.membership.phase(worker) in has_built
         return built or worker in self._beats
-
-    def _forgive(self, at_s: float, silence_s: float) -> None:
-        """While the coordinator itself is away nobody can be heard: that is no silence."""
-        looked_s, self._looked_s = self._looked_s, at_s
-        away_s = at_s - (at_s if looked_s is None else looked_s) - _MOST_AT_ONCE * silence_s
-        if away_s > 0:
-            self._heard_s = {w: min(at_s, s + away_s) for w, s in self._heard_s.items()}
 
     # --- the loss itself ---
 

@@ -5,6 +5,7 @@ what its own thread is busy with; what is usual is learnt for each kind of opera
 """
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.cluster import WorkerId
@@ -20,6 +21,7 @@ LEAST_OTHERS_S = 15.0  # a layer may be compiled again for a new shape
 FIRST_REPORT_S = 30.0  # before anything is known: the first steps compile and warm up
 FIRST_STEPS = 2  # of a worker, that neither teach nor count
 _MOST_AT_ONCE_S = 1.0  # between two heartbeats: a machine that was stopped is not stuck
+MUTE = "mute"  # an operation, whichever it is, in which no heartbeat comes
 _NUM_KEPT = 500  # heartbeats that what is usual is taken from
 STACK_S = 0.3  # by then its stack is in the file
 
@@ -51,6 +53,7 @@ class _Seen:
     lasted_s: float = 0.0  # without the time in which the whole process stood still
     asked_s: float | None = None  # for its stack
     reported: bool = False
+    mute_s: float = 0.0  # without a heartbeat, although its process runs
 
     @property
     def is_warm(self) -> bool:
@@ -101,41 +104,69 @@ class Progress:
                 if kind not in OPERATIONS or not took_s >= 0:
                     continue
                 self._usual.setdefault((kind, stage), _Longest()).add(took_s)
+        self._note_operation(seen, beat)
+
+    def _note_operation(self, seen: _Seen, beat: messages.Heartbeat) -> None:
+        mute_s, seen.mute_s = seen.mute_s, 0.0
         if not beat.operation or beat.number != seen.number:
             seen.number, seen.kind, seen.microbatch = beat.number, beat.operation, beat.microbatch
             seen.told_s = seen.lasted_s = 0.0
-            seen.asked_s, seen.reported = None, False
-        seen.lasted_s += min(_MOST_AT_ONCE_S, max(0.0, beat.busy_s - seen.told_s))
+            if not beat.operation or beat.busy_s <= mute_s / 2:  # else it is what was named before
+                seen.asked_s, seen.reported = None, False
+        most_s = max(_MOST_AT_ONCE_S, mute_s)
+        seen.lasted_s += min(most_s, max(0.0, beat.busy_s - seen.told_s))
         seen.told_s = beat.busy_s
 
-    def look(self, at_s: float) -> Look:
+    def look(self, at_s: float, mute: Mapping[WorkerId, float]) -> Look:
+        """``mute``: no heartbeat for so many seconds, but their processes run."""
         look = Look()
         for worker, seen in self._seen.items():
-            usual_s = self._usual_s(seen)
-            report_s, lose_s = self._limits(seen, usual_s)
-            if not seen.kind or seen.lasted_s <= report_s:
+            seen.mute_s = mute.get(worker, 0.0)
+            stall = self._stall(worker, seen)
+            report_s, lose_s = self._limits(seen, stall)
+            if not stall.kind or stall.lasted_s <= report_s:
                 continue
-            stall = Stall(worker, seen.step, seen.kind, seen.microbatch, seen.lasted_s, usual_s)
             if seen.asked_s is None:
                 seen.asked_s = at_s
                 look.ask.append(stall)
             elif not seen.reported and at_s - seen.asked_s > STACK_S:
                 seen.reported = True
                 look.report.append(stall)
-            if seen.reported and seen.lasted_s > lose_s:
+            if seen.reported and stall.lasted_s > lose_s:
                 look.lose.append(stall)
         return look
 
-    def _usual_s(self, seen: _Seen) -> float:
-        known = self._usual.get((seen.kind, seen.stage)) if seen.is_warm else None
-        return known.longest_s if known is not None else 0.0
+    def busy(self) -> dict[WorkerId, float]:
+        """Those in an operation that has not taken too long yet, and how many seconds it may."""
+        found = {}
+        for worker, seen in self._seen.items():
+            stall = self._stall(worker, seen)
+            lose_s = self._limits(seen, stall)[1]
+            if stall.kind and stall.lasted_s <= lose_s:
+                found[worker] = lose_s
+        return found
 
-    def _limits(self, seen: _Seen, usual_s: float) -> tuple[float, float]:
+    def _stall(self, worker: WorkerId, seen: _Seen) -> Stall:
+        """What it is in; no kind: in nothing."""
+        if not seen.mute_s:
+            usual_s = self._usual_s(seen, [seen.kind])
+            return Stall(worker, seen.step, seen.kind, seen.microbatch, seen.lasted_s, usual_s)
+        # What the last heartbeat told of may be over.
+        usual_s = self._usual_s(seen, OPERATIONS)
+        return Stall(worker, seen.step, MUTE, -1, seen.mute_s, usual_s)
+
+    def _usual_s(self, seen: _Seen, kinds: Iterable[str]) -> float:
+        known = [self._usual.get((kind, seen.stage)) for kind in kinds if seen.is_warm]
+        return max((one.longest_s for one in known if one is not None), default=0.0)
+
+    def _limits(self, seen: _Seen, stall: Stall) -> tuple[float, float]:
         """Seconds after which it is reported, and lost."""
+        usual_s = stall.usual_s
         if not usual_s:
             return min(FIRST_REPORT_S, self._start_limit_s), self._start_limit_s
         report_s = REPORT_TIMES * usual_s + REPORT_MORE_S
-        least_s = LEAST_S.get(seen.kind, LEAST_OTHERS_S)
+        loads = stall.kind == MUTE and ("load", seen.stage) in self._usual
+        least_s = LEAST_S.get("load" if loads else stall.kind, LEAST_OTHERS_S)
         lose_s = self._limit_s or max(least_s, LOSE_TIMES * usual_s)
         return min(report_s, lose_s), lose_s
 

@@ -11,6 +11,7 @@ _MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.WorkerStarted,
         messages.WorkerNotStarted,
         messages.WorkerExited,
+        messages.WorkerRuns,
     ),
     JOINER: (messages.JoinRequest,),
     WORKER_ROLE: (

@@ -15,6 +15,7 @@ from holdfast.control.effects import (
     Effect,
     Emit,
     Fence,
+    LookAt,
     SealCheckpoint,
     SealFailed,
     Send,
@@ -236,6 +237,9 @@ class Server:
                 if self._children.pop(message.pid, "") != message.worker:
                     raise ProtocolError(f"process {message.pid} is no {message.worker} of its own")
                 self._running.pop(message.pid, None)
+            case messages.WorkerRuns():
+                if self._children.get(message.pid, "") != message.worker:
+                    raise ProtocolError(f"process {message.pid} is no {message.worker} of its own")
             case messages.Hello():
                 worker = parse_worker(message.worker)
                 self._workers[worker] = self._loading.pop(worker)
@@ -296,6 +300,8 @@ class Server:
                 self._start(effect.worker)
             case AskStack():
                 self._ask_stack(effect.worker)
+            case LookAt():
+                self._look_at(effect.worker)
             case _:
                 self._perform_or_fail(effect)
 
@@ -332,10 +338,20 @@ class Server:
 
     def _ask_stack(self, worker: WorkerId) -> None:
         """The agent asks by a signal; one that it has not started is asked by a message."""
-        pids = [pid for pid, name in self._running.items() if name == str(worker)]
-        whom = self._agent if pids and self._agent is not None else self._workers.get(worker)
+        pid = self._child_of_agent(worker)
+        whom = self._agent if pid and self._agent is not None else self._workers.get(worker)
         if whom is not None:
-            self._send(whom, messages.ShowStack(pid=max(pids, default=0)))
+            self._send(whom, messages.ShowStack(pid=pid))
+
+    def _look_at(self, worker: WorkerId) -> None:
+        """Nobody looks at one that the agent has not started."""
+        pid = self._child_of_agent(worker)
+        if pid and self._agent is not None:
+            self._send(self._agent, messages.LookAt(pid=pid))
+
+    def _child_of_agent(self, worker: WorkerId) -> int:
+        """Its process id; 0: the agent has not started it."""
+        return max((pid for pid, name in self._running.items() if name == str(worker)), default=0)
 
     def _start(self, worker: WorkerId) -> None:
         order = replace(self._start_workers, workers=[str(worker)])

@@ -331,7 +331,7 @@ class WorkerStuck:
     at_s: float
     worker: str
     step: int
-    operation: str  # F, B, W, BW, load (data), optimizer
+    operation: str  # F, B, W, BW, load (data), optimizer; mute: not known, no heartbeat comes
     microbatch: int  # -1: none
     seconds: float
     usual_s: float  # the longest usual one; 0: not known yet

@@ -130,6 +130,7 @@ OPERATIONS = {
     "BW": "backward",
     "load": "loading data",
     "optimizer": "optimizer step",
+    "mute": "code that lets no heartbeat through",
 }
 
 

@@ -263,6 +263,21 @@ class ShowStack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LookAt:
+    """coordinator -> agent: a worker is silent; look at its process."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRuns:
+    """agent -> coordinator, after a LookAt: it runs. Of one that is stopped nothing is said."""
+
+    worker: Worker
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerGone:
     """worker -> coordinator: the connection to another worker broke, or a wait ran out."""
 
@@ -579,6 +594,8 @@ Message = (
     | Ready
     | Heartbeat
     | ShowStack
+    | LookAt
+    | WorkerRuns
     | PeerGone
     | Halt
     | Tell
