@@ -240,8 +240,77 @@ def test_a_joiner_whose_process_runs_without_heartbeats_has_as_long_as_a_start()
     assert world.phase("1.0") is Phase.LOST
 
 
+# --- told to stop in the midst of it ---
+
+
+def stopped_while_loading(seconds_before: float, **more) -> World:
+    """1.0 has loaded for so long when 0.1 dies, and hears nothing."""
+    world = held_world(**more)
+    loader = world.actors["1.0"]
+    loader.operation, loader.number, loader.since_s = "load", 3, world.at_s
+    loader.mute = True
+    world.tick(seconds_before)
+    world.die("0.1")
+    world.pump()
+    return world
+
+
 def lost(world: World) -> dict[str, str]:
     return {one.worker: one.cause for one in emitted(world.effects, events.WorkerLost)}
+
+
+@pytest.mark.parametrize("sign", ["beats", "runs"])
+def test_one_that_loads_is_not_lost_because_another_died_meanwhile(sign) -> None:
+    world = stopped_while_loading(1.0)
+    loader = world.actors["1.0"]
+    loader.held = sign == "runs"
+    world.tick(25.0)
+    loader.held = False
+    loader.operation, loader.number = "", -1
+    world.tick(0.2)  # the heartbeat that tells so comes before the answer
+    loader.mute = False
+    world.pump()
+    world.finish()
+    assert world.run.phase is RunPhase.FINISHED
+    assert lost(world).keys() == {"0.1"}
+
+
+def test_one_that_is_stuck_when_it_is_told_to_stop_is_lost_as_such() -> None:
+    world = stopped_while_loading(1.0)
+    world.tick(31.0)
+    assert lost(world)["1.0"].startswith("stuck in loading data for 30.")
+
+
+def test_a_first_compile_may_take_as_long_as_a_start_when_another_dies() -> None:
+    world = World(2).start()
+    compiles = world.actors["1.0"]
+    compiles.operation, compiles.number, compiles.mute = "F", 1, True
+    world.tick(1.0)
+    world.die("0.1")
+    world.pump()
+    world.tick(170.0)
+    assert "1.0" not in lost(world)
+    world.tick(15.0)
+    assert lost(world)["1.0"].startswith("stuck in forward for 18")
+
+
+def test_one_that_goes_from_operation_to_operation_does_not_stop_and_is_lost() -> None:
+    world = stopped_while_loading(1.0)
+    loader = world.actors["1.0"]
+    for number in range(100, 400):
+        if "1.0" in lost(world):
+            break
+        loader.number, loader.since_s = number, world.at_s
+        world.tick(0.4)
+    assert lost(world)["1.0"] == "did not stop within 20 s"
+    assert 50 <= world.at_s <= 55
+
+
+def test_one_that_waits_and_does_not_stop_is_lost_as_before() -> None:
+    world = stopped_while_loading(0.4)
+    world.actors["1.0"].operation = ""
+    world.tick(20.8)
+    assert lost(world)["1.0"] == "did not stop within 20 s"
 
 
 def test_a_stuck_member_is_reported_and_lost_and_the_others_go_on() -> None:

@@ -91,6 +91,7 @@ class Changes:
         run.epoch += 1
         change.stopping, change.halted_s = True, at_s
         change.tells.clear()
+        change.busy_s.clear()
         change.resumed_s.clear()
         halt = messages.Halt(epoch=run.epoch)
         # Whoever replays without being a member has nothing to tell, but must stop as well.
@@ -132,21 +133,27 @@ class Changes:
             return []
         return self._go(at_s) if change.tells.keys() >= set(self._halted()) else []
 
-    def overdue(self, at_s: float) -> list[WorkerId]:
-        """Those that live but have not stopped for far too long."""
+    def overdue(self, at_s: float, busy: Mapping[WorkerId, float]) -> list[WorkerId]:
+        """Those that live but have not stopped for far too long.
+
+        ``busy``: in an operation that may take so many seconds. Whoever was in it when told to
+        stop cannot answer before its end.
+        """
         change = self.current
         if change is None or not change.stopping or self._run.phase is not RunPhase.TRAINING:
             return []
         clock = self._run.clock
         # Whoever replays loads the job first, and hears nothing meanwhile.
         loads_s = clock.start_limit_s if self._run.rebuilds else 0.0
-        late_s = at_s - change.halted_s - max(clock.answer_s, loads_s)
-        if late_s <= 0:
-            return []
+        limit_s, since_s = max(clock.answer_s, loads_s), at_s - change.halted_s
         # Whoever has to wait until its part is on disk, before the next one, cannot stop either.
-        most_s = max(clock.wait_s, clock.start_limit_s)  # as it was told, early or late
-        saving = self._run.saving if late_s <= most_s else set[WorkerId]()
-        return [w for w in self._halted() if w not in change.tells and w not in saving]
+        most_s = limit_s + max(clock.wait_s, clock.start_limit_s)  # as it was told, early or late
+        saving = self._run.saving if since_s <= most_s else set[WorkerId]()
+        missing = [w for w in self._halted() if w not in change.tells and w not in saving]
+        for worker in missing:
+            if since_s <= busy.get(worker, 0.0):
+                change.busy_s[worker] = at_s
+        return [w for w in missing if at_s - change.busy_s.get(w, change.halted_s) > limit_s]
 
     # --- plan and go ---
 

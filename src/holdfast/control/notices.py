@@ -282,7 +282,7 @@ class Notices:
         clock = self._run.clock
         self._silence.forgive(at_s, clock.silence_s)
         effects = [*self._stalls(at_s), *self._silent(at_s)]
-        for worker in self._changes.overdue(at_s):
+        for worker in self._changes.overdue(at_s, self._progress.busy()):
             cause = f"did not stop within {clock.answer_s:g} s"
             effects += self._lose(m.SilentTooLong(worker, at_s), cause)
         for worker in self._joining.late(at_s):

@@ -34,6 +34,7 @@ class Change:
     leaving: dict[WorkerId, Joiner] = field(default_factory=dict)
     stopping: bool = True  # until there is a plan; then everyone takes up work again
     halted_s: float = 0.0
+    busy_s: dict[WorkerId, float] = field(default_factory=dict)  # last seen so, since it was told
     tells: dict[WorkerId, messages.Tell] = field(default_factory=dict)
     plan_s: float = 0.0
     step: int = 0
