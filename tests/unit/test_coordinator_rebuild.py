@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from coordinator_world import Actor, World, emitted, much_happens, sent
 
+from holdfast.cluster import parse_worker
 from holdfast.control.effects import ClearLogs, Discard, Effect, Send, StartWorker
+from holdfast.control.membership import Phase
 from holdfast.control.run import RunPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -446,6 +448,25 @@ def test_a_replacement_that_stands_still_is_given_up(recovery) -> None:
     world.come("0.2")
     world.settle()
     assert_all_is_well(world)
+
+
+def test_one_that_replays_and_lets_no_heartbeat_through_has_as_long_as_a_start() -> None:
+    world = in_step_6(workers={"start_limit_s": 60.0})
+    world.replays = False
+    for actor in world.live():
+        actor.longest = {"F": 0.05}
+    world.tick(0.4)
+    world.die("0.2")
+    world.pump()
+    world.come("0.2")
+    world.tick(0.4)
+    replays = world.actors["0.1"]
+    assert world.run._changes.replays(parse_worker("0.1"))
+    replays.held = replays.mute = True
+    world.tick(55.0)
+    assert world.phase("0.1") is Phase.MEMBER
+    world.tick(10.0)
+    assert world.phase("0.1") is not Phase.MEMBER
 
 
 def test_a_replacement_is_not_late_while_the_others_replay_for_long() -> None:

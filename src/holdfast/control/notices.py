@@ -296,7 +296,9 @@ class Notices:
         """Members that are in one operation for too long: named first, then lost."""
         for worker in self._progress.known() - self._run.stages.keys():
             self._progress.forget(worker)
-        look = self._progress.look(at_s, self._silence.standing(at_s))
+        standing = self._silence.standing(at_s)
+        mute = {w: seconds for w, seconds in standing.items() if self._is_judged(w)}
+        look = self._progress.look(at_s, mute)
         effects: list[Effect] = [AskStack(stall.worker) for stall in look.ask]
         for stall in look.report:
             pid = self._run.hellos[stall.worker].pid
@@ -305,6 +307,10 @@ class Notices:
             effects += self._lose(m.SilentTooLong(stall.worker, at_s), stuck_words(stall))
         return effects
 
+    def _is_judged(self, worker: WorkerId) -> bool:
+        """By the limits of its operations. A replay, a copy and a start have others."""
+        return worker in self._progress.known() and not self._changes.replays(worker)
+
     def _silent(self, at_s: float) -> list[Effect]:
         clock, effects = self._run.clock, list[Effect]()
         standing = self._silence.standing(at_s)
@@ -312,8 +318,7 @@ class Notices:
             silent_s = self._silence.of(worker, at_s)
             if not self._should_beat(worker):
                 continue
-            is_judged = worker in self._progress.known()
-            stood_s = 0.0 if is_judged else standing.get(worker, 0.0)
+            stood_s = 0.0 if self._is_judged(worker) else standing.get(worker, 0.0)
             if silent_s > clock.silence_s or stood_s > clock.start_limit_s:
                 cause = f"silent for {max(silent_s, stood_s):.1f} s"
                 effects += self._lose(m.SilentTooLong(worker, at_s), cause)
