@@ -27,6 +27,18 @@ def test_what_is_done_inside_of_something_else_is_no_part_of_it() -> None:
     assert activity.take_longest() == {}
 
 
+def test_who_waits_on_purpose_in_an_operation_is_busy_with_nothing() -> None:
+    now_s = [0.0]
+    activity = Activity(lambda: now_s[0])
+    with activity.doing("load", 3):
+        now_s[0] = 1.0
+        with activity.waiting():
+            assert activity.current is None
+            now_s[0] = 100.0
+        assert activity.busy_s(activity.current) == 1.0
+    assert activity.take_longest() == {"load": 1.0}
+
+
 def test_an_operation_that_fails_is_over_too() -> None:
     activity = Activity()
     with pytest.raises(ArithmeticError), activity.doing("B"):

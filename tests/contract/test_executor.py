@@ -1,6 +1,7 @@
 """Lanes run by threads on the in-memory transport: the same parameters, whoever ran what."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -516,3 +517,49 @@ def test_a_sample_that_is_bad_when_an_operation_is_run_again_is_told_with_its_st
         executor._run_again(executor._routes)
     assert caught.value.step == STEPS - 1
     assert isinstance(caught.value.__cause__, DataError)
+
+
+class Moody(list):
+    """Raises at its first sample."""
+
+    num_raised = 0
+
+    def __getitem__(self, index):
+        if not self.num_raised:
+            self.num_raised += 1
+            raise OSError("not now")
+        return super().__getitem__(index)
+
+
+def test_a_pause_before_the_data_set_is_asked_again_is_no_part_of_loading(monkeypatch):
+    data, seen = Moody(samples()), []
+
+    def make_job() -> Job:
+        return replace(tuples_job(), data=data)
+
+    def look() -> None:
+        seen.append(cluster.trainings[ALICE].activity.current)
+
+    one = "schedule pipelines=1 stages=1 microbatches=6\n0.0: "
+    one += " ".join(f"0F{number} 0BW{number}" for number in range(6)) + " 0R\n"
+    monkeypatch.setitem(globals(), "Batches", partial(Batches, retries=1, pause_s=0.05))
+    cluster = Cluster(one, make_job, [], {})
+    monkeypatch.setattr("holdfast.runtime.job_code.time", Watched(look))
+    cluster.run()
+    assert data.num_raised == 1
+    assert seen
+    assert set(seen) == {None}
+
+
+class Watched:
+    """The module ``time``; calls ``look`` at every sleep."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+
+    def sleep(self, seconds: float) -> None:
+        self._look()
+        time.sleep(seconds)
+
+    def __getattr__(self, name: str) -> Callable[[], float]:
+        return getattr(time, name)

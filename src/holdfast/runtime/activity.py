@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 LOAD, OPTIMIZER = "load", "optimizer"  # besides the kinds of operations
+_NOTHING = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,16 @@ class Activity:
                 Busy(one.number, one.kind, one.microbatch, one.since_s + whole_s) for one in before
             )
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """On purpose, in the midst of something: that is no part of it, and nothing to judge."""
+        with self.doing(_NOTHING):
+            yield
+
     @property
     def current(self) -> Busy | None:
         stack = self._stack
-        return stack[-1] if stack else None
+        return stack[-1] if stack and stack[-1].kind != _NOTHING else None
 
     def busy_s(self, busy: Busy) -> float:
         return self._now() - busy.since_s
@@ -56,4 +63,5 @@ class Activity:
         """Of each kind that came to an end since the last time."""
         with self._lock:
             longest, self._longest = self._longest, {}
+        longest.pop(_NOTHING, None)
         return longest

@@ -247,6 +247,10 @@ class Executor:
                 self._lane.ran(f"a backward ({op})")
             return computed
 
+    def _pause(self, pause_s: float) -> None:
+        with self._lane.activity.waiting():
+            pause(pause_s, self._lane.check)
+
     def _compute(self, op: Op, incoming: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         lane, microbatch = self._lane, op.microbatch
         if microbatch is None:
@@ -274,9 +278,7 @@ class Executor:
         is_last = lane.number == self._routes.schedule.shape.last_stage
         if lane.number == 0 or is_last:
             with lane.compute, lane.activity.doing(LOAD, microbatch):
-                loaded, target = lane.batches.load(
-                    self._step, microbatch, lambda pause_s: pause(pause_s, lane.check)
-                )
+                loaded, target = lane.batches.load(self._step, microbatch, self._pause)
             lane.ran("Job.data or Job.collate")
             inputs = loaded if lane.number == 0 else inputs
         self._border.note_inputs(self._step, microbatch, inputs)
