@@ -204,7 +204,9 @@ class Batches:
         long as the one before."""
         if num_microbatches < 1:
             raise ConfigError(f"micro-batches a step={num_microbatches}: expected at least 1")
-        self._data, self._num_samples = job.data, len(job.data)  # a folder may grow meanwhile
+        self._data = job.data
+        with self._named("for its length"):
+            self._num_samples = len(job.data)  # once: a folder may grow meanwhile
         self._collate = job.collate or default_collate
         self._size = job.microbatch_size
         self._seed = seed
@@ -237,10 +239,8 @@ class Batches:
         # A data set may draw random numbers, e.g. to augment: the same ones on every worker and
         # in every try.
         with _seeded(_key("augment", self._seed, step, microbatch)):
-            with self._named(f"for its order of samples ({where})"):
-                indices = self.indices(step, microbatch)
             samples = []
-            for index in indices:
+            for index in self.indices(step, microbatch):
                 with self._named(f"for sample {index} ({where})"):
                     samples.append(self._data[index])
             with _data_errors(f"cannot collate {where}: {{kind}}"):
