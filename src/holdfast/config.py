@@ -209,10 +209,21 @@ class CheckpointConfig:
     keep: int = 2
     """How many of the newest checkpoints stay on disk."""
 
+    write_limit_s: float = 1800.0
+    """For the last one, which everybody waits for: then the disk counts as stuck."""
+
     def __post_init__(self) -> None:
         _require(self.every_steps >= 0, "checkpoint.every_steps", self.every_steps, "must be >= 0")
         _require(self.first_step >= 0, "checkpoint.first_step", self.first_step, "must be >= 0")
         _require(self.keep >= 1, "checkpoint.keep", self.keep, "must be at least 1")
+        limit_s = self.write_limit_s
+        is_possible = 0 < limit_s <= MAX_LIMIT_S
+        _require(
+            is_possible,
+            "checkpoint.write_limit_s",
+            limit_s,
+            f"must be above 0, up to {MAX_LIMIT_S}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

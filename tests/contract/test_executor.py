@@ -188,6 +188,7 @@ class Cluster:
     trainings: dict[WorkerId, StageTraining] = field(default_factory=dict)
     reports: dict[WorkerId, list[messages.StepReport]] = field(default_factory=dict)
     parts: list[messages.CheckpointPart] = field(default_factory=list)
+    failed_parts: list[messages.PartFailed] = field(default_factory=list)
     check: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -228,6 +229,8 @@ class Cluster:
             self.reports.setdefault(worker, []).append(message)
         if isinstance(message, messages.CheckpointPart):
             self.parts.append(message)
+        if isinstance(message, messages.PartFailed):
+            self.failed_parts.append(message)
 
     def _assign(self, worker: WorkerId) -> messages.Assign:
         return messages.Assign(
@@ -453,6 +456,18 @@ def test_a_worker_ends_only_when_its_last_part_is_on_disk_however_long_that_take
     run.check = lambda: freed.set() if begun.is_set() else None  # asked while it waits
     run.run()
     assert [part.step for part in run.parts] == [STEPS]
+
+
+def test_a_last_part_that_is_never_written_is_told_after_its_limit(tmp_path, monkeypatch):
+    freed = threading.Event()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(saving, "write_part", lambda folder, tensors: freed.wait(20) and {})
+    run = cluster(plain(1, 1), checkpoint={"every_steps": 0, "at_end": True, "write_limit_s": 0.01})
+    run.run()
+    freed.set()
+    [failed] = run.failed_parts
+    assert failed.step == STEPS
+    assert "is still being written" in failed.reason
 
 
 class Leaves(nn.Module):

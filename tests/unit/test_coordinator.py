@@ -507,6 +507,15 @@ def test_no_limit_counts_while_a_part_of_the_checkpoint_is_being_written() -> No
     assert len(sent(effects, messages.Stop)) == 4
 
 
+def test_a_disk_that_is_stuck_at_the_end_has_a_limit_of_its_own() -> None:
+    world = in_its_last_step()
+    world.actors["0.0"].saving = True
+    world.tick(1700.0)
+    assert not world.run.over
+    world.tick(101.0)
+    assert world.run.phase is RunPhase.FAILED
+
+
 def test_an_interrupt_in_the_first_steps_may_take_as_long_as_a_start() -> None:
     world = World(workers={"silence_limit_s": 60.0, "start_limit_s": 700.0}).start()
     world.run_step(world.actors["0.1"])

@@ -1,6 +1,7 @@
 """How long a run that is to end early may take to end its steps and to save them.
 
-What is not saved is lost, so nobody is hurried who saves: a second signal still ends all at once.
+What is not saved is lost, so nobody is hurried who saves, but for ``checkpoint.write_limit_s``: a
+second signal still ends all at once.
 """
 
 from holdfast.cluster import WorkerId
@@ -27,5 +28,7 @@ class Deadline:
             return False
         if run.saving & run.stages.keys():
             self._saved_s = at_s
+        if at_s - run.interrupted_s > run.config.checkpoint.write_limit_s:
+            return True
         since_s = max(run.interrupted_s, self._saved_s)
         return at_s - since_s > run.clock.interrupt_s + self._part_s

@@ -90,7 +90,10 @@ class StageSaver:
         if self.wait():
             self._begin(step, lambda: tensors, done, is_last)
         else:
-            self._failed(step, f"{self._name} is still being written; is the disk stuck?")
+            self.give_up(step)
+
+    def give_up(self, step: int) -> None:
+        self._failed(step, f"{self._name} is still being written; is the disk stuck?")
 
     def _begin(
         self, step: int, take: Callable[[], Mapping[str, Tensor]], done: Done, is_last: bool

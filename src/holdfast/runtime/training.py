@@ -362,13 +362,18 @@ class StageTraining:
         is_wanted = self._config.checkpoint.at_end or cut_short
         if is_wanted or self.save_times.is_due(version):
             self._save(version, is_last=is_wanted)
-        self._wait_for_saver()
+        if not self._wait_for_saver():
+            self._saver.give_up(version)
         self._ended_at = version
 
-    def _wait_for_saver(self) -> None:
-        """However long it takes: nothing is left to do, and what is not written is lost."""
+    def _wait_for_saver(self) -> bool:
+        """Far longer than on the way: nothing is left to do, and what is not written is lost."""
+        until_s = time.monotonic() + self._config.checkpoint.write_limit_s
         while not self._saver.wait(_LOOK_S):
             self._check()
+            if time.monotonic() > until_s:
+                return False
+        return True
 
     def _is_writer(self, version: int) -> bool:
         chosen = self._writers.get(version, {}).get(str(self._number))
