@@ -38,6 +38,12 @@ def _form(what: str, pattern: str) -> Form:
 
 WORKER = _form("pipeline.stage, e.g. '1.0'", rf"{_NUMBER}\.{_NUMBER}")
 SHA256 = _form("64 hexadecimal digits", "[0-9a-f]{64}")
+HASH = _form("32 hexadecimal digits", "[0-9a-f]{32}")
+LAYER = _form("the number of a layer", "(?:0|[1-9][0-9]{0,6})")
+OPERATION = _form(
+    "an operation, e.g. '2F5', '2BW5' or '2R'",
+    f"{_NUMBER}(?:(?:F|BW|B|W)(?:0|[1-9][0-9]{{0,8}})|R)",
+)
 RUN_ID = _form("a run and its history", rf"[0-9a-f]{{0,32}}\.{_COUNT}")
 CHECKPOINT = _form("e.g. 'step-00000020'", f"step-{_STEP}")
 PART = _form("e.g. 'stage-1' or 'stage-1.0a1b2c3d'", rf"stage-{_NUMBER}(?:\.[0-9a-f]{{8}})?")

@@ -19,6 +19,7 @@ from holdfast.errors import EpochPast, PeerLost
 from holdfast.job import Batches, Job, load_job
 from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.protocol import messages
+from holdfast.protocol.half_done import to_record
 from holdfast.runtime.training import StageTraining
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import gpipe, one_f_one_b
@@ -103,7 +104,7 @@ class Cluster:
             run_dir="unused",
             beat_s=1.0,
             wait_s=20.0,
-            log={},
+            log=None,
             faults=[],
             part="stage-0.0a1b2c3d",
         )
@@ -158,11 +159,11 @@ class Cluster:
             epoch=self.epoch,
             stages={str(worker): stage for worker, stage in self.stages.items()},
             addresses={},
-            running=[one.to_message() for one in plan.running],
+            running=[to_record(one) for one in plan.running],
             schedule=(schedule or self._any_schedule()).dumps(),
             first_step=plan.first_step,
             end_step=STEPS,
-            verdicts={str(step): list(verdict) for step, verdict in plan.verdicts.items()},
+            verdicts=plan.verdicts,
             saved={},
             saves=[],
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from helpers.live import process_state, wait_until
-from holdfast.config import RunConfig
+from holdfast.config import RunConfig, TrainConfig
 from holdfast.handshake import AGENT as AGENT_ROLE
 from holdfast.handshake import COORDINATOR, Identity, answer
 from holdfast.protocol.connection import Connection
@@ -109,7 +109,7 @@ class Launcher:
     def start(self, *workers: str) -> dict[str, int]:
         """Process ids by worker."""
         assert isinstance(self.hear(), AgentHello)
-        config = RunConfig().to_dict() | {"train": {"steps": 12}}
+        config = RunConfig(train=TrainConfig(steps=12))
         self.connection.send(
             StartWorkers(workers=list(workers), job="/job.py", job_sha256="5a" * 32, config=config)
         )
@@ -242,7 +242,7 @@ def test_workers_end_with_an_agent_that_is_killed(launcher):
 
 def test_workers_may_be_ordered_later_and_nothing_is_prepared_twice(launcher):
     launcher.start(STUBBORN)
-    config = RunConfig().to_dict() | {"train": {"steps": 12}}
+    config = RunConfig(train=TrainConfig(steps=12))
     launcher.connection.send(
         StartWorkers(workers=[BADLY], job="/job.py", job_sha256="5a" * 32, config=config)
     )
@@ -256,7 +256,7 @@ def test_workers_may_be_ordered_later_and_nothing_is_prepared_twice(launcher):
 
 def test_a_name_that_is_started_again_while_its_first_process_hangs_ends_that_one(launcher):
     pids = launcher.start(STUBBORN)
-    config = RunConfig().to_dict() | {"train": {"steps": 12}}
+    config = RunConfig(train=TrainConfig(steps=12))
     launcher.connection.send(
         StartWorkers(workers=[STUBBORN], job="/job.py", job_sha256="5a" * 32, config=config)
     )

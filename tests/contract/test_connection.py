@@ -7,6 +7,7 @@ import pytest
 from transport_harness import Background
 
 from helpers.stamps import stamps_of_both
+from holdfast.config import RecoveryConfig, RunConfig
 from holdfast.errors import HoldfastError, PeerLost, ProtocolError
 from holdfast.handshake import AGENT
 from holdfast.protocol.codec import encode
@@ -22,7 +23,7 @@ MESSAGES: list[Message] = [
         workers=["0.0"],
         job="/" + "j" * 4000,
         job_sha256="5a" * 32,
-        config={"a": {"b": [1, 2.5, None], "c": "j" * 200_000}},
+        config=RunConfig(recovery=RecoveryConfig(log="boundary", log_dir="j" * 200_000)),
     ),
     Stop(reason=""),
 ]

@@ -241,7 +241,7 @@ class Cluster:
             run_dir="unused",
             beat_s=1.0,
             wait_s=20.0,
-            log={},
+            log=None,
             faults=[],
             part="stage-0.0a1b2c3d",
         )

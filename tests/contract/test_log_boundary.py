@@ -26,6 +26,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import PeerLost
 from holdfast.job import Job
 from holdfast.protocol import messages
+from holdfast.protocol.records import LogOrder
 from holdfast.recovery.log_frame import FrameKind
 from holdfast.recovery.log_reader import LogReader
 from holdfast.recovery.log_segment import opened, read_segment_header, scan
@@ -40,15 +41,15 @@ from holdfast.transport.base import Channel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RUN = 3
+RUN = "ab.3"
 A, G = FrameKind.ACTIVATION, FrameKind.GRADIENT
 GOOD = Verdict(1.0, None, False)
 
 
-def order(root, **changed) -> dict:
+def order(root, **changed) -> LogOrder:
     """As it comes with ``Assign``."""
-    plain = {"run": RUN, "dir": str(root), "mirror": "", "borders": [0, 1], "limit_bytes": 0}
-    return plain | changed
+    plain = LogOrder(RUN, 0, str(root), "", [], [0, 1], 0)
+    return plain._replace(**changed)
 
 
 class Told(list[messages.Message]):
@@ -428,7 +429,7 @@ def test_the_verdict_before_a_checkpoint_stays_though_its_segment_goes(make, tmp
 
 def test_without_a_log_nothing_happens(tmp_path):
     log = open_log(
-        {}, worker=WorkerId(0, 1), stage=1, slots=SLOTS, ties=TIES, every_steps=2, tell=print
+        None, worker=WorkerId(0, 1), stage=1, slots=SLOTS, ties=TIES, every_steps=2, tell=print
     )
     run_step(log, 0)
     log.reduced(result(True, True))

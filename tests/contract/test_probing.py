@@ -8,9 +8,10 @@ import torch
 
 from holdfast.cluster import WorkerId
 from holdfast.protocol import messages
+from holdfast.protocol.records import LinkProbe
 from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.probing import Prober
-from holdfast.runtime.transfer_times import transfer_rows
+from holdfast.runtime.transfer_times import summed_up
 from holdfast.transport.base import Channel, Tag, TransferTime
 from holdfast.transport.local import LocalHub, LocalTransport
 
@@ -49,7 +50,7 @@ def make() -> Iterator[Callable[..., Site]]:
 
 
 def probe(step: int, *links: tuple[WorkerId, int], compute: bool = False) -> messages.Probe:
-    rows = [[str(to), number] for to, number in links]
+    rows = [LinkProbe(str(to), number) for to, number in links]
     return messages.Probe(step=step, compute=compute, links=rows)
 
 
@@ -98,7 +99,7 @@ def test_what_is_sent_is_timed_and_dropped(make) -> None:
     site.prober.order(probe(0, (PEER, 0)))
     site.prober.begin_step(0)
     site.transports[ME].flush(LIMIT_S)
-    rows = transfer_rows(site.arrived(PEER))
+    rows = summed_up(site.arrived(PEER))
     assert [(source, kind, count) for source, kind, count, *_ in rows] == [("0.0", "probe", 3)]
     assert rows[0][4] >= DELAY_S
     assert not site.transports[PEER].has(ME, Tag(Channel.PROBE, 0))
@@ -157,7 +158,7 @@ def test_orders_may_come_while_a_step_begins(make) -> None:
 
 
 def test_transfers_are_summed_up_by_source_and_purpose() -> None:
-    rows = transfer_rows(
+    rows = summed_up(
         [
             TransferTime(PEER, Channel.ACTIVATION, 10, 0.1),
             TransferTime(PEER, Channel.GRADIENT, 20, 0.3),
@@ -169,7 +170,7 @@ def test_transfers_are_summed_up_by_source_and_purpose() -> None:
         ]
     )
     assert rows == [
-        ["0.1", "pipeline", 3, 60, 0.2],
-        ["1.0", "probe", 1, 7, 0.9],
-        ["1.0", "reduction", 2, 10, pytest.approx(0.6)],
+        ("0.1", "pipeline", 3, 60, 0.2),
+        ("1.0", "probe", 1, 7, 0.9),
+        ("1.0", "reduction", 2, 10, pytest.approx(0.6)),
     ]

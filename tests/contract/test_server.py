@@ -18,7 +18,7 @@ from transport_harness import LIMIT_S, Background
 from helpers.live import wait_until
 from helpers.scarce import refuse_threads
 from holdfast.cluster import parse_worker
-from holdfast.config import config_from
+from holdfast.config import RunConfig, config_from
 from holdfast.control import server
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Emit, OpenRun, Send
@@ -36,12 +36,12 @@ from holdfast.protocol.spec import Access
 
 SECRET, GENERATION = bytes(range(32)), 2
 SHA = "5a" * 32
-ORDER = messages.StartWorkers(workers=["0.0"], job="/job.py", job_sha256=SHA, config={})
+ORDER = messages.StartWorkers(workers=["0.0"], job="/job.py", job_sha256=SHA, config=RunConfig())
 
 
 FINISHED = messages.Finished(
     worker="0.0",
-    digests={"0": "a", "1": "b"},
+    digests={"0": "a" * 64, "1": "b" * 64},
     peak_memory_bytes=1,
     kept_bytes=1,
     log_bytes=0,
@@ -56,7 +56,7 @@ def hello(worker: str = "0.0") -> messages.Hello:
         fingerprint={"holdfast": version("holdfast")},
         traits={},
         num_layers=2,
-        layer_hashes=["a", "b"],
+        layer_hashes=["a" * 32, "b" * 32],
         cut=[],
         host="127.0.0.1",
         port=1,
@@ -509,7 +509,7 @@ FOREIGN_WORDS = {
     "a grant": (
         JOINER,
         "",
-        messages.JoinGranted(worker="0.0", job="/j", job_sha256=SHA, config={}),
+        messages.JoinGranted(worker="0.0", job="/j", job_sha256=SHA, config=RunConfig()),
     ),
 }
 

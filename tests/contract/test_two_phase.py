@@ -8,6 +8,7 @@ import torch
 
 from helpers.scarce import refuse_threads
 from holdfast.errors import HoldfastError
+from holdfast.protocol.records import SaveRule
 from holdfast.runtime import saving
 from holdfast.runtime.saving import SaveTimes, StageSaver, Written
 from holdfast.runtime.two_phase import TwoPhaseSaver
@@ -137,16 +138,16 @@ def test_a_saver_of_one_phase_holds_no_update_up(tmp_path, monkeypatch):
 def test_versions_are_saved_at_multiples_until_a_rule_says_otherwise() -> None:
     times = SaveTimes(5)
     assert [v for v in range(1, 21) if times.is_due(v)] == [5, 10, 15, 20]
-    times.change([[12, 3]])
+    times.change([SaveRule(12, 3)])
     assert [v for v in range(1, 21) if times.is_due(v)] == [5, 10, 12, 15, 18]
-    times.change([[12, 3], [17, 5]])
+    times.change([SaveRule(12, 3), SaveRule(17, 5)])
     assert [v for v in range(1, 25) if times.is_due(v)] == [5, 10, 12, 15, 17, 22]
 
 
 def test_rules_that_come_late_change_nothing() -> None:
     times = SaveTimes(5)
-    times.change([[12, 3], [17, 5]])
-    times.change([[12, 3]])
+    times.change([SaveRule(12, 3), SaveRule(17, 5)])
+    times.change([SaveRule(12, 3)])
     times.change([])
     assert [v for v in range(16, 25) if times.is_due(v)] == [17, 22]
 

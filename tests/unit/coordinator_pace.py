@@ -6,10 +6,10 @@ Knows lanes only; what the coordinator makes of the times is not known here.
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.protocol import messages
+from holdfast.protocol.records import OperationTime, Transfers
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.schedule import Schedule
 
@@ -26,15 +26,15 @@ class Pace:
     dice: random.Random = field(default_factory=lambda: random.Random(1))
     probes: list[tuple[str, str]] = field(default_factory=list)  # sent and not yet told of
 
-    def operations(self, name: str, lane: Iterable[Op]) -> list[list[Any]]:
+    def operations(self, name: str, lane: Iterable[Op]) -> list[OperationTime]:
         found, at_s = [], 0.0
         for op in lane:
             took_s = self._about(OP_S * (2 if op.kind is Kind.BW else 1)) * self.slow.get(name, 1.0)
-            found.append([str(op), at_s, at_s + took_s, took_s, 64])
+            found.append(OperationTime(str(op), at_s, at_s + took_s, took_s, 64))
             at_s += took_s
         return found
 
-    def transfers(self, name: str, schedule: Schedule) -> list[list[Any]]:
+    def transfers(self, name: str, schedule: Schedule) -> list[Transfers]:
         """What comes in from neighbour stages, from other holders, and from benchmarks."""
         worker = parse_worker(name)
         counts: dict[tuple[str, str], int] = {}
@@ -44,7 +44,7 @@ class Pace:
             self.probes.remove((source, to))
             counts[source, "probe"] = 3
         return [
-            [source, kind, count, 100 * count, self._moved_s(source, name)]
+            Transfers(source, kind, count, 100 * count, self._moved_s(source, name))
             for (source, kind), count in sorted(counts.items())
         ]
 

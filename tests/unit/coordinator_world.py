@@ -20,6 +20,7 @@ from holdfast.errors import EpochPast, WaitTimeout
 from holdfast.faults.fault import parse_fault
 from holdfast.planner.problem import Problem
 from holdfast.protocol import messages
+from holdfast.protocol.records import MicrobatchLoss
 from holdfast.runtime.lanes import Lanes
 from holdfast.schedule.cut import stage_ranges
 from holdfast.schedule.operation import Kind, Op
@@ -104,7 +105,7 @@ def report(worker: str, step: int, losses: Iterable[Any] = (), **changes: Any):
     values = {
         "worker": worker,
         "step": step,
-        "losses": [list(pair) for pair in losses],
+        "losses": [MicrobatchLoss(*pair) for pair in losses],
         "num_tokens": 10,
         "norm": 1.0,
         "clipped": False,

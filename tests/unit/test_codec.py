@@ -1,34 +1,79 @@
 """Messages survive the wire; anything else becomes one kind of error at the edge."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.stamps import stamps_of_both
+from holdfast.config import RunConfig
 from holdfast.errors import ProtocolError
 from holdfast.protocol import codec, messages
+from holdfast.protocol.records import Kept, MicrobatchLoss, OperationTime, Transfers, Verdict
 
-text = st.text(max_size=20)
+text = st.text(st.characters(codec="utf-8"), max_size=20)
 workers = st.builds("{}.{}".format, st.integers(0, 9999), st.integers(0, 9999))
+seconds = st.floats(0, 1e9)
+operations = st.builds(
+    OperationTime,
+    op=st.sampled_from(["0F0", "3BW12", "9999R"]),
+    start_s=seconds,
+    end_s=seconds,
+    cpu_s=seconds,
+    elements=st.integers(0, 10**9),
+)
+transfers = st.builds(
+    Transfers,
+    source=workers,
+    purpose=st.sampled_from(["pipeline", "reduction", "probe"]),
+    number=st.integers(0, 99),
+    num_bytes=st.integers(0, 10**12),
+    moved_s=st.floats(-1e9, 1e9),
+)
+losses = st.builds(MicrobatchLoss, microbatch=st.integers(0, 99), loss=st.floats(allow_nan=False))
+verdicts = st.builds(
+    Verdict,
+    norm=st.floats(allow_nan=False),
+    scale=st.none() | st.floats(0, 1),
+    skip=st.booleans(),
+)
 reports = st.builds(
     messages.StepReport,
     worker=workers,
     step=st.integers(0, 9_999_999_999),
-    losses=st.lists(st.tuples(st.integers(0, 99), st.floats(allow_nan=False)).map(list)),
+    losses=st.lists(losses, max_size=4),
     num_tokens=st.integers(0, 10**9),
     norm=st.floats(allow_nan=False),
     clipped=st.booleans(),
     skipped=st.booleans(),
     taken_back=st.booleans(),
-    operations=st.lists(st.tuples(text, st.floats(0, 1), st.floats(0, 1)).map(list), max_size=4),
-    transfers=st.lists(st.tuples(text, text, st.integers(0, 9)).map(list), max_size=4),
+    operations=st.lists(operations, max_size=4),
+    transfers=st.lists(transfers, max_size=4),
+)
+tells = st.builds(
+    messages.Tell,
+    worker=workers,
+    epoch=st.integers(0, 99),
+    reduced=st.integers(-2, 99),
+    oldest=st.integers(-2, 99),
+    attempt=st.integers(0, 1),
+    progress=st.dictionaries(st.integers(0, 99), st.integers(0, 3), max_size=4),
+    kept=st.lists(
+        st.builds(Kept, step=st.integers(0, 9), activations=st.just([1]), gradients=st.just([]))
+    ),
+    verdicts=st.dictionaries(st.integers(0, 99), verdicts, max_size=4),
+    kept_bytes=st.integers(0, 9),
+    done=st.integers(0, 9),
+    saving=st.integers(0, 9),
+    commits=st.lists(st.integers(0, 9)),
 )
 anything = st.one_of(
     reports,
+    tells,
     st.builds(messages.Stop, reason=text),
     st.builds(messages.Ready, worker=workers),
     st.builds(messages.WorkerNotStarted, worker=workers, reason=text),
@@ -76,3 +121,43 @@ def test_another_version_is_refused() -> None:
 def test_an_announced_giant_is_refused_before_it_is_read() -> None:
     with pytest.raises(ProtocolError, match="announced"):
         codec.Splitter(stamps_of_both()[0]).feed(b"\xff\xff\xff\xff")
+
+
+# --- nothing is left unchecked ---
+
+
+def parts_of(hint: Any) -> Iterator[Any]:
+    """The type and all types inside of it, those of records too."""
+    yield hint
+    own = get_type_hints(hint, include_extras=True).values() if hasattr(hint, "_fields") else ()
+    for inner in (*get_args(hint), *own):
+        yield from parts_of(inner)
+
+
+@pytest.mark.parametrize("kind", get_args(messages.Message), ids=lambda cls: cls.__name__)
+def test_every_field_says_what_is_in_it(kind) -> None:
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        unchecked = [one for one in parts_of(hint) if one in (Any, object, list, dict, tuple, set)]
+        assert not unchecked, f"{kind.__name__}.{name}: {hint}"
+
+
+def test_settings_arrive_as_settings() -> None:
+    order = messages.StartWorkers(
+        workers=["0.0"], job="/job.py", job_sha256="5a" * 32, config=RunConfig()
+    )
+    assert codec.decode(codec.encode(order)[4:]) == order
+
+
+def test_settings_that_cannot_be_run_are_refused_with_their_name() -> None:
+    order = messages.StartWorkers(
+        workers=["0.0"], job="/job.py", job_sha256="5a" * 32, config=RunConfig()
+    )
+    body = json.loads(codec.encode(order)[4:])
+    body["config"]["train"]["steps"] = -1
+    with pytest.raises(ProtocolError, match=r"StartWorkers\.config.*train\.steps"):
+        codec.decode(json.dumps(body).encode())
+
+
+def test_text_that_is_no_unicode_is_made_readable() -> None:
+    body = json.dumps({"v": codec.VERSION, "kind": "Stop", "reason": "a\ud800b"}).encode()
+    assert codec.decode(body) == messages.Stop(reason="a?b")

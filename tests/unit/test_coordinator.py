@@ -26,6 +26,7 @@ from holdfast.control.run import RunPhase
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages
+from holdfast.protocol.records import OperationTime
 from holdfast.recovery.manifest import Checkpoint, Origin, Part
 from holdfast.schedule.generate import one_f_one_b
 from holdfast.schedule.operation import Shape
@@ -360,7 +361,13 @@ def test_losses_that_are_no_number_agree_with_each_other() -> None:
 def test_operations_and_steps_taken_back_are_passed_on() -> None:
     world = World().start()
     effects = world.handle(
-        report("0.0", 0, operations=[["0F0", 1.0, 2.0, 0.5, 8]], taken_back=True, clipped=True)
+        report(
+            "0.0",
+            0,
+            operations=[OperationTime("0F0", 1.0, 2.0, 0.5, 8)],
+            taken_back=True,
+            clipped=True,
+        )
     )
     (ops,) = emitted(effects, events.WorkerStep)
     assert ops.ops == (("0F0", 1.0, 2.0),)

@@ -9,6 +9,7 @@ from holdfast.control.membership import Phase
 from holdfast.control.run import RunPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
+from holdfast.protocol.records import Kept
 from holdfast.schedule.schedule import loads
 
 SURVIVORS = {"0.0", "0.1", "1.1"}
@@ -203,13 +204,13 @@ def test_only_finished_work_of_the_dead_counts_as_done_again() -> None:
     assert [op.kind.value for op in lane[:2]] == ["F", "F"]
     world.beat("1.0", done=1)
     world.die("1.0")
-    kept = [[0, [0], []]]
-    world.tell("0.0", progress={"0": 1}, kept=kept, done=1)
+    kept = [Kept(0, [0], [])]
+    world.tell("0.0", progress={0: 1}, kept=kept, done=1)
     for name in ("0.1", "1.1"):
         world.tell(name)
     proceed = world.last_proceed
     assert proceed.epoch == 2
-    assert [step["step"] for step in proceed.running] == [0]
+    assert [step.step for step in proceed.running] == [0]
     assert proceed.first_step == 1
     for actor in world.live():
         actor.inbox.clear()
@@ -226,7 +227,7 @@ def test_the_stages_whose_part_is_written_are_named_when_all_go_on() -> None:
     world.die("1.0")
     for name, saving in (("0.0", 3), ("0.1", 2), ("1.1", 0)):
         world.tell(name, saving=saving)
-    assert world.last_proceed.saved == {"0": 3, "1": 2}
+    assert world.last_proceed.saved == {0: 3, 1: 2}
 
 
 # --- more than one death ---

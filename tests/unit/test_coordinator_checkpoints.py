@@ -116,7 +116,7 @@ def test_r6_a_part_that_fails_is_asked_of_another_holder_a_little_later() -> Non
     orders = sent(effects, messages.SaveOnce)
     assert set(orders) == {"0.0", "0.1", "1.0", "1.1"}
     assert len(set(map(str, orders.values()))) == 1
-    assert orders["0.0"].writers == {"0": "1.0"}
+    assert orders["0.0"].writers == {0: "1.0"}
     later = orders["0.0"].step
     assert later >= 12, "nobody has come so far yet"
     assert [e.directory for e in effects if isinstance(e, Discard)] == [
@@ -137,14 +137,14 @@ def test_r6_when_all_holders_fail_it_is_skipped_and_the_next_one_tried_by_the_fi
     assert not sent(effects, messages.SaveOnce)
     assert world.run.phase is RunPhase.TRAINING
     effects = failed(world, "0.0", 18)
-    assert sent(effects, messages.SaveOnce)["1.0"].writers == {"0": "1.0"}
+    assert sent(effects, messages.SaveOnce)["1.0"].writers == {0: "1.0"}
 
 
 def test_r6_two_stages_that_fail_at_once_are_saved_together_and_told_once() -> None:
     world = in_step_10()
     effects = [*failed(world, "0.0", 10), *failed(world, "0.1", 10)]
     assert len(emitted(effects, events.CheckpointFailed)) == 1
-    assert sent(effects, messages.SaveOnce)["1.1"].writers == {"0": "1.0", "1": "1.1"}
+    assert sent(effects, messages.SaveOnce)["1.1"].writers == {0: "1.0", 1: "1.1"}
 
 
 def at_the_end(**more) -> World:

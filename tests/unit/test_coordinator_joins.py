@@ -96,8 +96,8 @@ def test_a_joiner_one_step_behind_enters_and_gets_the_step_from_its_peer() -> No
         world.tell(name, reduced=4, oldest=3)
     effects = world.tell("1.0", reduced=3, oldest=3)
     proceed = sent(effects, messages.Proceed)["1.0"]
-    assert [step["step"] for step in proceed.running] == [3]
-    assert proceed.running[0]["copies"] == {"0": "0.0"}
+    assert [step.step for step in proceed.running] == [3]
+    assert proceed.running[0].copies == {0: "0.0"}
 
 
 def test_a_joiner_far_behind_does_not_stop_anyone() -> None:

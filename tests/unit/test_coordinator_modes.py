@@ -474,7 +474,7 @@ def test_after_the_profile_all_are_told_the_interval_that_the_slowest_stage_allo
     assert set(orders) == set(ALL)
     (chosen,) = emitted(effects, events.IntervalChosen)
     assert chosen.every == 4  # ceil((0.45 - 0.1) / 0.1)
-    assert {tuple(map(tuple, order.rules)) for order in orders.values()} == {((chosen.first, 4),)}
+    assert {tuple(order.rules) for order in orders.values()} == {((chosen.first, 4),)}
     assert chosen.first >= world.run.reports.next_step + 2
     assert chosen.first >= 10 + 4
 
@@ -513,7 +513,7 @@ def test_steps_that_take_much_longer_than_in_the_profile_make_the_interval_longe
     assert second.every == first.every + 2
     assert second.first > first.first
     rules = sent(world.effects, messages.SaveAt)["0.0"].rules
-    assert rules == [[first.first, first.every], [second.first, second.every]]
+    assert rules == [(first.first, first.every), (second.first, second.every)]
 
 
 def test_steps_among_which_a_failure_was_do_not_count_for_the_interval() -> None:
@@ -525,7 +525,7 @@ def test_steps_among_which_a_failure_was_do_not_count_for_the_interval() -> None
     world.tick(0.4)
     come_all(world)
     world.pump()
-    assert world.last_proceed.saves == [[first.first, first.every]]
+    assert world.last_proceed.saves == [(first.first, first.every)]
     for _ in range(8):
         world.at_s += 1.0
         world.step()

@@ -13,6 +13,7 @@ from holdfast.control.membership import Phase
 from holdfast.control.run import RunPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
+from holdfast.protocol.records import Verdict
 
 LAYERS = {0: [0], 1: [1], 2: [2], 3: [3, 4, 5]}  # of four stages
 LOG: dict[str, Any] = {"log": "boundary"}
@@ -27,7 +28,7 @@ class LoggingWorld(World):
         self.fails_before = 0  # the log ends before this step, if that is not 0
 
     def _tell(self, actor: Actor, epoch: int, **changes: Any) -> messages.Tell:
-        heard = {str(actor.reduced - 1): [1.0, None, False]} if actor.reduced > 0 else {}
+        heard = {actor.reduced - 1: Verdict(1.0, None, False)} if actor.reduced > 0 else {}
         return super()._tell(actor, epoch, **({"verdicts": heard} | changes))
 
     def _answer(self, actor: Actor, message: messages.Message) -> None:
@@ -136,7 +137,7 @@ def test_what_is_to_be_replayed_is_said_in_full() -> None:
     assert order.crew == ["0.0", "0.1", "0.3"]
     assert set(order.addresses) == set(order.crew)
     assert order.epoch == world.run.run.epoch
-    assert order.log["borders"] == [0, 1, 2]
+    assert order.log.borders == [0, 1, 2]
 
 
 def test_the_replacement_is_given_what_was_written_and_the_rest_of_the_step_is_planned() -> None:
@@ -244,7 +245,7 @@ def test_stages_between_borders_that_are_not_logged_are_replayed_too() -> None:
     world.die("0.2")
     order = replays(world.pump())["0.0"]
     assert (order.stages, order.lost) == ([2, 3], [2])
-    assert order.log["borders"] == [1]
+    assert order.log.borders == [1]
 
 
 def test_when_no_border_is_logged_all_go_back_and_it_is_said() -> None:
@@ -298,7 +299,7 @@ def test_if_only_the_last_step_is_not_in_the_log_the_version_before_it_is_rebuil
     world.come("0.2")
     assign = sent(world.settle(), messages.Assign)["0.2"]
     assert assign.first_step == 5
-    assert [one["step"] for one in world.last_proceed.running] == [5]
+    assert [one.step for one in world.last_proceed.running] == [5]
     assert_all_is_well(world)
 
 
@@ -309,13 +310,13 @@ def _orders(effect: Effect) -> list[messages.Replay]:
 
 def test_what_was_logged_before_all_went_back_is_of_no_use() -> None:
     world = in_step_6()
-    before = world.run.run.log()["run"]
+    before = world.run.run.log().run
     world.fails_before = 4
     world.die("0.2")
     world.come("0.2")
     effects = world.settle()
     assert sum(isinstance(effect, ClearLogs) for effect in effects) == 1
-    logs = {assign.log["run"] for assign in sent(effects, messages.Assign).values()}
+    logs = {assign.log.run for assign in sent(effects, messages.Assign).values()}
     assert len(logs) == 1
     assert before not in logs
     cleared = next(i for i, effect in enumerate(effects) if isinstance(effect, ClearLogs))

@@ -299,8 +299,8 @@ def test_a_slow_pipeline_link_is_told_and_avoided_without_a_stop() -> None:
 def test_both_ends_of_a_suspected_link_send_a_benchmark_over_it() -> None:
     world = slow_link("0.0", "0.1", 0.05, num_steps=FOUND, pipelines=3)
     probes = sent(world.effects, messages.Probe)
-    assert probes["0.0"].links == [["0.1", 0]]
-    assert probes["0.1"].links == [["0.0", 0]]
+    assert probes["0.0"].links == [("0.1", 0)]
+    assert probes["0.1"].links == [("0.0", 0)]
 
 
 def test_a_slow_reduction_link_ends_with_other_places() -> None:

@@ -1,11 +1,13 @@
 """Nothing that comes over a wire leads to another file: it is refused where it is read."""
 
 import json
+import re
 
 import pytest
 
 from holdfast.errors import ProtocolError
 from holdfast.protocol import codec, messages
+from holdfast.protocol.records import LogOrder
 
 ELSEWHERE = ["../x", "/etc", "a/b", "..", ".", "", "stage-0/..", "stage-0\0"]
 PART = messages.CheckpointPart(
@@ -20,7 +22,7 @@ PART = messages.CheckpointPart(
     took_s=0.1,
     copy_s=0.0,
 )
-LOG = {"run": "ab.0", "dir": "/l", "mirror": "", "workers": ["0.0"], "borders": [0]}
+LOG = LogOrder("ab.0", 0, "/l", "", ["0.0"], [0], 0)
 ASSIGN = messages.Assign(
     stage=0,
     cut=[],
@@ -31,7 +33,7 @@ ASSIGN = messages.Assign(
     wait_s=1.0,
     part="stage-0.0a1b2c3d",
     faults=[],
-    log=LOG | {"began": 0, "limit_bytes": 0},
+    log=LOG,
 )
 
 
@@ -59,12 +61,13 @@ BAD = [
     (ASSIGN, "stage", 10_000),
     *((ASSIGN, "run_dir", text) for text in ("", "runs/a", "../a", "/a\0b")),
     *((ASSIGN, "checkpoint", text) for text in ("runs/a", "..", "/a\0b")),
-    *((ASSIGN, "log", LOG | {"workers": [text]}) for text in ELSEWHERE),
-    (ASSIGN, "log", LOG | {"dir": "relative"}),
-    (ASSIGN, "log", LOG | {"mirror": "relative"}),
-    (ASSIGN, "log", LOG | {"run": "../x"}),
-    (ASSIGN, "log", {"run": "ab.0"}),
-    (ASSIGN, "log", LOG | {"borders": [-1]}),
+    *((ASSIGN, "log", LOG._replace(workers=[text])) for text in ELSEWHERE),
+    (ASSIGN, "log", LOG._replace(dir="relative")),
+    (ASSIGN, "log", LOG._replace(mirror="relative")),
+    (ASSIGN, "log", LOG._replace(run="../x")),
+    (ASSIGN, "log", ["ab.0"]),
+    (ASSIGN, "log", {}),
+    (ASSIGN, "log", LOG._replace(borders=[-1])),
 ]
 
 
@@ -79,3 +82,85 @@ def test_s5_a_process_id_is_above_zero(pid):
     started = messages.WorkerStarted(worker="0.0", pid=1)
     with pytest.raises(ProtocolError, match="pid"):
         codec.decode(changed(started, pid=pid))
+
+
+# --- rows ---
+
+REPORT = messages.StepReport(
+    worker="0.0",
+    step=3,
+    losses=[],
+    num_tokens=1,
+    norm=1.0,
+    clipped=False,
+    skipped=False,
+    taken_back=False,
+    nonfinite=False,
+    operations=[],
+    transfers=[],
+)
+TELL = messages.Tell(
+    worker="0.0",
+    epoch=2,
+    reduced=0,
+    oldest=0,
+    attempt=0,
+    progress={},
+    kept=[],
+    verdicts={},
+    kept_bytes=0,
+    done=0,
+    saving=0,
+    commits=[],
+)
+REPLAYED = messages.Replayed(
+    worker="0.0", epoch=2, num_operations=0, num_bytes=0, took_s=0.0, losses=[]
+)
+COSTS = messages.LayerCosts(worker="0.0", forward_s=[], backward_s=[])
+BEAT = messages.Resumed(worker="0.0", epoch=1, at_s=0.0)
+INFINITE, NAN, HUGE = float("inf"), float("nan"), 10**400
+BAD_ROWS = [
+    (REPORT, "operations", [["x"]], "operations[0]"),
+    (REPORT, "operations", [["0F0", 0, 1, 0, 1], ["F0", 0, 1, 0, 1]], "operations[1].op"),
+    (REPORT, "operations", [["0F0", 0, NAN, 0, 1]], "operations[0].end_s"),
+    (REPORT, "operations", [["0F0", -1, 0, 0, 1]], "operations[0].start_s"),
+    (REPORT, "operations", [["0F0", 0, 1, 0, 1.5]], "operations[0].elements"),
+    (REPORT, "operations", [{"op": "0F0"}], "operations[0]"),
+    (REPORT, "operations", {}, "operations"),
+    (REPORT, "transfers", [[1]], "transfers[0]"),
+    (REPORT, "transfers", [["x", "probe", 1, 1, 0]], "transfers[0].source"),
+    (REPORT, "transfers", [["0.0", "other", 1, 1, 0]], "transfers[0].purpose"),
+    (REPORT, "transfers", [["0.0", "probe", 1, 1, INFINITE]], "transfers[0].moved_s"),
+    (REPORT, "losses", [[0]], "losses[0]"),
+    (REPORT, "losses", [[-1, 0.5]], "losses[0].microbatch"),
+    (REPORT, "losses", [[0, "x"]], "losses[0].loss"),
+    (REPORT, "losses", [[0, None]], "losses[0].loss"),
+    (REPORT, "norm", HUGE, "norm"),
+    (REPORT, "num_tokens", -1, "num_tokens"),
+    (TELL, "progress", {"x": 1}, "progress"),
+    (TELL, "progress", {"00": 1}, "progress"),
+    (TELL, "progress", {"0": 9}, "progress['0']"),
+    (TELL, "kept", [[0, [1]]], "kept[0]"),
+    (TELL, "kept", [[0, 1, 2]], "kept[0].activations"),
+    (TELL, "verdicts", {"0": [1.0]}, "verdicts['0']"),
+    (TELL, "verdicts", {"0": ["x", None, False]}, "verdicts['0'].norm"),
+    (TELL, "verdicts", {"-1": [1.0, None, False]}, "verdicts"),
+    (TELL, "reduced", -3, "reduced"),
+    (REPLAYED, "losses", [[1]], "losses[0]"),
+    (REPLAYED, "losses", [[1, [[1]], 0]], "losses[0].losses[0]"),
+    (REPLAYED, "took_s", INFINITE, "took_s"),
+    (COSTS, "forward_s", [NAN], "forward_s[0]"),
+    (COSTS, "forward_s", [-1.0], "forward_s[0]"),
+    (COSTS, "backward_s", [[]], "backward_s[0]"),
+    (BEAT, "at_s", NAN, "at_s"),
+    (PART, "sizes", {"model.safetensors": -1}, "sizes['model.safetensors']"),
+    (PART, "hashes", {"x": "5a" * 16}, "hashes"),
+    (PART, "hashes", {"0": "5a"}, "hashes['0']"),
+    (PART, "state", {"optimizer": []}, "state['optimizer']"),
+]
+
+
+@pytest.mark.parametrize(("message", "name", "value", "where"), BAD_ROWS)
+def test_s5_a_row_that_is_none_is_refused_with_its_place_and_its_value(message, name, value, where):
+    with pytest.raises(ProtocolError, match=re.escape(f"{type(message).__name__}.{where}=")):
+        codec.decode(changed(message, **{name: value}))

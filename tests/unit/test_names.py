@@ -17,6 +17,9 @@ FORMS = [value for value in vars(names).values() if isinstance(value, names.Form
 GOOD = {
     names.WORKER: ["0.0", "10.3", "9999.9999", str(WorkerId(3, 2))],
     names.SHA256: ["0" * 64, "af" * 32],
+    names.HASH: ["0" * 32, "af" * 16],
+    names.LAYER: ["0", "31"],
+    names.OPERATION: ["0F0", "12BW345", "2R"],
     names.RUN_ID: ["0123456789abcdef.0", ".0", "00.12"],
     names.CHECKPOINT: [partial_directory("x", 20).with_suffix("").name],
     names.PART: ["stage-0", "stage-12.0a1b2c3d"],

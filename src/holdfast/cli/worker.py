@@ -13,7 +13,6 @@ from pathlib import Path
 
 from holdfast import instruction_set
 from holdfast.cluster import parse_worker
-from holdfast.config import config_from
 from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
 from holdfast.handshake import JOINER, WORKER_ROLE
 from holdfast.names import WORKER
@@ -122,7 +121,7 @@ def _asked_by_hand(access: Access, name: str, job: Path | None) -> WorkerSpec:
         )
         _give_back(access, granted.worker, reason)
         raise ConfigError(reason)
-    config = config_from(granted.config)
+    config = granted.config
     return WorkerSpec(parse_worker(granted.worker), access, str(job), granted.job_sha256, config)
 
 

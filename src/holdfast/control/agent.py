@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.cluster import WorkerId, parse_worker
-from holdfast.config import RunConfig, config_from
+from holdfast.config import RunConfig
 from holdfast.control.exits import describe
 from holdfast.errors import PeerLost
 from holdfast.protocol.connection import Connection
@@ -104,7 +104,7 @@ class Agent:
     def _obey(self, message: Message) -> bool:
         match message:
             case StartWorkers():
-                config = config_from(message.config)
+                config = message.config
                 if config != self._prepared:  # the same for those that come later
                     self._prepare(config)
                     self._prepared = config

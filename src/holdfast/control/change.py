@@ -23,6 +23,7 @@ from holdfast.control.wish import Change, Wish
 from holdfast.errors import ScheduleError
 from holdfast.observability import events
 from holdfast.protocol import messages
+from holdfast.protocol.half_done import to_record
 
 if TYPE_CHECKING:
     from holdfast.control.recovery import Rests
@@ -178,7 +179,7 @@ class Changes:
         self._adopt(change, rest, at_s)
         proceed = run.proceed(
             first_step=rest.first_step,
-            running=[one.to_message() for one in rest.running],
+            running=[to_record(one) for one in rest.running],
             verdicts=rest.verdicts,
             saved=self._reports.checkpoints.saved(saving),
         )

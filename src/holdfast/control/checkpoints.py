@@ -234,7 +234,7 @@ class Checkpoints:
         self._again.writers[stage] = writer
         order = messages.SaveOnce(
             step=step,
-            writers={str(s): str(w) for s, w in sorted(self._again.writers.items())},
+            writers={s: str(w) for s, w in sorted(self._again.writers.items())},
         )
         return [Send(member, order) for member in sorted(self._run.stages)]
 

@@ -292,7 +292,7 @@ def launch(
         workers=[str(worker) for worker in coordinator.workers],
         job=str(job.resolve()),
         job_sha256=job_sha256,
-        config=config.to_dict(),
+        config=config,
     )
     server = Server(
         listener,

@@ -132,7 +132,7 @@ class Rebuilding:
 
     def _versions(self, change: Change) -> Iterator[int]:
         _, first = self._run.start
-        settled = [int(step) for tell in change.tells.values() for step in tell.verdicts]
+        settled = [step for tell in change.tells.values() for step in tell.verdicts]
         newest = max(settled, default=first - 1) + 1
         for version in sorted({newest, max(first, newest - 1)}, reverse=True):
             too_far = self._reached is not None and version > self._reached

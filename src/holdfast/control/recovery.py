@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.cluster import WorkerId
-from holdfast.control.told import Told, Verdict, attempt_of, verdicts_of
+from holdfast.control.told import Told, attempt_of, verdicts_of
 from holdfast.errors import MemoryExceeded, ScheduleError
 from holdfast.planner.lineage import Facts
 from holdfast.planner.problem import Problem
 from holdfast.planner.rest import Rest, rest_of_step
 from holdfast.protocol.messages import Tell
+from holdfast.protocol.records import Verdict
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.running import RunningStep
 from holdfast.schedule.schedule import Schedule

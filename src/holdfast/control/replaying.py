@@ -83,7 +83,8 @@ class Replaying:
     def _order(self, replay: Replay) -> messages.Replay:
         run = self._run
         checkpoint, first_step = run.start
-        hellos = {worker: run.hellos[worker] for worker in replay.crew}
+        log = run.log()
+        assert log is not None, "without a log nothing is replayed"
         return messages.Replay(
             epoch=replay.epoch,
             stages=list(replay.stages),
@@ -93,9 +94,9 @@ class Replaying:
             first_step=first_step,
             version=replay.version,
             crew=[str(worker) for worker in replay.crew],
-            addresses={str(worker): [hello.host, hello.port] for worker, hello in hellos.items()},
+            addresses={str(worker): run.address(worker) for worker in replay.crew},
             into=replay.into,
-            log=run.log(),
+            log=log,
             beat_s=run.clock.beat_s,
             wait_s=max(run.clock.wait_s, run.clock.start_limit_s),  # others may still load the job
         )

@@ -5,7 +5,6 @@ Counts on whoever is a member now: the dead are not waited for. Plans nothing.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.checkpoints import Checkpoints
@@ -15,6 +14,7 @@ from holdfast.control.run import Run
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
+from holdfast.protocol.records import MicrobatchLoss, StepLosses
 
 
 class Reports:
@@ -29,7 +29,7 @@ class Reports:
         self._kept_bytes: dict[str, int] = {}
         self._log_bytes: dict[str, int] = {}
         self.nonfinite = Nonfinite(run)
-        self._losses: dict[int, tuple[list[list[float]], int]] = {}  # of steps that were replayed
+        self._losses: dict[int, StepLosses] = {}  # of steps that were replayed
 
     @property
     def steps_left(self) -> int:
@@ -87,8 +87,8 @@ class Reports:
         reports = self._steps.pop(step)
         losses, num_tokens = _losses(reports, step)
         if not losses and step in self._losses:  # whoever had them is gone
-            pairs, num_tokens = self._losses[step]
-            losses = [loss for _, loss in sorted(pairs)]
+            replayed = self._losses[step]
+            losses, num_tokens = _in_order(replayed.losses), replayed.num_tokens
         self._losses.pop(step, None)
         one = reports[min(reports)]
         self.nonfinite.note(step, reports, losses)
@@ -114,9 +114,9 @@ class Reports:
     def note_kept(self, worker: str, kept_bytes: int) -> None:
         self._kept_bytes[worker] = max(kept_bytes, self._kept_bytes.get(worker, 0))
 
-    def note_losses(self, told: Iterable[list[Any]]) -> None:
-        """[step, [[micro-batch, loss] ...], tokens]: they are the same whoever computes them."""
-        self._losses |= {int(step): (pairs, int(tokens)) for step, pairs, tokens in told}
+    def note_losses(self, told: Iterable[StepLosses]) -> None:
+        """They are the same whoever computes them."""
+        self._losses |= {one.step: one for one in told}
 
     def note_log(self, worker: str, num_bytes: int) -> None:
         self._log_bytes[worker] = max(num_bytes, self._log_bytes.get(worker, 0))
@@ -166,8 +166,11 @@ def _losses(reports: Mapping[WorkerId, messages.StepReport], step: int) -> tuple
                 f"the losses of step {step + 1} differ between workers {first} and {worker}: the "
                 "result is not trustworthy"
             )
-    ordered = sorted((int(number), loss) for number, loss in told[first].losses)
-    return [loss for _, loss in ordered], told[first].num_tokens
+    return _in_order(told[first].losses), told[first].num_tokens
+
+
+def _in_order(losses: Iterable[MicrobatchLoss]) -> list[float]:
+    return [one.loss for one in sorted(losses)]
 
 
 def _worker_events(report: messages.StepReport, recorded: bool, at_s: float) -> list[events.Event]:
@@ -177,10 +180,10 @@ def _worker_events(report: messages.StepReport, recorded: bool, at_s: float) -> 
             at_s=at_s,
             worker=report.worker,
             step=report.step,
-            ops=tuple((text, start_s, end_s) for text, start_s, end_s, *_ in report.operations),
-            cpu_s=tuple(op[3] for op in report.operations),
-            sizes=tuple(op[4] for op in report.operations),
-            transfers=tuple((s, k, n, size, t) for s, k, n, size, t in report.transfers),
+            ops=tuple((one.op, one.start_s, one.end_s) for one in report.operations),
+            cpu_s=tuple(one.cpu_s for one in report.operations),
+            sizes=tuple(one.elements for one in report.operations),
+            transfers=tuple(report.transfers),
         )
         found.append(step)
     if report.taken_back:

@@ -20,6 +20,7 @@ from holdfast.detection.diagnosis import Health
 from holdfast.errors import HoldfastError
 from holdfast.faults.fault import Fault, FaultKind
 from holdfast.protocol import messages
+from holdfast.protocol.records import Address, HalfDone, LogOrder, SaveRule, Verdict
 from holdfast.recovery.manifest import Checkpoint, part_directory, partial_directory
 from holdfast.recovery.places import log_directory
 from holdfast.schedule.costs import Costs
@@ -103,7 +104,7 @@ class Run:
     saving: set[WorkerId] = field(default_factory=set)  # those who write a part now
     stop_s: float = 0.1  # how long the last change held everyone up
     copy_s: float = 1.0  # how long the last joiner took for its copy
-    saves: list[tuple[int, int]] = field(default_factory=list)  # as in messages.SaveAt
+    saves: list[SaveRule] = field(default_factory=list)  # as in messages.SaveAt
     borders: tuple[int, ...] = ()  # that are logged; border b is the one after stage b
     log_limits: dict[int, int] = field(default_factory=dict)  # bytes, by stage
     num_assigned: int = 0
@@ -198,20 +199,20 @@ class Run:
     def ended_early(self) -> HoldfastError:
         return HoldfastError(self._stopped(self.end_reason))
 
-    def log(self, stage: int | None = None) -> dict[str, object]:
-        """As the workers are told of it; empty: nothing is logged."""
+    def log(self, stage: int | None = None) -> LogOrder | None:
+        """As the workers are told of it; None: nothing is logged."""
         recovery = self.config.recovery
         if recovery.log == "none":
-            return {}
-        return {
-            "run": f"{self.setting.run_id}.{self.num_histories}",
-            "began": self.began,
-            "dir": str(log_directory(self.setting.run_dir, self.config)),
-            "mirror": recovery.log_mirror,
-            "workers": [str(worker) for worker in sorted(self.hellos)],
-            "borders": list(self.borders),
-            "limit_bytes": 0 if stage is None else self.log_limits.get(stage, 0),
-        }
+            return None
+        return LogOrder(
+            run=f"{self.setting.run_id}.{self.num_histories}",
+            began=self.began,
+            dir=str(log_directory(self.setting.run_dir, self.config)),
+            mirror=recovery.log_mirror,
+            workers=[str(worker) for worker in sorted(self.hellos)],
+            borders=list(self.borders),
+            limit_bytes=0 if stage is None else self.log_limits.get(stage, 0),
+        )
 
     def assign(
         self, worker: WorkerId, stage: int, *, state: tuple[str, int] | None = None
@@ -239,6 +240,9 @@ class Run:
         )
         return Send(worker, message)
 
+    def address(self, worker: WorkerId) -> Address:
+        return Address(self.hellos[worker].host, self.hellos[worker].port)
+
     def begin_anew(self) -> list[Effect]:
         """All go back to ``start``: steps will be logged again that are in the logs already."""
         self.num_histories, self.began = self.num_histories + 1, self.start[1]
@@ -247,33 +251,34 @@ class Run:
 
     def tell_sealed(self, step: int) -> list[Effect]:
         """Whoever logs need not keep what was before it."""
-        if self.config.recovery.log == "none":
+        log = self.log()
+        if log is None:
             return []
         if self.rebuilds:  # somebody reads the logs from an earlier one on
             self.untold_seal = step
             return []
-        gone = TrimLogs(tuple(self.membership.missing), str(self.log()["run"]), step)
+        gone = TrimLogs(tuple(self.membership.missing), log.run, step)
         return [gone, *(Send(w, messages.Sealed(step=step)) for w in self.membership.live)]
 
     def proceed(
         self,
         *,
         first_step: int,
-        running: Sequence[dict[str, object]] = (),
-        verdicts: Mapping[int, Sequence[object]] | None = None,
+        running: Sequence[HalfDone] = (),
+        verdicts: Mapping[int, Verdict] | None = None,
         saved: Mapping[int, int] | None = None,
     ) -> list[Effect]:
         assert self.steady is not None
         message = messages.Proceed(
             epoch=self.epoch,
             stages={str(worker): stage for worker, stage in sorted(self.stages.items())},
-            addresses={str(w): [self.hellos[w].host, self.hellos[w].port] for w in self.stages},
+            addresses={str(worker): self.address(worker) for worker in self.stages},
             running=list(running),
             schedule=self.steady.schedule.dumps(),
             first_step=first_step,
             end_step=self.end_step,
-            verdicts={str(step): list(values) for step, values in (verdicts or {}).items()},
-            saved={str(stage): version for stage, version in sorted((saved or {}).items())},
-            saves=[list(rule) for rule in self.saves],
+            verdicts=dict(verdicts or {}),
+            saved=dict(sorted((saved or {}).items())),
+            saves=list(self.saves),
         )
         return [Send(worker, message) for worker in sorted(self.stages)]

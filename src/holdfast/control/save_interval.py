@@ -13,6 +13,7 @@ from holdfast.control.reports import Reports
 from holdfast.control.run import Run
 from holdfast.observability import events
 from holdfast.protocol import messages
+from holdfast.protocol.records import SaveRule
 
 _SKIPPED = 5  # the first steps compile and warm up
 _LEAST_MEASURED = 5  # steps
@@ -76,7 +77,7 @@ class SaveInterval:
         excess = mean(steps_s) / self._step_s - 1
         if excess <= run.config.recovery.overhead:
             return []
-        _, every = run.saves[-1]
+        every = run.saves[-1].every
         reason = f"steps took {excess:.1%} longer than without checkpoints"
         return self._set(every + _LONGER, reason, at_s)
 
@@ -85,9 +86,9 @@ class SaveInterval:
         ahead = max(_AHEAD, math.ceil(_HEARD_S / self._step_s))
         first = max(self._decided + every, self._reports.next_step + ahead)
         if run.saves:
-            first = max(first, run.saves[-1][0] + 1)
-        run.saves.append((first, every))
+            first = max(first, run.saves[-1].first + 1)
+        run.saves.append(SaveRule(first, every))
         self._seen = (run.epoch, len(run.steps_s))
-        order = messages.SaveAt(rules=[list(rule) for rule in run.saves])
+        order = messages.SaveAt(rules=list(run.saves))
         chosen = events.IntervalChosen(at_s=at_s, first=first, every=every, reason=reason)
         return [Emit(chosen), *(Send(worker, order) for worker in run.membership.live)]

@@ -12,6 +12,7 @@ from holdfast.detection.rounds import rounds
 from holdfast.detection.watcher import Watcher
 from holdfast.observability import events
 from holdfast.protocol import messages
+from holdfast.protocol.records import LinkProbe
 from holdfast.schedule.operation import Kind, parse_op
 
 _NUM_BASELINES = 4  # more benchmarks of a worker that is new: the shortest counts
@@ -35,7 +36,7 @@ class Slowness:
         if self._watcher is None or worker not in self._run.stages:
             return
         stage = self._run.stages[worker]
-        if any(parse_op(row[0]).stage != stage for row in report.operations[:1]):
+        if any(parse_op(one.op).stage != stage for one in report.operations[:1]):
             return  # of the stage that it held before
         self._watcher.observe(
             WorkerStep(worker, stage, report.step, _op_times(report), _transfers(report))
@@ -95,11 +96,11 @@ class Slowness:
         """Benchmarks of all suspects at once; links in rounds, of one step each."""
         members = self._run.stages.keys()  # others are away, on the way to another stage
         turns = rounds(link for link in suspicion.links if members >= set(link))
-        sends: dict[WorkerId, list[list[object]]] = {}
+        sends: dict[WorkerId, list[LinkProbe]] = {}
         for number, pairs in enumerate(turns):
             for one, other in pairs:  # both ways
-                sends.setdefault(one, []).append([str(other), number])
-                sends.setdefault(other, []).append([str(one), number])
+                sends.setdefault(one, []).append(LinkProbe(str(other), number))
+                sends.setdefault(other, []).append(LinkProbe(str(one), number))
         concerned = sorted({*suspicion.workers, *sends} & members)
         return [
             Send(
@@ -116,17 +117,18 @@ class Slowness:
 
 def _op_times(report: messages.StepReport) -> tuple[OpTime, ...]:
     found = []
-    for text, start_s, end_s, cpu_s, size in report.operations:
-        op = parse_op(text)
+    for one in report.operations:
+        op = parse_op(one.op)
         if op.kind is not Kind.R and op.microbatch is not None:
-            found.append(OpTime(op.kind.value, op.microbatch, start_s, end_s, cpu_s, size))
+            times = (one.start_s, one.end_s, one.cpu_s, one.elements)
+            found.append(OpTime(op.kind.value, op.microbatch, *times))
     return tuple(found)
 
 
 def _transfers(report: messages.StepReport) -> tuple[Transfer, ...]:
     return tuple(
-        Transfer(parse_worker(source), kind, count, num_bytes, moved_s)
-        for source, kind, count, num_bytes, moved_s in report.transfers
+        Transfer(parse_worker(one.source), one.purpose, one.number, one.num_bytes, one.moved_s)
+        for one in report.transfers
     )
 
 

@@ -11,8 +11,9 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.planner.lineage import Facts, Place, Progress
 from holdfast.protocol.messages import Tell
+from holdfast.protocol.records import Verdict
 
-Verdict = tuple[float, float | None, bool]  # norm, scale, skip
+_GOOD = Verdict(0.0, None, False)
 
 
 @dataclass(frozen=True)
@@ -38,21 +39,16 @@ class Told:
 
     @classmethod
     def read(cls, worker: WorkerId, stage: int, tell: Tell) -> "Told":
-        try:
-            progress = {int(m): Progress(state) for m, state in tell.progress.items()}
-            verdicts = {int(step): _verdict(*told) for step, told in tell.verdicts.items()}
-            return cls(
-                worker,
-                stage,
-                tell.reduced,
-                tell.oldest,
-                tell.attempt,
-                progress,
-                _kept(tell),
-                verdicts,
-            )
-        except (TypeError, ValueError) as error:
-            raise ProtocolError(f"worker {worker} tells what cannot be read: {error}") from error
+        return cls(
+            worker,
+            stage,
+            tell.reduced,
+            tell.oldest,
+            tell.attempt,
+            {m: Progress(state) for m, state in tell.progress.items()},
+            _kept(tell),
+            tell.verdicts,
+        )
 
     def can_run(self, step: int) -> bool:
         """Whether it has, or will have, the weights for operations of ``step``."""
@@ -76,13 +72,8 @@ class Told:
 
 def _kept(tell: Tell) -> dict[int, Kept]:
     return {
-        int(step): Kept(frozenset(map(int, activations)), frozenset(map(int, gradients)))
-        for step, activations, gradients in tell.kept
+        one.step: Kept(frozenset(one.activations), frozenset(one.gradients)) for one in tell.kept
     }
-
-
-def _verdict(norm: float, scale: float | None, skip: bool) -> Verdict:
-    return float(norm), None if scale is None else float(scale), bool(skip)
 
 
 def verdicts_of(everyone: Iterable[Told]) -> dict[int, Verdict]:
@@ -103,8 +94,8 @@ def verdicts_of(everyone: Iterable[Told]) -> dict[int, Verdict]:
 
 def _same(one: Verdict, other: Verdict) -> bool:
     """A step may be skipped because its norm is not a number; that is the same verdict too."""
-    both_nan = isnan(one[0]) and isnan(other[0])
-    return one[1:] == other[1:] and (both_nan or one[0] == other[0])
+    both_nan = isnan(one.norm) and isnan(other.norm)
+    return one[1:] == other[1:] and (both_nan or one.norm == other.norm)
 
 
 def attempt_of(
@@ -112,5 +103,5 @@ def attempt_of(
 ) -> int:
     """1 if somebody knows that the step before was taken back: then all redo ``step``."""
     told = max((one.attempt for one in everyone if one.reduced == step), default=0)
-    _, scale, skip = verdicts.get(step - 1, (0.0, None, False))
-    return max(told, int(staggered and (scale is not None or skip)))
+    before = verdicts.get(step - 1, _GOOD)
+    return max(told, int(staggered and (before.scale is not None or before.skip)))

@@ -5,7 +5,7 @@ Whatever may become part of a path, of a command or of an address has one of the
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from holdfast import names
 from holdfast.names import Form
@@ -37,56 +37,70 @@ class OrEmpty:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """Of a dict that has those of ``forms`` among others, or is empty."""
+class Finite:
+    """Of a number with a fraction: no NaN, no infinity, nothing that overflows in a sum."""
 
-    forms: tuple[tuple[str, Form | OrEmpty], ...]
-    lists: tuple[tuple[str, Form | Bounds], ...]
+    least: float
+    most: float
 
     def fits(self, value: object) -> bool:
-        if value == {}:
-            return True
-        return (
-            isinstance(value, dict)
-            and all(form.fits(value.get(name)) for name, form in self.forms)
-            and all(_all_fit(value.get(name), form) for name, form in self.lists)
-        )
+        return type(value) is float and self.least <= value <= self.most
 
     @property
     def what(self) -> str:
-        return ", ".join(f"{name}: {form.what}" for name, form in (*self.forms, *self.lists))
+        return f"a number from {self.least:g} to {self.most:g}"
 
 
-def _all_fit(values: object, form: Form | Bounds) -> bool:
-    return isinstance(values, list) and all(form.fits(value) for value in values)
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Characters of a text."""
 
+    length: int
 
-Check = Form | Bounds | OrEmpty | Entries
+    def fits(self, value: object) -> bool:
+        return isinstance(value, str) and len(value) <= self.length
+
+    @property
+    def what(self) -> str:
+        return f"at most {self.length} characters"
+
 
 _PATH = Form("an absolute path", re.compile(r"/[^\0]{0,4000}"))
 _HOST = Form("a host", re.compile(r"[A-Za-z0-9.:_-]{1,255}"))
 _STAGE = Bounds(0, names.MOST_STAGE)
 
+_MOST = 1 << 53  # a whole number that other languages read without loss
+_LONG_S = 1e12
+
 Worker = Annotated[str, names.WORKER]
 WorkerOrNone = Annotated[str, OrEmpty(names.WORKER)]
 Sha256 = Annotated[str, names.SHA256]
 Sha256OrNone = Annotated[str, OrEmpty(names.SHA256)]
+Hash = Annotated[str, names.HASH]
+Layer = Annotated[str, names.LAYER]  # as a key
+Operation = Annotated[str, names.OPERATION]
 PartName = Annotated[str, names.PART]
 PartFile = Annotated[str, names.PART_FILE]
+RunId = Annotated[str, names.RUN_ID]
+Label = Annotated[str, AtMost(4000)]  # a word or a few, for people or to be compared
 Stage = Annotated[int, _STAGE]
 Step = Annotated[int, Bounds(0, names.MOST_STEP)]
-Number = Annotated[int, Bounds(0, 1 << 53)]  # of layers, bytes, epochs
+StepOrBefore = Annotated[int, Bounds(-2, names.MOST_STEP)]  # below 0: before the first one
+Attempt = Annotated[int, Bounds(0, 1 << 31)]
+Microbatch = Annotated[int, Bounds(0, 1 << 31)]
+MicrobatchOrNone = Annotated[int, Bounds(-1, 1 << 31)]
+Number = Annotated[int, Bounds(0, _MOST)]  # of layers, bytes, epochs
+Progress = Annotated[int, Bounds(0, 3)]  # planner.lineage.Progress
+NumberOrNone = Annotated[int, Bounds(-1, _MOST)]
 Pid = Annotated[int, Bounds(1, 1 << 31)]
+PidOrNone = Annotated[int, Bounds(0, 1 << 31)]
 Host = Annotated[str, OrEmpty(_HOST)]
 Port = Annotated[int, Bounds(0, 65535)]
 ExitCode = Annotated[int, Bounds(0, 255)]
+ExitStatus = Annotated[int, Bounds(-255, 255)]  # below 0: the number of a signal
+Seconds = Annotated[float, Finite(0.0, _LONG_S)]
+# Of two clocks that differ by an offset.
+Difference = Annotated[float, Finite(-_LONG_S, _LONG_S)]
 # Only the coordinator says these, to those to whom it has proven who it is.
 Path = Annotated[str, _PATH]
 PathOrNone = Annotated[str, OrEmpty(_PATH)]
-LogOrder = Annotated[
-    dict[str, Any],
-    Entries(
-        forms=(("run", names.RUN_ID), ("dir", _PATH), ("mirror", OrEmpty(_PATH))),
-        lists=(("workers", names.WORKER), ("borders", _STAGE)),
-    ),
-]

@@ -4,25 +4,49 @@ Tensors never travel here: they go from worker to worker over ``transport``.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
+from holdfast.config import RunConfig
 from holdfast.protocol.fields import (
+    Attempt,
     ExitCode,
+    ExitStatus,
+    Hash,
     Host,
-    LogOrder,
+    Label,
+    Layer,
+    Microbatch,
+    MicrobatchOrNone,
     Number,
+    NumberOrNone,
     PartFile,
     PartName,
     Path,
     PathOrNone,
     Pid,
+    PidOrNone,
     Port,
+    Progress,
+    Seconds,
     Sha256,
     Sha256OrNone,
     Stage,
     Step,
+    StepOrBefore,
     Worker,
     WorkerOrNone,
+)
+from holdfast.protocol.records import (
+    Address,
+    HalfDone,
+    Kept,
+    LinkProbe,
+    LogOrder,
+    MicrobatchLoss,
+    OperationTime,
+    SaveRule,
+    StepLosses,
+    Transfers,
+    Verdict,
 )
 
 SAMPLES = "len(Job.data)"  # the trait of a job that is about its data
@@ -42,7 +66,7 @@ class StartWorkers:
     workers: list[Worker]
     job: Path  # path of the job file
     job_sha256: Sha256
-    config: dict[str, Any]
+    config: RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +92,7 @@ class WorkerExited:
     worker: Worker
     pid: Pid
     how: str  # in words, for people: "exit code 1" or "signal SIGKILL"
-    code: int = 0  # below 0: the number of the signal that ended it
+    code: ExitStatus = 0  # below 0: the number of the signal that ended it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +105,7 @@ class JoinRequest:
 
     worker: WorkerOrNone  # the place it wants; empty: any
     pid: Pid
-    fingerprint: dict[str, str]
+    fingerprint: dict[Label, Label]
     job_sha256: Sha256OrNone  # of its own job file; empty: it has none and takes the run's
 
 
@@ -92,7 +116,7 @@ class JoinGranted:
     worker: Worker
     job: Path  # path of the job file
     job_sha256: Sha256
-    config: dict[str, Any]
+    config: RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +125,10 @@ class Hello:
 
     worker: Worker
     pid: Pid
-    fingerprint: dict[str, str]  # all that the bits of a result depend on, besides the job
-    traits: dict[str, str]  # of the job, besides its file and layers: equal on all workers
+    fingerprint: dict[Label, Label]  # all that the bits of a result depend on, besides the job
+    traits: dict[Label, Label]  # of the job, besides its file and layers: equal on all workers
     num_layers: Number
-    layer_hashes: list[str]  # of each layer as the job has built it: equal on all workers
+    layer_hashes: list[Hash]  # of each layer as the job has built it: equal on all workers
     cut: list[Number]  # the job's own wish; empty: none
     host: Host
     port: Port
@@ -120,8 +144,8 @@ class LayerCosts:
     """worker -> coordinator."""
 
     worker: Worker
-    forward_s: list[float]
-    backward_s: list[float]
+    forward_s: list[Seconds]
+    backward_s: list[Seconds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,18 +157,11 @@ class Assign:
     checkpoint: PathOrNone  # directory to load from; empty: start anew
     first_step: Step  # optimizer steps that the state to start from has had
     run_dir: Path
-    beat_s: float  # send a heartbeat this often
-    wait_s: float  # longest wait for a tensor from another worker
+    beat_s: Seconds  # send a heartbeat this often
+    wait_s: Seconds  # longest wait for a tensor from another worker
     faults: list[str]  # to be injected into this worker, as they were given
     part: PartName  # directory of its parts of checkpoints, in the checkpoint: nobody else's
-    log: LogOrder
-    """Empty: nothing is logged. Else
-    ``run``: name of the run and of its history, which changes when all go back;
-    ``began``: the first step of this history;
-    ``dir``, ``mirror``: where the logs of all workers are (mirror may be empty);
-    ``workers``: all that have ever logged in this run;
-    ``borders``: numbers of the borders to log, border b being the one after stage b;
-    ``limit_bytes``: most that this worker's log may take; 0: no limit."""
+    log: LogOrder | None  # None: nothing is logged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +170,9 @@ class LogVolume:
 
     worker: Worker
     step: Step
-    activation_bytes: int  # of its own micro-batches, to the next stage
-    gradient_bytes: int  # to the stage before
-    tied_bytes: int  # of parameters that another stage has too
+    activation_bytes: Number  # of its own micro-batches, to the next stage
+    gradient_bytes: Number  # to the stage before
+    tied_bytes: Number  # of parameters that another stage has too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +180,7 @@ class LogBorders:
     """coordinator -> worker: which borders are logged from now on. Takes effect at once."""
 
     borders: list[Stage]
-    limit_bytes: int
+    limit_bytes: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,11 +216,11 @@ class Replay:
     first_step: Step
     version: Step  # stop before this step
     crew: list[Worker]  # micro-batches go to them in turn; the first one writes
-    addresses: dict[Worker, list[Any]]  # of the crew
+    addresses: dict[Worker, Address]  # of the crew
     into: Path  # directory for the state
-    log: LogOrder  # as in Assign
-    beat_s: float
-    wait_s: float
+    log: LogOrder  # its limit is nobody's
+    beat_s: Seconds
+    wait_s: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,10 +229,10 @@ class Replayed:
 
     worker: Worker
     epoch: Number
-    num_operations: int  # F, B and W that it has run
+    num_operations: Number  # F, B and W that it has run
     num_bytes: Number  # read from logs
-    took_s: float
-    losses: list[list[Any]]  # [step, [[micro-batch, loss] ...], tokens] of the last steps, if known
+    took_s: Seconds
+    losses: list[StepLosses]  # of the last steps, if known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +241,7 @@ class ReplayFailed:
 
     worker: Worker
     epoch: Number
-    reached: int  # steps before this one could be replayed
+    reached: StepOrBefore  # steps before this one could be replayed
     reason: str  # one line
 
 
@@ -242,13 +259,13 @@ class Heartbeat:
     worker: Worker
     epoch: Number
     step: Step  # it runs operations of this one
-    attempt: int  # of this step
-    done: int  # how many of them it has finished, of its lane of this step
-    operation: str  # that its own thread is busy with: F, B, W, BW, load, optimizer; empty: none
-    number: int  # of this operation: another one has another
-    microbatch: int  # -1: none
-    busy_s: float  # how long it has been in it, by its own clock
-    longest: dict[str, float]  # seconds, of each kind that it has ended since the last heartbeat
+    attempt: Attempt  # of this step
+    done: Number  # how many of them it has finished, of its lane of this step
+    operation: Label  # that its own thread is busy with: F, B, W, BW, load, optimizer; empty: none
+    number: NumberOrNone  # of this operation: another one has another
+    microbatch: MicrobatchOrNone  # -1: none
+    busy_s: Seconds  # how long it has been in it, by its own clock
+    longest: dict[Label, Seconds]  # of each kind that it has ended since the last one
     saving: bool = False  # it writes a part of a checkpoint, or tries to once more
 
 
@@ -259,14 +276,14 @@ class ShowStack:
     A worker does so aside.
     """
 
-    pid: int
+    pid: PidOrNone  # 0: your own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookAt:
     """coordinator -> agent: a worker is silent; look at its process."""
 
-    pid: int
+    pid: Pid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +291,7 @@ class WorkerRuns:
     """agent -> coordinator, after a LookAt: it runs. Of one that is stopped nothing is said."""
 
     worker: Worker
-    pid: int
+    pid: Pid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,16 +316,16 @@ class Tell:
 
     worker: Worker
     epoch: Number  # of the Halt
-    reduced: int  # steps whose gradient is reduced here; it is in step ``reduced`` now
-    oldest: int  # it has the weights to run operations of this step and later ones again
-    attempt: int  # of step ``reduced``
-    progress: dict[str, int]  # of step ``reduced``: micro-batch -> lineage.Progress
-    kept: list[list[Any]]  # [step, [micro-batches of kept activations], [... of kept gradients]]
-    verdicts: dict[str, list[Any]]  # step -> [norm, scale or null, skip], of those it has heard
-    kept_bytes: int  # most that kept boundary tensors ever took
-    done: int  # operations finished of its lane of step ``reduced``
-    saving: int  # newest version whose part it has written or is writing; 0: none
-    commits: list[int]  # versions of its state that it has a copy of in memory
+    reduced: StepOrBefore  # steps whose gradient is reduced here; it is in step ``reduced`` now
+    oldest: StepOrBefore  # it has the weights to run operations of this step and later ones again
+    attempt: Attempt  # of step ``reduced``
+    progress: dict[Microbatch, Progress]  # of step ``reduced``
+    kept: list[Kept]
+    verdicts: dict[Step, Verdict]  # of those that it has heard
+    kept_bytes: Number  # most that kept boundary tensors ever took
+    done: Number  # operations finished of its lane of step ``reduced``
+    saving: Step  # newest version whose part it has written or is writing; 0: none
+    commits: list[Step]  # versions of its state that it has a copy of in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,21 +334,15 @@ class Proceed:
 
     epoch: Number
     stages: dict[Worker, Stage]  # every member and the stage it holds
-    addresses: dict[Worker, list[Any]]  # member -> [host, port]
-    running: list[dict[str, Any]]
-    """Half-done steps, the oldest first, each with
-    ``step``, ``attempt``;
-    ``schedule``: text form of the lanes that end it;
-    ``sources``: [what, stage, micro-batch, worker] of kept tensors to be sent again;
-    ``copies``: stage (as text) -> worker that has its reduced gradient: whoever else of the
-    stage has R in its lane gets it from there."""
+    addresses: dict[Worker, Address]
+    running: list[HalfDone]  # the oldest first
     schedule: str  # of every step from ``first_step`` on
     first_step: Step
-    end_step: int  # stop and save when this many steps are done
-    verdicts: dict[str, list[Any]]  # as in Tell, of all members together
-    saved: dict[str, int]
+    end_step: Step  # stop and save when this many steps are done
+    verdicts: dict[Step, Verdict]  # as in Tell, of all members together
+    saved: dict[Stage, Step]
     """Stage -> newest version whose part of a checkpoint is on disk or being written."""
-    saves: list[list[int]]  # as in SaveAt
+    saves: list[SaveRule]  # as in SaveAt
 
 
 OFFER_AHEAD = 2
@@ -381,7 +392,7 @@ class Restore:
 class SaveAt:
     """coordinator -> worker: which versions are saved. All rules so far; only their end is new."""
 
-    rules: list[list[int]]  # [first version, every]: up to the first of the next one
+    rules: list[SaveRule]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,7 +403,7 @@ class SaveOnce:
     """
 
     step: Step
-    writers: dict[str, str]  # stage -> who writes its part; others: as ever
+    writers: dict[Stage, Worker]  # stage -> who writes its part; others: as ever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,7 +412,7 @@ class Resumed:
 
     worker: Worker
     epoch: Number
-    at_s: float  # time.monotonic() of the worker's machine
+    at_s: Seconds  # time.monotonic() of the worker's machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,13 +447,13 @@ class FaultFired:
     """worker -> coordinator, just before an injected fault acts."""
 
     worker: Worker
-    fault_kind: str  # one of faults.FaultKind
-    fault: str  # as it was given
+    fault_kind: Label  # one of faults.FaultKind
+    fault: Label  # as it was given
     step: Step
-    attempt: int
-    point: str
-    done: int  # operations finished of its lane of this step
-    at_s: float  # time.monotonic() of the worker's machine
+    attempt: Attempt
+    point: Label
+    done: Number  # operations finished of its lane of this step
+    at_s: Seconds  # time.monotonic() of the worker's machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,18 +465,15 @@ class StepReport:
 
     worker: Worker
     step: Step
-    losses: list[list[float]]  # [micro-batch, loss]
-    num_tokens: int
+    losses: list[MicrobatchLoss]
+    num_tokens: Number
     norm: float
     clipped: bool
     skipped: bool
     taken_back: bool
     nonfinite: bool  # its own stage's gradient held NaN or Inf
-    operations: list[list[Any]]
-    """[text, start_s, end_s, CPU seconds of its thread, size of its input in elements]"""
-    transfers: list[list[Any]]
-    """[source, "pipeline" | "reduction" | "probe", count, bytes, median seconds under way], of
-    what came in since the last report; waiting for the sender is no part of it."""
+    operations: list[OperationTime]
+    transfers: list[Transfers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,7 +482,7 @@ class Probe:
 
     step: Step  # the first step to do it in, or the next one that begins
     compute: bool  # a short benchmark of its own arithmetic
-    links: list[list[Any]]  # [to, round]: tensors to send in step ``step`` + round
+    links: list[LinkProbe]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -483,8 +491,8 @@ class Probed:
 
     worker: Worker
     step: Step
-    wall_s: float
-    cpu_s: float
+    wall_s: Seconds
+    cpu_s: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,11 +504,11 @@ class CheckpointPart:
     directory: PartName  # as in Assign
     layers: list[Number]
     digests: dict[PartFile, Sha256]  # file -> sha256
-    sizes: dict[PartFile, int]  # file -> bytes
-    hashes: dict[str, str]  # as in StateHashes
-    state: dict[str, Any]  # what is not a tensor, e.g. the LR schedule's
-    took_s: float
-    copy_s: float  # of that: for a copy beside the training; 0: it was taken before
+    sizes: dict[PartFile, Number]  # file -> bytes
+    hashes: dict[Layer, Hash]  # as in StateHashes
+    state: dict[Label, Label | None]  # what is not a tensor, e.g. the LR schedule's
+    took_s: Seconds
+    copy_s: Seconds  # of that: for a copy beside the training; 0: it was taken before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -518,7 +526,7 @@ class StateHashes:
 
     worker: Worker
     step: Step  # optimizer steps that the state has had
-    hashes: dict[str, str]  # layer -> hash of parameters, buffers, optimizer
+    hashes: dict[Layer, Hash]  # layer -> hash of parameters, buffers, optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -526,21 +534,21 @@ class Finished:
     """worker -> coordinator: all steps done."""
 
     worker: Worker
-    digests: dict[str, str]  # layer -> sha256 of its parameters
-    peak_memory_bytes: int
-    kept_bytes: int  # most that kept boundary tensors ever took
-    log_bytes: int  # written to its log, in all
-    old_bytes: int  # most that was held so that a step could be taken back, or run again
+    digests: dict[Layer, Sha256]  # layer -> sha256 of its parameters
+    peak_memory_bytes: Number
+    kept_bytes: Number  # most that kept boundary tensors ever took
+    log_bytes: Number  # written to its log, in all
+    old_bytes: Number  # most that was held so that a step could be taken back, or run again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailed:
     """worker -> coordinator: the job's own code raised. It lives, and holds its state."""
 
-    worker: str
-    epoch: int
-    step: int  # it cannot be run
-    exit_code: int
+    worker: Worker
+    epoch: Number
+    step: Step  # it cannot be run
+    exit_code: ExitCode
     reason: str  # one line
     details: str  # traceback
 
@@ -549,7 +557,7 @@ class JobFailed:
 class Warned:
     """worker -> coordinator: something about the job that its user should know."""
 
-    worker: str
+    worker: Worker
     reason: str  # one line, the same from whoever says it
 
 

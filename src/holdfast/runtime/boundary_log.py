@@ -16,6 +16,7 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.errors import HoldfastError
 from holdfast.protocol import messages
+from holdfast.protocol.records import LogOrder
 from holdfast.recovery.log_frame import SAID_AGAIN, Flag, FrameKind, FrameName
 from holdfast.recovery.log_segment import Identity
 from holdfast.recovery.log_tensors import frame_bytes
@@ -81,7 +82,7 @@ class BoundaryLog:
 
 
 def open_log(
-    log: Mapping[str, Any],
+    log: LogOrder | None,
     *,
     worker: WorkerId,
     stage: int,
@@ -91,7 +92,7 @@ def open_log(
     tell: Tell,
 ) -> BoundaryLog:
     """As ``Assign.log`` says. ``slots``: of every stage; ``every_steps``: between checkpoints."""
-    if not log:
+    if log is None:
         return BoundaryLog()
     own = _spanning(stage, slots, ties)
     return FileLog(log, worker=worker, stage=stage, ties=own, every_steps=every_steps, tell=tell)
@@ -142,7 +143,7 @@ class _Volume:
 class FileLog(BoundaryLog):
     def __init__(
         self,
-        log: Mapping[str, Any],
+        log: LogOrder,
         *,
         worker: WorkerId,
         stage: int,
@@ -152,15 +153,15 @@ class FileLog(BoundaryLog):
     ) -> None:
         self._name, self._stage, self._ties = str(worker), stage, ties
         self._every_steps, self._tell = every_steps, tell
-        self._borders = frozenset(log["borders"])
+        self._borders = frozenset(log.borders)
         self._volume: _Volume | None = None  # of the step that is being measured
         self._is_measured = False
         self._verdicts: dict[int, Verdict] = {}  # of the last steps
         self._writer = LogWriter(
-            Path(log["dir"]) / self._name,
-            Path(log["mirror"]) / self._name if log["mirror"] else None,
-            Identity(str(log["run"]), self._name),
-            limit_bytes=log["limit_bytes"],
+            Path(log.dir) / self._name,
+            Path(log.mirror) / self._name if log.mirror else None,
+            Identity(log.run, self._name),
+            limit_bytes=log.limit_bytes,
             # Until a step has shown how much there is, slowness cannot be told from size.
             queue_bytes=_NO_LIMIT_BYTES,
             on_state=self._on_state,

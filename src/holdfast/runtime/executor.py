@@ -15,6 +15,7 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.job import Batches, num_tokens
+from holdfast.protocol.records import OperationTime
 from holdfast.runtime.activity import LOAD, Activity
 from holdfast.runtime.borders import Border
 from holdfast.runtime.boundary_log import BoundaryLog
@@ -34,8 +35,7 @@ from holdfast.transport.base import Transport
 class StepRecord:
     """What one step did on this worker, abandoned attempts included."""
 
-    operations: list[tuple[str, float, float, float, int]] = field(default_factory=list)
-    """Text form, start, end, CPU seconds, elements of its input."""
+    operations: list[OperationTime] = field(default_factory=list)
 
 
 class _Redo(Exception):
@@ -219,7 +219,9 @@ class Executor:
         if op.kind is not Kind.R:  # whose time is mostly spent waiting for others
             self._slow_down(time.monotonic() - start_s)
         took = (start_s, time.monotonic(), time.thread_time() - cpu_s)
-        self._records[step].operations.append((str(op), *took, self._border.size_of(op, step)))
+        self._records[step].operations.append(
+            OperationTime(str(op), *took, self._border.size_of(op, step))
+        )
         if op.microbatch is not None:
             self._keep(op, outgoing)
             lane.ledger.ran(op)

@@ -47,8 +47,8 @@ class Prober:
         with self._lock:
             if probe.compute:
                 self._compute_from = probe.step
-            for to, number in probe.links:
-                self._links.setdefault(probe.step + number, []).append(parse_worker(to))
+            for link in probe.links:
+                self._links.setdefault(probe.step + link.after, []).append(parse_worker(link.to))
 
     def forget(self) -> None:
         """Others are members now: links that were to be measured may be no more."""

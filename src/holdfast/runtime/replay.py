@@ -20,6 +20,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError
 from holdfast.job import Batches, Job, num_tokens
 from holdfast.protocol import messages
+from holdfast.protocol.records import MicrobatchLoss, StepLosses
 from holdfast.recovery.checkpoint import write_part
 from holdfast.recovery.log_frame import FrameKind
 from holdfast.recovery.log_reader import LogReader
@@ -70,7 +71,7 @@ class Replayer:
         each = {kind: seconds * len(order.stages) for kind, seconds in durations_s.items()}
         self._device = EmulatedDevice(each)
         self._buckets = self._plan_buckets()
-        self._losses: dict[int, tuple[list[list[Any]], int]] = {}
+        self._losses: list[StepLosses] = []
         self._num_operations = 0
 
     def run(self) -> messages.Replayed:
@@ -80,7 +81,7 @@ class Replayer:
         """
         start_s, order = time.monotonic(), self._order
         log = order.log
-        with LogReader.open(log["dir"], log["mirror"], log["run"], log["workers"]) as self._reader:
+        with LogReader.open(log.dir, log.mirror, log.run, log.workers) as self._reader:
             for step in range(order.first_step, order.version):
                 self._reach(step, "replay")
                 self._run_step(step)
@@ -93,7 +94,7 @@ class Replayer:
             num_operations=self._num_operations,
             num_bytes=num_bytes,
             took_s=time.monotonic() - start_s,
-            losses=[[step, *told] for step, told in sorted(self._losses.items())],
+            losses=self._losses,
         )
 
     # --- a step ---
@@ -114,12 +115,13 @@ class Replayer:
             built.commit.follow(result, verdict)
         self._log_ties(result)
         if built.is_last and step >= self._order.version - _STEPS_TOLD:
-            pairs = [[m, loss] for m, loss in sorted(result.totals.losses.items())]
-            self._losses[step] = (pairs, result.totals.num_tokens)
+            totals = result.totals
+            losses = [MicrobatchLoss(*one) for one in sorted(totals.losses.items())]
+            self._losses.append(StepLosses(step, losses, totals.num_tokens))
 
     def _attempt(self, step: int) -> int:
         """The one that counted: a step after one that was taken back was tried again."""
-        if self._config.optimizer.mode != "staggered" or step == self._order.log["began"]:
+        if self._config.optimizer.mode != "staggered" or step == self._order.log.began:
             return 0
         return int(not Verdict(*self._reader.verdict(step - 1)).good)
 
@@ -170,7 +172,7 @@ class Replayer:
         assert op.microbatch is not None
         forward = op.kind is Kind.F
         border = op.stage if forward else op.stage - 1
-        if border not in self._order.log["borders"]:
+        if border not in self._order.log.borders:
             return
         kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
         if not self._reader.has(kind, op.stage, step, attempt, op.microbatch):

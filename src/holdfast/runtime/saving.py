@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast.errors import HoldfastError
+from holdfast.protocol.records import SaveRule
 from holdfast.recovery.checkpoint import write_part
 from holdfast.recovery.manifest import partial_directory
 from holdfast.runtime.link import Stopped
@@ -41,11 +42,11 @@ class SaveTimes:
 
     def __init__(self, every: int, first: int = 0) -> None:
         """``every`` 0: none. ``first``: one version more, before those; 0: none."""
-        self._rules: Sequence[Sequence[int]] = ((0, every),)
+        self._rules: tuple[SaveRule, ...] = (SaveRule(0, every),)
         self._once = {first} if every and first else set[int]()
 
-    def change(self, rules: Sequence[Sequence[int]]) -> None:
-        """[first version, every]: each counts from its first version on, up to the next one's.
+    def change(self, rules: Sequence[SaveRule]) -> None:
+        """Each counts from its first version on, up to the next one's.
 
         May be called from any thread. An older list, which comes late, is shorter.
         """
@@ -59,7 +60,7 @@ class SaveTimes:
     def is_due(self, version: int) -> bool:
         if version in self._once:
             return True
-        first, every = next(rule for rule in reversed(self._rules) if rule[0] <= version)
+        first, every = next(rule for rule in reversed(self._rules) if rule.first <= version)
         return bool(every) and (version - first) % every == 0
 
 

@@ -7,7 +7,6 @@ A thread cannot be killed: an injected fault closes all that it has open and end
 import threading
 
 from holdfast.cluster import parse_worker
-from holdfast.config import config_from
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages import StartWorkers
 from holdfast.protocol.spec import Access, WorkerSpec
@@ -26,7 +25,7 @@ class WorkerThreads:
         self.woken = threading.Event()  # set: whoever was made to hang goes on
 
     def start(self, access: Access, order: StartWorkers) -> None:
-        config = config_from(order.config)
+        config = order.config
         prepare_torch(config)
         for name in order.workers:
             worker = parse_worker(name)

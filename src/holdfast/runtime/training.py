@@ -13,7 +13,8 @@ from typing import Any
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.job import Batches, Job
-from holdfast.protocol import messages
+from holdfast.protocol import messages, records
+from holdfast.protocol.half_done import from_record
 from holdfast.runtime.activity import Activity
 from holdfast.runtime.boundary_log import open_log
 from holdfast.runtime.built import Builder
@@ -33,10 +34,10 @@ from holdfast.runtime.saving import SaveTimes, StageSaver, Written
 from holdfast.runtime.stage import Stage
 from holdfast.runtime.stage_state import OPTIMIZER
 from holdfast.runtime.state import hashes_by_layer, layer_digest
-from holdfast.runtime.transfer_times import transfer_rows
+from holdfast.runtime.transfer_times import summed_up
 from holdfast.runtime.two_phase import TwoPhaseSaver
 from holdfast.runtime.verdict import Verdict, VerdictExchange
-from holdfast.schedule.running import RunningStep, running_from_message
+from holdfast.schedule.running import RunningStep
 from holdfast.transport.base import Channel, Tag, Transport
 
 _NOWHERE = -2  # far behind every stage
@@ -73,7 +74,7 @@ class StageTraining:
         saver = TwoPhaseSaver if config.recovery.mode == "checkfreq" else StageSaver
         self._saver = saver(Path(assign.run_dir), assign.part, self._wait_s, self._part_failed)
         self.save_times = SaveTimes(config.save_every, config.first_save)
-        self._writers: dict[int, dict[str, str]] = {}  # of versions that are saved once more
+        self._writers: dict[int, dict[int, str]] = {}  # of versions that are saved once more
         self._ended_at: int | None = None  # all steps are done, and nothing is begun since
         self._built = built = builder.build(
             [assign.stage],
@@ -145,7 +146,7 @@ class StageTraining:
 
     def run(self, proceed: messages.Proceed) -> None:
         """Until the last step is settled and saved. EpochPast and PeerLost break it off."""
-        running = [running_from_message(one) for one in proceed.running]
+        running = [from_record(one) for one in proceed.running]
         self._ended_at = None
         epoch = self._enter(proceed)
         for routes in running:
@@ -172,7 +173,7 @@ class StageTraining:
         self._epoch = Epoch(
             self._me, self._number, stages, self._transport, self._parts, self._wait_s
         )
-        known = {int(step): Verdict(*values) for step, values in proceed.verdicts.items()}
+        known = {step: Verdict(*told) for step, told in proceed.verdicts.items()}
         self._commit.verdicts = {**known, **self._commit.verdicts}
         exchange = VerdictExchange(
             self._me,
@@ -183,7 +184,7 @@ class StageTraining:
             known,
         )
         self._commit.enter(exchange, self._transport, self._wait_s)
-        self._saver.others = proceed.saved.get(str(self._number), 0)
+        self._saver.others = proceed.saved.get(self._number, 0)
         self.save_times.change(proceed.saves)
         return self._epoch
 
@@ -199,12 +200,15 @@ class StageTraining:
             reduced=_NOWHERE if self._is_fresh else commit.reduced,
             oldest=commit.oldest,
             attempt=ledger.attempt if is_begun else 0,
-            progress={str(m): int(p) for m, p in ledger.progress.items()} if is_begun else {},
+            progress={m: int(p) for m, p in ledger.progress.items()} if is_begun else {},
             kept=[
-                [step, sorted(kept.activations), sorted(kept.gradients)]
+                records.Kept(step, sorted(kept.activations), sorted(kept.gradients))
                 for step, kept in sorted(ledger.kept.items())
             ],
-            verdicts={str(s): [v.norm, v.scale, v.skip] for s, v in commit.verdicts.items()},
+            verdicts={
+                step: records.Verdict(told.norm, told.scale, told.skip)
+                for step, told in commit.verdicts.items()
+            },
             kept_bytes=ledger.peak_bytes,
             done=ledger.num_done if is_begun else 0,
             saving=self._saver.newest,
@@ -314,15 +318,15 @@ class StageTraining:
         report = messages.StepReport(
             worker=str(self._me),
             step=committed.step,
-            losses=[[m, loss] for m, loss in sorted(totals.losses.items())],
+            losses=[records.MicrobatchLoss(*one) for one in sorted(totals.losses.items())],
             num_tokens=totals.num_tokens,
             norm=verdict.norm,
             clipped=verdict.scale is not None,
             skipped=verdict.skip,
             taken_back=committed.taken_back,
             nonfinite=committed.result.reduced.nonfinite,
-            operations=list(map(list, record.operations)) if self._tells_operations else [],
-            transfers=transfer_rows(self._transport.take_transfers()),
+            operations=record.operations if self._tells_operations else [],
+            transfers=summed_up(self._transport.take_transfers()),
         )
         self._tell(report)
         self._look_for_hidden_state()
@@ -376,7 +380,7 @@ class StageTraining:
         return True
 
     def _is_writer(self, version: int) -> bool:
-        chosen = self._writers.get(version, {}).get(str(self._number))
+        chosen = self._writers.get(version, {}).get(self._number)
         return self._epoch.is_first_holder if chosen is None else chosen == str(self._me)
 
     def _save(self, version: int, *, is_last: bool = False) -> None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from statistics import median
-from typing import Any
 
+from holdfast.protocol.records import Purpose, Transfers
 from holdfast.transport.base import Channel, TransferTime
 
-_PURPOSES = {
+_PURPOSES: dict[Channel, Purpose] = {
     Channel.ACTIVATION: "pipeline",
     Channel.GRADIENT: "pipeline",
     Channel.PARTIAL: "reduction",
@@ -15,19 +15,19 @@ _PURPOSES = {
 }
 
 
-def transfer_rows(transfers: Iterable[TransferTime]) -> list[list[Any]]:
+def summed_up(transfers: Iterable[TransferTime]) -> list[Transfers]:
     """As in messages.StepReport."""
-    of_kind: dict[tuple[str, str], list[TransferTime]] = {}
+    found: dict[tuple[str, Purpose], list[TransferTime]] = {}
     for one in transfers:
         if one.channel in _PURPOSES:
-            of_kind.setdefault((str(one.source), _PURPOSES[one.channel]), []).append(one)
+            found.setdefault((str(one.source), _PURPOSES[one.channel]), []).append(one)
     return [
-        [
+        Transfers(
             source,
             purpose,
-            len(found),
-            sum(one.num_bytes for one in found),
-            median(one.took_s for one in found),
-        ]
-        for (source, purpose), found in sorted(of_kind.items())
+            len(some),
+            sum(one.num_bytes for one in some),
+            median(one.took_s for one in some),
+        )
+        for (source, purpose), some in sorted(found.items())
     ]

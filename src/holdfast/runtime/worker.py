@@ -30,6 +30,7 @@ from holdfast.faults.fault import parse_fault
 from holdfast.job import Batches, Job, load_job
 from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
+from holdfast.protocol.records import Address
 from holdfast.protocol.spec import WorkerSpec
 from holdfast.runtime.bit_changers import before_loading, check_bits
 from holdfast.runtime.boundary_log import BoundaryLog, open_log
@@ -355,7 +356,7 @@ class Worker:
         """From the control thread."""
         match message:
             case messages.ShareState():  # the joiner is fed at the next settled step
-                address = {message.to: [message.host, message.port]}
+                address = {message.to: Address(message.host, message.port)}
                 joiner = parse_worker(message.to)
                 self._built.giver.ask(joiner, lambda: self._connect(address))
             case messages.SaveAt() | messages.SaveOnce():
@@ -414,10 +415,10 @@ class Worker:
         self._epoch = epoch
         self._transport.advance(epoch)
 
-    def _connect(self, addresses: dict[str, list[Any]]) -> None:
+    def _connect(self, addresses: dict[str, Address]) -> None:
         if isinstance(self._transport, TcpTransport):
             self._transport.connect(
-                {parse_worker(name): (host, port) for name, (host, port) in addresses.items()}
+                {parse_worker(name): (at.host, at.port) for name, at in addresses.items()}
             )
 
 

@@ -8,15 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
 
-from holdfast.cluster import WorkerId, parse_worker
+from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
-from holdfast.schedule.operation import Fact, Kind, Op, What, makes, needs
-from holdfast.schedule.schedule import Schedule, loads
-
-_TRAVEL = (What.ACTIVATION, What.GRADIENT)
-_FIELDS = {"step", "attempt", "schedule", "sources", "copies"}
+from holdfast.schedule.operation import Fact, Kind, Op, makes, needs
+from holdfast.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -110,64 +106,3 @@ class RunningStep:
             if op.kind is Kind.R:
                 reducers[op.stage] = (*reducers.get(op.stage, ()), worker)
         return reducers
-
-    # --- as a part of a message ---
-
-    def to_message(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "attempt": self.attempt,
-            "schedule": self.schedule.dumps(),
-            "sources": [
-                [fact.what.value, fact.stage, fact.microbatch, str(worker)]
-                for fact, worker in self.sources.items()
-            ],
-            "copies": {str(stage): str(worker) for stage, worker in self.copies.items()},
-        }
-
-
-def running_from_message(message: Mapping[str, Any]) -> RunningStep:
-    """Read what ``RunningStep.to_message`` wrote; ScheduleError if it is anything else."""
-    try:
-        return _read(message)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ScheduleError(f"not a running step: {error!r} in {str(message)[:200]}") from error
-
-
-def _read(message: Mapping[str, Any]) -> RunningStep:
-    if message.keys() != _FIELDS:
-        raise ValueError(f"fields {sorted(message)}; expected {sorted(_FIELDS)}")
-    schedule = loads(message["schedule"])
-    sources = dict(_read_source(schedule, *entry) for entry in message["sources"])
-    copies = {
-        _number(int(stage), schedule.shape.stages): _member(schedule, worker)
-        for stage, worker in message["copies"].items()
-    }
-    return RunningStep(
-        _number(message["step"]), _number(message["attempt"]), schedule, sources, copies
-    )
-
-
-def _read_source(
-    schedule: Schedule, what: str, stage: int, microbatch: int, worker: str
-) -> tuple[Fact, WorkerId]:
-    kind = What(what)
-    if kind not in _TRAVEL:
-        raise ValueError(f"{what!r} as a source; expected one of {[one.value for one in _TRAVEL]}")
-    shape = schedule.shape
-    fact = Fact(kind, _number(stage, shape.stages), _number(microbatch, shape.microbatches))
-    return fact, _member(schedule, worker)
-
-
-def _number(value: object, end: int | None = None) -> int:
-    if type(value) is not int or value < 0 or (end is not None and value >= end):
-        below = "" if end is None else f" below {end}"
-        raise ValueError(f"{value!r}; expected a whole number >= 0{below}")
-    return value
-
-
-def _member(schedule: Schedule, name: str) -> WorkerId:
-    worker = parse_worker(name)
-    if worker not in schedule.lanes:
-        raise ValueError(f"worker {name} has no lane; expected one for every member")
-    return worker

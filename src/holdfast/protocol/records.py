@@ -1,0 +1,130 @@
+"""Rows and records inside messages. Each field is checked when it is read, as a message's own are.
+
+On the wire a record is a list of its fields, in this order.
+"""
+
+from typing import Literal, NamedTuple
+
+from holdfast.protocol.fields import (
+    Attempt,
+    Difference,
+    Host,
+    Microbatch,
+    Number,
+    Operation,
+    Path,
+    PathOrNone,
+    Port,
+    RunId,
+    Seconds,
+    Stage,
+    Step,
+    Worker,
+)
+
+# --- what was done ---
+
+
+Purpose = Literal["pipeline", "reduction", "probe"]
+
+
+class OperationTime(NamedTuple):
+    op: Operation
+    start_s: Seconds
+    end_s: Seconds
+    cpu_s: Seconds  # of the thread that ran it
+    elements: Number  # of its input; 0: unknown
+
+
+class Transfers(NamedTuple):
+    """What came in from one source, for one purpose, since the last report.
+
+    Waiting for the sender is no part of it.
+    """
+
+    source: Worker
+    purpose: Purpose
+    number: Number
+    num_bytes: Number
+    moved_s: Difference  # median, under way
+
+
+class MicrobatchLoss(NamedTuple):
+    microbatch: Microbatch
+    loss: float  # may be NaN: then the model has diverged
+
+
+class StepLosses(NamedTuple):
+    step: Step
+    losses: list[MicrobatchLoss]
+    num_tokens: Number
+
+
+# --- what there is of running steps ---
+
+
+class Kept(NamedTuple):
+    """Boundary tensors of a step that their sender still has, by micro-batch."""
+
+    step: Step
+    activations: list[Microbatch]
+    gradients: list[Microbatch]
+
+
+class Verdict(NamedTuple):
+    norm: float  # may be NaN or infinite: then the step is skipped
+    scale: float | None  # the gradient is to be multiplied by this; None: as it is
+    skip: bool
+
+
+class Source(NamedTuple):
+    """Who has a kept tensor that is to be sent again."""
+
+    what: Literal["activation", "gradient"]
+    stage: Stage
+    microbatch: Microbatch
+    worker: Worker
+
+
+class HalfDone(NamedTuple):
+    """A step that is to be ended."""
+
+    step: Step
+    attempt: Attempt
+    schedule: str  # text form of the lanes that end it
+    sources: list[Source]
+    copies: dict[Stage, Worker]
+    """Stage -> who has its reduced gradient: whoever else of the stage has R in its lane gets it
+    from there."""
+
+
+# --- orders ---
+
+
+class Address(NamedTuple):
+    host: Host
+    port: Port
+
+
+class LinkProbe(NamedTuple):
+    """Tensors to be sent ``after`` steps after the first one of the order."""
+
+    to: Worker
+    after: Number
+
+
+class SaveRule(NamedTuple):
+    """Counts up to the first version of the next rule."""
+
+    first: Step
+    every: Number
+
+
+class LogOrder(NamedTuple):
+    run: RunId  # name of the run and of its history, which changes when all go back
+    began: Step  # the first step of this history
+    dir: Path  # where the logs of all workers are
+    mirror: PathOrNone
+    workers: list[Worker]  # all that have ever logged in this run
+    borders: list[Stage]  # to be logged; border b is the one after stage b
+    limit_bytes: Number  # most that this worker's log may take; 0: no limit
