@@ -8,6 +8,7 @@ HoldfastError                                                             exit c
 |- ScheduleError        a schedule breaks a dependency or memory rule
 |  `- MemoryExceeded    ... or there is none that keeps within the memory
 |- ProtocolError        a peer sent something we cannot accept
+|  |- Implausible       ... or something that cannot be true
 |  |- EpochPast         ... or asked for something of an epoch that is over
 |  `- HandshakeFailed   ... or has not proven who it is
 |     `- HandshakeBroken   ... because the connection ended, or time ran out
@@ -51,6 +52,10 @@ class MemoryExceeded(ScheduleError):
 
 
 class ProtocolError(HoldfastError):
+    pass
+
+
+class Implausible(ProtocolError):
     pass
 
 

@@ -30,7 +30,7 @@ from holdfast.faults.fault import parse_fault
 from holdfast.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Caller, Identity, call
 from holdfast.observability import events
 from holdfast.protocol import messages
-from holdfast.protocol.codec import MAX_MESSAGE_BYTES, encode
+from holdfast.protocol.codec import MAX_MESSAGE_BYTES, VERSION, encode
 from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.spec import Access
 
@@ -549,6 +549,43 @@ def test_s5_a_name_that_is_none_costs_the_connection_and_not_the_run(two, name):
     goes.connection.send_encoded(struct.pack("<I", len(body)) + body)
     stays.connection.send(told(stays, stays.expect(messages.Halt)))
     stays.expect(messages.Proceed)
+    stays.finish()
+    assert_finished(two)
+
+
+REPORT = {
+    "worker": "1.0",
+    "step": 0,
+    "losses": [],
+    "num_tokens": 0,
+    "norm": 1.0,
+    "clipped": False,
+    "skipped": False,
+    "taken_back": False,
+    "nonfinite": False,
+    "operations": [],
+    "transfers": [],
+}
+COSTS = {"worker": "1.0", "forward_s": [1.0, 1.0], "backward_s": [1.0, 1.0]}
+LIES = {
+    "a row of no form": ("StepReport", REPORT | {"operations": [["x"]]}, "StepReport.operations"),
+    "a transfer of no form": ("StepReport", REPORT | {"transfers": [[1]]}, "StepReport.transfers"),
+    "no such step": ("StepReport", REPORT | {"step": 77}, "StepReport.step: 77"),
+    "what nobody asked for": ("LayerCosts", COSTS, "LayerCosts while training"),
+    "what was not given": ("Ready", {"worker": "1.0"}, "Ready: it was given no stage"),
+}
+
+
+@pytest.mark.parametrize(("kind", "values", "reason"), LIES.values(), ids=LIES)
+def test_s5_content_that_cannot_be_costs_the_connection_and_not_the_run(two, kind, values, reason):
+    stays, goes = begin(two)
+    body = json.dumps({"v": VERSION, "kind": kind, **values}).encode()
+    goes.connection._sock.sendall(struct.pack("<I", len(body)) + body)
+    stays.connection.send(told(stays, stays.expect(messages.Halt)))
+    assert stays.expect(messages.Proceed).stages == {"0.0": 0}
+    [dropped] = [e.event for e in two.effects if isinstance(e, Emit) and is_dropped(e.event)]
+    assert dropped.who == "worker 1.0"
+    assert dropped.reason.startswith(reason)
     stays.finish()
     assert_finished(two)
 

@@ -273,7 +273,8 @@ class World:
             return
         same = self.ran.setdefault((actor.epoch, actor.reduced), schedule)
         assert same == schedule, f"{actor.name} runs other lanes in step {actor.reduced}"
-        losses = [(m, 1.0) for m in range(4)] if self._is_last(actor) else []
+        numbers = range(self.run.run.shape.microbatches)
+        losses = [(m, 1.0) for m in numbers] if self._is_last(actor) else []
         more: dict[str, Any] = {}
         if self.pace is not None:
             lane = schedule.lanes[parse_worker(actor.name)]

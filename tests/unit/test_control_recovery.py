@@ -552,6 +552,11 @@ def test_other_troubles_than_memory_are_passed_on():
         planned({"0.0": tell(progress={0: FORWARDED})})
 
 
+def test_members_that_cannot_be_so_far_apart_can_only_go_back():
+    with pytest.raises(ScheduleError, match="steps apart"):
+        planned({"0.0": tell(1_000_000), "0.1": tell(3)}, end_step=2_000_000)
+
+
 def test_a_member_that_has_not_told_is_refused():
     asked = problem(TWO, GRID)
     with pytest.raises(ScheduleError, match=r"worker 0\.0 is a member or told, but not both"):

@@ -257,7 +257,7 @@ def test_a_joiner_that_never_comes_frees_its_place_after_the_start_limit() -> No
     ("changes", "words"),
     [
         ({"fingerprint": {"torch": "3"}}, "differ in torch"),
-        ({"num_layers": 9}, "9 layers"),
+        ({"num_layers": 9, "layer_hashes": ["x"] * 9}, "9 layers"),
         ({"layer_hashes": ["other"] * 6}, "layer 0 differs between workers 0.0 and 1.0"),
     ],
 )
@@ -379,7 +379,7 @@ def test_word_of_a_copy_from_a_former_source_is_not_believed() -> None:
     world.die(source)
     world.pump()
     assert sent(world.effects, messages.CopyState)["1.0"].source != source
-    late = messages.Copied(worker="1.0", source=source, version=99, num_bytes=64)
+    late = messages.Copied(worker="1.0", source=source, version=19, num_bytes=64)
     assert not sent(world.handle(late), messages.Halt)
 
 

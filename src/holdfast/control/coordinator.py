@@ -27,6 +27,7 @@ from holdfast.control.mitigating import Mitigating
 from holdfast.control.moving import Moving, Order
 from holdfast.control.notices import Notices
 from holdfast.control.plans import Plans, SomePlanner
+from holdfast.control.plausible import Plausible
 from holdfast.control.progress import Progress
 from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
@@ -36,7 +37,7 @@ from holdfast.control.slowness import Slowness
 from holdfast.control.starting import Starting
 from holdfast.control.switching import Switching
 from holdfast.control.wish import Wish
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, Implausible
 from holdfast.faults.fault import Fault
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -98,6 +99,8 @@ class Coordinator:
         self._switching = Switching(run, work)
         self._slowness, self._mitigating = Slowness(run), Mitigating(run, self._plans)
         self._moving = Moving(run, self._plans, work, self._switching)
+        self._plausible = Plausible(run)
+        self._broken_by: dict[type, str] = {}  # kind of message -> worker
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             messages.Hello: self._on_hello,
             messages.LayerCosts: lambda costs, at_s: self._starting.on_costs(costs),
@@ -169,13 +172,34 @@ class Coordinator:
     # --- what happens ---
 
     def handle(self, message: messages.Message, at_s: float) -> list[Effect]:
+        """Implausible: whoever has said this is not to be listened to any more."""
         handler = self._handlers.get(type(message))
         if handler is None:
             why = HoldfastError(f"unexpected {type(message).__name__} while {self.phase.name}")
             return self.fail(why, at_s)
-        return self._guarded(
-            lambda: handler(message, at_s) if self._notices.hear(message, at_s) else [], at_s
-        )
+        if self.run.over:
+            return []
+        self._plausible.check(message)
+        return self._guarded(lambda: self._heard(message, handler, at_s), at_s)
+
+    def _heard(
+        self,
+        message: messages.Message,
+        handler: Callable[[Any, float], list[Effect]],
+        at_s: float,
+    ) -> list[Effect]:
+        if not self._notices.hear(message, at_s):
+            return []
+        try:
+            return handler(message, at_s)
+        except HoldfastError:
+            raise
+        except Exception as why:
+            # If others say the like and it breaks again, it is no lie of theirs but our mistake.
+            kind, worker = type(message), str(getattr(message, "worker", ""))
+            if self._broken_by.setdefault(kind, worker) != worker:
+                raise
+            raise Implausible(f"{kind.__name__} cannot be acted on: {why!r}") from why
 
     def lost_connection(self, worker: str, at_s: float) -> list[Effect]:
         return self._guarded(lambda: self._notices.closed(parse_worker(worker), at_s), at_s)
@@ -228,6 +252,8 @@ class Coordinator:
             effects += act()
             effects += self._checkpoints.whole(at_s)
             effects += self._next(at_s)
+        except Implausible:
+            raise
         except HoldfastError as why:
             effects += self.fail(why, at_s)
         except Exception as why:  # a mistake of ours must not leave workers behind

@@ -20,6 +20,7 @@ from holdfast.schedule.running import RunningStep
 from holdfast.schedule.schedule import Schedule
 
 _MOST_DOUBLINGS = 20
+_MOST_APART = 8  # steps: stages are one apart, whoever lies could make it a million
 _PARTS = {Kind.BW: (Kind.B, Kind.W)}
 
 
@@ -63,6 +64,8 @@ def rests(
     everyone = [Told.read(worker, stages[worker], tells[worker]) for worker in sorted(stages)]
     verdicts = verdicts_of(everyone)
     newest = max(told.reduced for told in everyone)
+    if newest - min(told.reduced for told in everyone) > _MOST_APART:
+        raise ScheduleError(f"members are more than {_MOST_APART} steps apart: go back")
     planned: list[tuple[RunningStep, Rest]] = []
     for step in range(min(told.reduced for told in everyone), min(newest + 1, end_step)):
         attempt = attempt_of(step, everyone, verdicts, staggered=staggered)

@@ -320,9 +320,10 @@ class Server:
         for message in self._last_words(connection):
             try:
                 check_right(peer, message, has_said_hello=True)
+                effects = self._coordinator.handle(message, time.monotonic())
             except ProtocolError:
-                return
-            self._apply(self._coordinator.handle(message, time.monotonic()))
+                return  # it is lost already
+            self._apply(effects)
 
     def _last_words(self, connection: Connection) -> list[messages.Message]:
         """What it had sent before it was lost, e.g. that a part of a checkpoint is on disk."""

@@ -89,8 +89,6 @@ class Starting:
 
     def on_costs(self, costs: messages.LayerCosts) -> list[Effect]:
         run = self._run
-        if run.phase is not RunPhase.MEASURING:
-            raise HoldfastError(f"unexpected LayerCosts from worker {costs.worker}")
         both = [f + b for f, b in zip(costs.forward_s, costs.backward_s, strict=True)]
         cut = equal_cut(both, run.shape.stages)
         run.reason = "layers cut by measured time"

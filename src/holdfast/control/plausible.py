@@ -1,0 +1,146 @@
+"""Messages of workers that are well-formed and yet cannot be true. Pure; changes nothing.
+
+Asked before a message is acted on: whoever says what cannot be loses its connection, and the rest
+of the run is as if it had said nothing.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from holdfast.cluster import parse_worker
+from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase
+from holdfast.errors import Implausible
+from holdfast.protocol import messages
+from holdfast.protocol.records import MicrobatchLoss
+from holdfast.schedule.operation import parse_op
+
+# Of what nobody can speak before training has begun.
+_IN_TRAINING = (
+    messages.CheckpointPart,
+    messages.Copied,
+    messages.Finished,
+    messages.JobFailed,
+    messages.LogVolume,
+    messages.Offered,
+    messages.PartFailed,
+    messages.Probed,
+    messages.ReplayFailed,
+    messages.Replayed,
+    messages.Resumed,
+    messages.StateHashes,
+    messages.StepReport,
+    messages.Tell,
+)
+
+
+class Plausible:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._checks: dict[type, Callable[[Any], None]] = {
+            messages.Hello: self._hello,
+            messages.LayerCosts: self._costs,
+            messages.Ready: self._ready,
+            messages.StepReport: self._report,
+            messages.Tell: self._tell,
+            messages.Replayed: self._replayed,
+            messages.Finished: self._finished,
+        }
+
+    def check(self, message: messages.Message) -> None:
+        """Implausible: with the message, what it says and what was expected."""
+        if isinstance(message, _IN_TRAINING) and self._run.phase in BEFORE_TRAINING:
+            phase = self._run.phase.name.lower()
+            raise Implausible(f"{type(message).__name__} while {phase}: training has not begun")
+        steps, epoch = self._run.config.train.steps, self._run.epoch
+        _at_most(message, "step", [getattr(message, "step", 0)], steps)
+        _at_most(message, "version", [getattr(message, "version", 0)], steps)
+        _at_most(message, "epoch", [getattr(message, "epoch", 0)], epoch)
+        check = self._checks.get(type(message))
+        if check is not None:
+            check(message)
+
+    # --- before training ---
+
+    def _hello(self, hello: messages.Hello) -> None:
+        number = len(hello.layer_hashes)
+        if hello.num_layers < 1 or number != hello.num_layers:
+            raise Implausible(
+                f"Hello.layer_hashes: {number} of them; expected one for each of "
+                f"num_layers={hello.num_layers}, at least 1"
+            )
+
+    def _costs(self, costs: messages.LayerCosts) -> None:
+        run = self._run
+        if run.phase is not RunPhase.MEASURING or costs.worker != str(min(run.first_stages)):
+            raise Implausible(f"LayerCosts while {run.phase.name.lower()}: nobody has asked for it")
+        num_layers = run.hellos[min(run.first_stages)].num_layers
+        for name, seconds in (("forward_s", costs.forward_s), ("backward_s", costs.backward_s)):
+            if len(seconds) != num_layers or not all(one > 0 for one in seconds):
+                raise Implausible(
+                    f"LayerCosts.{name}: {len(seconds)} times; expected one above 0 for each of "
+                    f"{num_layers} layers"
+                )
+
+    def _ready(self, ready: messages.Ready) -> None:
+        worker = parse_worker(ready.worker)
+        gone = worker in self._run.membership.missing  # what it was given is forgotten
+        if not gone and self._run.builds[worker] < 1:
+            raise Implausible("Ready: it was given no stage to build")
+
+    # --- in training ---
+
+    def _report(self, report: messages.StepReport) -> None:
+        shape = self._run.shape
+        _at_most(report, "step", [report.step], self._run.config.train.steps - 1)
+        self._losses(report, "losses", report.losses)
+        ops = [parse_op(one.op) for one in report.operations]
+        _at_most(report, "operations", [op.stage for op in ops], shape.last_stage)
+        self._microbatches(report, "operations", [op.microbatch or 0 for op in ops])
+        for one in report.transfers:
+            if not self._run.membership.knows(parse_worker(one.source)):
+                raise Implausible(f"StepReport.transfers: there is no worker {one.source}")
+
+    def _tell(self, tell: messages.Tell) -> None:
+        steps = self._run.config.train.steps
+        _at_most(tell, "reduced", [tell.reduced], steps)
+        _at_most(tell, "oldest", [tell.oldest], steps)
+        _at_most(tell, "saving", [tell.saving], steps)
+        _at_most(tell, "commits", tell.commits, steps)
+        _at_most(tell, "verdicts", tell.verdicts, steps)
+        _at_most(tell, "kept", [one.step for one in tell.kept], steps)
+        self._microbatches(tell, "progress", tell.progress)
+        for one in tell.kept:
+            self._microbatches(tell, "kept", [*one.activations, *one.gradients])
+        if tell.reduced < 0 and parse_worker(tell.worker) in self._run.stages:
+            raise Implausible(f"Tell.reduced={tell.reduced}: expected at least 0 of a member")
+
+    def _replayed(self, replayed: messages.Replayed) -> None:
+        _at_most(
+            replayed, "losses", [one.step for one in replayed.losses], self._run.config.train.steps
+        )
+        for one in replayed.losses:
+            self._losses(replayed, "losses", one.losses)
+
+    def _finished(self, finished: messages.Finished) -> None:
+        num_layers = self._run.hellos[min(self._run.first_stages)].num_layers
+        _at_most(finished, "digests", map(int, finished.digests), num_layers - 1)
+
+    # --- parts ---
+
+    def _microbatches(self, message: messages.Message, name: str, numbers: Iterable[int]) -> None:
+        _at_most(message, name, numbers, self._run.shape.microbatches - 1, "micro-batch ")
+
+    def _losses(self, message: messages.Message, name: str, losses: list[MicrobatchLoss]) -> None:
+        numbers = [one.microbatch for one in losses]
+        self._microbatches(message, name, numbers)
+        if len(set(numbers)) < len(numbers):
+            raise Implausible(f"{type(message).__name__}.{name}: a micro-batch is there twice")
+
+
+def _at_most(
+    message: messages.Message, name: str, numbers: Iterable[int], most: int, what: str = ""
+) -> None:
+    largest = max(numbers, default=most)
+    if largest > most:
+        kind = type(message).__name__
+        raise Implausible(f"{kind}.{name}: {what}{largest}; expected at most {most}")
