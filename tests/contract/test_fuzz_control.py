@@ -1,13 +1,18 @@
 """The launcher's port under fire: no crash, no hang, no growth, and the run ends as it should."""
 
+import contextlib
+import struct
 import threading
 from dataclasses import replace
 
 import pytest
-from test_server import FINISHED, Run, assert_finished, begin
+from test_server import FINISHED, Run, Worker, assert_finished, begin, is_dropped, told
 
+from helpers import wide
+from helpers.any_words import AnyWords
 from helpers.fuzz import Fuzzer
 from helpers.live import wait_until
+from holdfast.control.effects import Emit
 from holdfast.control.run import RunPhase
 from holdfast.handshake import AGENT
 from holdfast.protocol import messages
@@ -39,4 +44,41 @@ def test_s5_malformed_and_replayed_frames_disturb_nobody(monkeypatch: pytest.Mon
         assert_finished(run)
     finally:
         fuzzer.close()
+        run.close()
+
+
+# --- by one who was let in ---
+
+LIAR, NUM_WORDS = "1.0", 60
+
+
+def stays_until_alone(worker: Worker) -> None:
+    """Answers every halt until it is the only member."""
+    while True:
+        message = worker.expect(messages.Message)
+        if isinstance(message, messages.Halt):
+            worker.connection.send(told(worker, message))
+        elif isinstance(message, messages.Proceed) and message.stages == {"0.0": 0}:
+            return
+
+
+@pytest.mark.parametrize("seed", wide.first(3, range(SEED, SEED + 30)))
+def test_s5_a_worker_that_says_anything_at_all_is_lost_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr("holdfast.control.server.STOP_LIMIT_S", 0.5)
+    run, words = Run(pipelines=2), AnyWords(seed, ill=0.2 * (seed % 2))
+    try:
+        stays, lies = begin(run)
+        with contextlib.suppress(OSError):  # it was hung up on
+            for _ in range(NUM_WORDS):
+                body = words.message(LIAR, 1)
+                lies.connection._sock.sendall(struct.pack("<I", len(body)) + body)
+        stays_until_alone(stays)
+        [dropped] = [e.event for e in run.effects if isinstance(e, Emit) and is_dropped(e.event)]
+        assert dropped.who == f"worker {LIAR}"
+        assert any(dropped.reason.startswith(kind) for kind in words.said)
+        stays.finish()
+        assert_finished(run)
+    finally:
         run.close()
