@@ -53,6 +53,7 @@ PART_FILE = _form(
 REBUILT = _form(
     "e.g. 'step-00000020-from-stage-1-3'", f"step-{_STEP}-from-stage-{_NUMBER}-{_COUNT}"
 )
+RESUMED = _form("'resumed', which the run went on from", "resumed")
 SEGMENT = _form("e.g. 'segment-00000001.log'", r"segment-[0-9]{8,12}\.log")
 
 

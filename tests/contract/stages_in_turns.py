@@ -20,6 +20,7 @@ from holdfast.job import Batches, Job, load_job
 from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.protocol import messages
 from holdfast.protocol.half_done import to_record
+from holdfast.recovery.places import Places
 from holdfast.runtime.training import StageTraining
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import gpipe, one_f_one_b
@@ -101,7 +102,6 @@ class Cluster:
             cut=list(CUTS[self.shape.stages]),
             checkpoint="",
             first_step=0,
-            run_dir="unused",
             beat_s=1.0,
             wait_s=20.0,
             log=None,
@@ -116,6 +116,7 @@ class Cluster:
             batches=Batches(job, 0, MICROBATCHES),
             transport=self.transports[worker],
             assign=assign,
+            places=Places("unused", "", "", ""),
             tell=partial(self._hear, worker),
             check=partial(self._check, worker),
             injector=Moments(worker, self.turns),

@@ -27,6 +27,7 @@ from holdfast.protocol.messages import (
     WorkerStarted,
 )
 
+PLACES = {"job_sha256": "5a" * 32, "run_dir": "/runs/x", "resumed": ""}
 LIMIT_S = 30.0  # no test waits this long unless it fails
 # The number of a worker's pipeline says how it ends.
 WELL, BADLY, KILLED, RAISING, STUBBORN, BUSY = (f"{pipeline}.0" for pipeline in range(6))
@@ -111,7 +112,7 @@ class Launcher:
         assert isinstance(self.hear(), AgentHello)
         config = RunConfig(train=TrainConfig(steps=12))
         self.connection.send(
-            StartWorkers(workers=list(workers), job="/job.py", job_sha256="5a" * 32, config=config)
+            StartWorkers(workers=list(workers), job="/job.py", config=config, **PLACES)
         )
         return {worker: self._hear_start(worker) for worker in workers}
 
@@ -243,9 +244,7 @@ def test_workers_end_with_an_agent_that_is_killed(launcher):
 def test_workers_may_be_ordered_later_and_nothing_is_prepared_twice(launcher):
     launcher.start(STUBBORN)
     config = RunConfig(train=TrainConfig(steps=12))
-    launcher.connection.send(
-        StartWorkers(workers=[BADLY], job="/job.py", job_sha256="5a" * 32, config=config)
-    )
+    launcher.connection.send(StartWorkers(workers=[BADLY], job="/job.py", config=config, **PLACES))
     started, ended = launcher.hear(), launcher.hear()
     assert isinstance(started, WorkerStarted)
     assert ended == WorkerExited(worker=BADLY, pid=started.pid, how="exit code 3", code=3)
@@ -258,7 +257,7 @@ def test_a_name_that_is_started_again_while_its_first_process_hangs_ends_that_on
     pids = launcher.start(STUBBORN)
     config = RunConfig(train=TrainConfig(steps=12))
     launcher.connection.send(
-        StartWorkers(workers=[STUBBORN], job="/job.py", job_sha256="5a" * 32, config=config)
+        StartWorkers(workers=[STUBBORN], job="/job.py", config=config, **PLACES)
     )
     second = launcher.hear()
     assert second.pid != pids[STUBBORN]

@@ -7,7 +7,7 @@ import pytest
 from transport_harness import Background
 
 from helpers.stamps import stamps_of_both
-from holdfast.config import RecoveryConfig, RunConfig
+from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, PeerLost, ProtocolError
 from holdfast.handshake import AGENT
 from holdfast.protocol.codec import encode
@@ -20,10 +20,12 @@ MESSAGES: list[Message] = [
     Stop(reason="läufe/ä"),
     Halt(epoch=3),
     StartWorkers(
-        workers=["0.0"],
-        job="/" + "j" * 4000,
+        workers=["0.0"] * 20_000,
+        job="/" + "j" * 3000,
         job_sha256="5a" * 32,
-        config=RunConfig(recovery=RecoveryConfig(log="boundary", log_dir="j" * 200_000)),
+        run_dir="/runs/x",
+        resumed="",
+        config=RunConfig(),
     ),
     Stop(reason=""),
 ]

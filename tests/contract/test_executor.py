@@ -17,6 +17,7 @@ from holdfast.config import RunConfig, config_from
 from holdfast.errors import DataError, HoldfastError, JobError, PeerLost
 from holdfast.job import Batches, Job
 from holdfast.protocol import messages
+from holdfast.recovery.places import Places
 from holdfast.runtime import saving
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.training import StageTraining
@@ -201,6 +202,10 @@ class Cluster:
             self.trainings[worker] = self._build(worker, compute)
 
     @property
+    def places(self) -> Places:
+        return Places("unused", "", "", "")
+
+    @property
     def config(self) -> RunConfig:
         plain = {
             "parallel": {"microbatches": MICROBATCHES},
@@ -218,6 +223,7 @@ class Cluster:
             batches=Batches(job, 0, MICROBATCHES),
             transport=self.transports[worker],
             assign=self._assign(worker),
+            places=self.places,
             tell=partial(self._hear, worker),
             check=lambda: self.check(),
             injector=Injector([], lambda *_: None),
@@ -238,7 +244,6 @@ class Cluster:
             cut=list(self.cut),
             checkpoint="",
             first_step=0,
-            run_dir="unused",
             beat_s=1.0,
             wait_s=20.0,
             log=None,

@@ -30,6 +30,7 @@ from holdfast.protocol.records import LogOrder
 from holdfast.recovery.log_frame import FrameKind
 from holdfast.recovery.log_reader import LogReader
 from holdfast.recovery.log_segment import opened, read_segment_header, scan
+from holdfast.recovery.places import Places
 from holdfast.runtime.boundary_log import BoundaryLog, FileLog, open_log
 from holdfast.runtime.commit import Result
 from holdfast.runtime.gradients import Layout
@@ -46,10 +47,14 @@ A, G = FrameKind.ACTIVATION, FrameKind.GRADIENT
 GOOD = Verdict(1.0, None, False)
 
 
-def order(root, **changed) -> LogOrder:
+def order(**changed) -> LogOrder:
     """As it comes with ``Assign``."""
-    plain = LogOrder(RUN, 0, str(root), "", [], [0, 1], 0)
+    plain = LogOrder(RUN, 0, [], [0, 1], 0)
     return plain._replace(**changed)
+
+
+def places_of(root, mirror="") -> Places:
+    return Places("unused", "", str(root), str(mirror))
 
 
 class Told(list[messages.Message]):
@@ -65,10 +70,13 @@ TIES = [[(0, "bias"), (0, "wte")], [(0, "wte"), (2, "head")]]
 def make(tmp_path):
     made = []
 
-    def start(stage: int = 1, every_steps: int = 0, **changed) -> tuple[BoundaryLog, Told]:
+    def start(
+        stage: int = 1, every_steps: int = 0, mirror="", **changed
+    ) -> tuple[BoundaryLog, Told]:
         told = Told()
         log = open_log(
-            order(tmp_path, **changed),
+            order(**changed),
+            places_of(tmp_path, mirror),
             worker=WorkerId(0, stage),
             stage=stage,
             slots=SLOTS,
@@ -118,8 +126,12 @@ class Logged(Cluster):
     root: Path = field(default_factory=Path)
     told: dict[WorkerId, Told] = field(default_factory=dict)
 
+    @property
+    def places(self) -> Places:
+        return places_of(self.root)
+
     def _assign(self, worker: WorkerId) -> messages.Assign:
-        return replace(super()._assign(worker), log=order(self.root))
+        return replace(super()._assign(worker), log=order())
 
     def _hear(self, worker: WorkerId, message: messages.Message) -> None:
         self.told.setdefault(worker, Told()).append(message)
@@ -390,7 +402,13 @@ def test_a_launcher_that_is_gone_does_not_end_the_writing_thread(tmp_path):
 
     (tmp_path / "0.1").write_text("a file is in the way")
     log = FileLog(
-        order(tmp_path), worker=WorkerId(0, 1), stage=1, ties=[], every_steps=0, tell=tell
+        order(),
+        places_of(tmp_path),
+        worker=WorkerId(0, 1),
+        stage=1,
+        ties=[],
+        every_steps=0,
+        tell=tell,
     )
     log.keep(0, 0, Op(1, Kind.F, 0), tensors())
     assert not log.flush(LIMIT_S)
@@ -429,7 +447,14 @@ def test_the_verdict_before_a_checkpoint_stays_though_its_segment_goes(make, tmp
 
 def test_without_a_log_nothing_happens(tmp_path):
     log = open_log(
-        None, worker=WorkerId(0, 1), stage=1, slots=SLOTS, ties=TIES, every_steps=2, tell=print
+        None,
+        places_of(tmp_path),
+        worker=WorkerId(0, 1),
+        stage=1,
+        slots=SLOTS,
+        ties=TIES,
+        every_steps=2,
+        tell=print,
     )
     run_step(log, 0)
     log.reduced(result(True, True))

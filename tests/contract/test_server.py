@@ -36,7 +36,8 @@ from holdfast.protocol.spec import Access
 
 SECRET, GENERATION = bytes(range(32)), 2
 SHA = "5a" * 32
-ORDER = messages.StartWorkers(workers=["0.0"], job="/job.py", job_sha256=SHA, config=RunConfig())
+PLACES = {"job_sha256": SHA, "run_dir": "/runs/x", "resumed": ""}
+ORDER = messages.StartWorkers(workers=["0.0"], job="/job.py", config=RunConfig(), **PLACES)
 
 
 FINISHED = messages.Finished(
@@ -509,7 +510,7 @@ FOREIGN_WORDS = {
     "a grant": (
         JOINER,
         "",
-        messages.JoinGranted(worker="0.0", job="/j", job_sha256=SHA, config=RunConfig()),
+        messages.JoinGranted(worker="0.0", job="/j", config=RunConfig(), **PLACES),
     ),
 }
 

@@ -10,6 +10,7 @@ from helpers import jobs, runs
 from holdfast.control import server
 from holdfast.protocol import messages
 from holdfast.protocol.secret import read_secret
+from holdfast.runtime.threads import WorkerThreads
 
 LOGS = runs.settings("recovery.log=boundary", "checkpoint.every_steps=2")
 
@@ -90,7 +91,14 @@ def test_a_secret_of_the_users_own_is_used_and_not_copied(tmp_path, monkeypatch)
 def test_r3_whatever_the_workers_are_told_of_is_absolute(tmp_path, monkeypatch):
     """One that joins may have another working directory."""
     told: list[messages.Message] = []
-    encode = server.encode
+    orders: list[messages.StartWorkers] = []
+    encode, start = server.encode, WorkerThreads.start
+
+    def started(threads, access, order) -> None:
+        orders.append(order)
+        start(threads, access, order)
+
+    monkeypatch.setattr(WorkerThreads, "start", started)
     monkeypatch.setattr(server, "encode", lambda message: told.append(message) or encode(message))
     job = jobs.small(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -99,10 +107,13 @@ def test_r3_whatever_the_workers_are_told_of_is_absolute(tmp_path, monkeypatch):
     runs.finished(first)
     words += ["--resume", "run"]
     runs.finished(runs.threads(Path(job.name), Path("run"), *words, steps=6))
-    assigned = [message for message in told if isinstance(message, messages.Assign)]
-    assert {message.run_dir for message in assigned} == {str(tmp_path / "run")}
-    assert {message.log["dir"] for message in assigned} == {str(tmp_path / "logs")}
     checkpoint = str(tmp_path / "run" / "checkpoints" / "step-00000004")
-    assert {message.checkpoint for message in assigned} == {"", checkpoint}
+    assert [(order.run_dir, order.resumed) for order in orders] == [
+        (str(tmp_path / "run"), ""),
+        (str(tmp_path / "run"), checkpoint),
+    ]
+    assert {order.config.recovery.log_dir for order in orders} == {str(tmp_path / "logs")}
+    assigned = [message for message in told if isinstance(message, messages.Assign)]
+    assert {message.checkpoint for message in assigned} == {"", "step-00000004"}
     assert "join with: holdfast worker --join 127.0.0.1:" in first.stdout
     assert f" --run-dir {tmp_path / 'run'}\n" in first.stdout

@@ -141,20 +141,29 @@ def test_every_field_says_what_is_in_it(kind) -> None:
         assert not unchecked, f"{kind.__name__}.{name}: {hint}"
 
 
+ORDER = messages.StartWorkers(
+    workers=["0.0"],
+    job="/job.py",
+    job_sha256="5a" * 32,
+    run_dir="/runs/x",
+    resumed="",
+    config=RunConfig(),
+)
+
+
 def test_settings_arrive_as_settings() -> None:
-    order = messages.StartWorkers(
-        workers=["0.0"], job="/job.py", job_sha256="5a" * 32, config=RunConfig()
-    )
-    assert codec.decode(codec.encode(order)[4:]) == order
+    assert codec.decode(codec.encode(ORDER)[4:]) == ORDER
 
 
-def test_settings_that_cannot_be_run_are_refused_with_their_name() -> None:
-    order = messages.StartWorkers(
-        workers=["0.0"], job="/job.py", job_sha256="5a" * 32, config=RunConfig()
-    )
-    body = json.loads(codec.encode(order)[4:])
-    body["config"]["train"]["steps"] = -1
-    with pytest.raises(ProtocolError, match=r"StartWorkers\.config.*train\.steps"):
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [("train", "steps", -1), ("recovery", "log_dir", "/a/../b"), ("recovery", "log_mirror", "a")],
+)
+def test_settings_that_cannot_be_run_are_refused_with_their_name(section, name, value) -> None:
+    body = json.loads(codec.encode(ORDER)[4:])
+    body["config"]["recovery"]["log"] = "boundary"
+    body["config"][section][name] = value
+    with pytest.raises(ProtocolError, match=rf"StartWorkers\.config.*{section}\.{name}"):
         codec.decode(json.dumps(body).encode())
 
 

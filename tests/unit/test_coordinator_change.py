@@ -397,7 +397,7 @@ def test_when_a_stage_is_lost_all_go_back_to_the_last_checkpoint() -> None:
     assigned = sent(effects, messages.Assign)
     assert {name: a.stage for name, a in assigned.items()} == {"0.0": 0, "1.0": 1}
     assert {a.first_step for a in assigned.values()} == {4}
-    assert assigned["0.0"].checkpoint == "runs/x/checkpoints/step-00000004"
+    assert assigned["0.0"].checkpoint == "step-00000004"
     proceed = world.last_proceed
     assert (proceed.first_step, proceed.running, proceed.stages) == (4, [], {"0.0": 0, "1.0": 1})
     done = [e.step for e in emitted(world.finish(), events.StepFinished)]

@@ -132,7 +132,7 @@ def test_what_is_to_be_replayed_is_said_in_full() -> None:
     world.die("0.2")
     order = replays(world.pump())["0.1"]
     assert (order.stages, order.lost, order.cut) == ([2], [2], [1, 2, 3])
-    assert (order.checkpoint, order.first_step) == ("runs/x/checkpoints/step-00000004", 4)
+    assert (order.checkpoint, order.first_step) == ("step-00000004", 4)
     assert order.version == 6
     assert order.crew == ["0.0", "0.1", "0.3"]
     assert set(order.addresses) == set(order.crew)
@@ -149,7 +149,7 @@ def test_the_replacement_is_given_what_was_written_and_the_rest_of_the_step_is_p
     assign = sent(effects, messages.Assign)["0.2"]
     assert (assign.stage, assign.checkpoint, assign.first_step) == (2, into, 6)
     assert world.last_proceed.first_step == 6
-    assert Discard(into) in effects
+    assert Discard(f"runs/x/rebuilt/{into}") in effects
     (recovered,) = emitted(world.effects, events.Recovered)
     assert (recovered.cause, recovered.workers, recovered.members) == ("death", ("0.2",), 4)
 

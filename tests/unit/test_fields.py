@@ -5,9 +5,10 @@ import re
 
 import pytest
 
+from holdfast.config import RunConfig
 from holdfast.errors import ProtocolError
 from holdfast.protocol import codec, messages
-from holdfast.protocol.records import LogOrder
+from holdfast.protocol.records import Address, LogOrder
 
 ELSEWHERE = ["../x", "/etc", "a/b", "..", ".", "", "stage-0/..", "stage-0\0"]
 PART = messages.CheckpointPart(
@@ -22,13 +23,12 @@ PART = messages.CheckpointPart(
     took_s=0.1,
     copy_s=0.0,
 )
-LOG = LogOrder("ab.0", 0, "/l", "", ["0.0"], [0], 0)
+LOG = LogOrder("ab.0", 0, ["0.0"], [0], 0)
 ASSIGN = messages.Assign(
     stage=0,
     cut=[],
     checkpoint="",
     first_step=0,
-    run_dir="/runs/a",
     beat_s=1.0,
     wait_s=1.0,
     part="stage-0.0a1b2c3d",
@@ -37,13 +37,42 @@ ASSIGN = messages.Assign(
 )
 
 
+START = messages.StartWorkers(
+    workers=["0.0"],
+    job="/job.py",
+    job_sha256="5a" * 32,
+    run_dir="/runs/a..b/.c",
+    resumed="/runs/b/checkpoints/step-00000004",
+    config=RunConfig(),
+)
+REPLAY = messages.Replay(
+    epoch=2,
+    stages=[1],
+    lost=[1],
+    cut=[1],
+    checkpoint="step-00000004",
+    first_step=4,
+    version=6,
+    crew=["0.0"],
+    addresses={"0.0": Address("localhost", 1)},
+    into="step-00000006-from-stage-1-2",
+    log=LOG,
+    beat_s=1.0,
+    wait_s=1.0,
+)
+NO_PATHS = ["runs/a", "../a", "/a/..", "/../a", "/a/../b", "/a/./b", "/.", "//a", "/a//b", "/a/"]
+NO_PATHS += ["/a\0b", "/" + "a" * 5000]
+
+
 def changed(message: messages.Message, **values: object) -> bytes:
     body = json.loads(codec.encode(message)[4:])
     assert values.keys() <= body.keys()
     return json.dumps(body | values).encode()
 
 
-@pytest.mark.parametrize("message", [PART, ASSIGN], ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize(
+    "message", [PART, ASSIGN, START, REPLAY], ids=lambda message: type(message).__name__
+)
 def test_what_we_send_is_read(message):
     assert codec.decode(changed(message)) == message
 
@@ -59,11 +88,13 @@ BAD = [
     (PART, "layers", [-1]),
     (ASSIGN, "stage", -1),
     (ASSIGN, "stage", 10_000),
-    *((ASSIGN, "run_dir", text) for text in ("", "runs/a", "../a", "/a\0b")),
-    *((ASSIGN, "checkpoint", text) for text in ("runs/a", "..", "/a\0b")),
+    *((START, "run_dir", text) for text in ("", *NO_PATHS)),
+    *((START, "resumed", text) for text in NO_PATHS),
+    *((START, "job", text) for text in NO_PATHS),
+    *((ASSIGN, "checkpoint", text) for text in ("runs/a", "/runs/a", "..", "step-1", "resumed/..")),
+    *((REPLAY, "checkpoint", text) for text in ("/runs/a", "..", "step-00000001/..")),
+    *((REPLAY, "into", text) for text in ("", "/runs/a", "..", "step-00000001", "resumed")),
     *((ASSIGN, "log", LOG._replace(workers=[text])) for text in ELSEWHERE),
-    (ASSIGN, "log", LOG._replace(dir="relative")),
-    (ASSIGN, "log", LOG._replace(mirror="relative")),
     (ASSIGN, "log", LOG._replace(run="../x")),
     (ASSIGN, "log", ["ab.0"]),
     (ASSIGN, "log", {}),

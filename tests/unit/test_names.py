@@ -11,7 +11,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.recovery.log_segment import segment_path
 from holdfast.recovery.manifest import partial_directory
-from holdfast.recovery.places import rebuilt_directory
+from holdfast.recovery.places import Places, rebuilt_directory, state_name
 
 FORMS = [value for value in vars(names).values() if isinstance(value, names.Form)]
 GOOD = {
@@ -28,6 +28,7 @@ GOOD = {
         "shard-00001-model-00001-of-00001.safetensors",
     ],
     names.REBUILT: [rebuilt_directory("x", 20, 1, 3).name],
+    names.RESUMED: ["resumed"],
     names.SEGMENT: [segment_path(Path("x"), 7).name],
 }
 LEADS_ELSEWHERE = ["", ".", "..", "/", "/etc/passwd", "../0.0", "0.0/..", "a/b", "\\", ".hidden"]
@@ -67,3 +68,31 @@ def test_s5_whatever_fits_stays_below_its_directory(text):
 def test_a_number_out_of_bounds_is_refused(value):
     with pytest.raises(ProtocolError, match="expected 0 to 9999"):
         names.check_number(value, "stage", 0, names.MOST_STAGE)
+
+
+# --- from names to places, and back ---
+
+PLACES = Places("/runs/x", "/runs/w/checkpoints/step-00000004", "/runs/x/log", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "directory"),
+    [
+        ("step-00000020", "/runs/x/checkpoints/step-00000020"),
+        ("step-00000020-from-stage-1-3", "/runs/x/rebuilt/step-00000020-from-stage-1-3"),
+        ("resumed", "/runs/w/checkpoints/step-00000004"),
+    ],
+)
+def test_s5_a_name_leads_below_the_run_directory_or_to_what_was_told_at_the_start(name, directory):
+    assert str(PLACES.state(name)) == directory
+    assert state_name("/runs/x", directory) == name
+
+
+@pytest.mark.parametrize("name", [*LEADS_ELSEWHERE, "checkpoints", "step-00000020/.."])
+def test_s5_no_other_name_leads_anywhere(name):
+    with pytest.raises(ProtocolError, match="expected"):
+        PLACES.state(name)
+
+
+def test_the_beginning_has_no_name():
+    assert state_name("/runs/x", "") == ""

@@ -122,7 +122,15 @@ def _asked_by_hand(access: Access, name: str, job: Path | None) -> WorkerSpec:
         _give_back(access, granted.worker, reason)
         raise ConfigError(reason)
     config = granted.config
-    return WorkerSpec(parse_worker(granted.worker), access, str(job), granted.job_sha256, config)
+    return WorkerSpec(
+        parse_worker(granted.worker),
+        access,
+        str(job),
+        granted.job_sha256,
+        config,
+        granted.run_dir,
+        granted.resumed,
+    )
 
 
 def _come_back(spec: WorkerSpec) -> int:

@@ -122,7 +122,15 @@ class Agent:
         return False
 
     def _spec(self, worker: str, order: StartWorkers, config: RunConfig) -> WorkerSpec:
-        return WorkerSpec(parse_worker(worker), self._access, order.job, order.job_sha256, config)
+        return WorkerSpec(
+            parse_worker(worker),
+            self._access,
+            order.job,
+            order.job_sha256,
+            config,
+            order.run_dir,
+            order.resumed,
+        )
 
     def _start(self, spec: WorkerSpec, num_tried: int = 0) -> None:
         """What the machine is short of may be there in a moment: the others are seen meanwhile."""

@@ -290,8 +290,10 @@ def launch(
     recorder = _Recorder(config, run_dir, resume, origin, view, pass_on)
     order = StartWorkers(
         workers=[str(worker) for worker in coordinator.workers],
-        job=str(job.resolve()),
+        job=_plain(job.resolve()),
         job_sha256=job_sha256,
+        run_dir=str(run_dir),
+        resumed="" if resume is None else resume.directory,
         config=config,
     )
     server = Server(
@@ -323,15 +325,22 @@ def launch(
 def _absolute(
     config: RunConfig, run_dir: Path, resume: Checkpoint | None
 ) -> tuple[RunConfig, Path, Checkpoint | None]:
-    places = {
-        name: os.path.abspath(place)
+    places: dict[str, Any] = {
+        name: _plain(place)
         for name in ("log_dir", "log_mirror")
         if (place := getattr(config.recovery, name))
     }
     config = replace(config, recovery=replace(config.recovery, **places))
     if resume is not None:
-        resume = replace(resume, directory=os.path.abspath(resume.directory))
-    return config, run_dir.absolute(), resume
+        resume = replace(resume, directory=_plain(resume.directory))
+    if ".." in run_dir.parts:  # a link before it leads elsewhere than the words say
+        run_dir = run_dir.resolve()
+    return config, Path(_plain(run_dir)), resume
+
+
+def _plain(place: str | Path) -> str:
+    """Absolute, in the one form that workers take: to POSIX '//a' and '/a' are two."""
+    return "/" + os.path.abspath(place).lstrip("/")
 
 
 @contextmanager

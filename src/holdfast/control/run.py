@@ -22,7 +22,7 @@ from holdfast.faults.fault import Fault, FaultKind
 from holdfast.protocol import messages
 from holdfast.protocol.records import Address, HalfDone, LogOrder, SaveRule, Verdict
 from holdfast.recovery.manifest import Checkpoint, part_directory, partial_directory
-from holdfast.recovery.places import log_directory
+from holdfast.recovery.places import state_name
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import Schedule
@@ -173,6 +173,10 @@ class Run:
         resume = self.setting.resume
         return (resume.directory, resume.step) if resume else ("", 0)
 
+    def name_of(self, directory: str) -> str:
+        """Of a state, as the workers are told of it."""
+        return state_name(self.setting.run_dir, directory)
+
     @property
     def advice(self) -> str:
         """How to go on after a run that was stopped."""
@@ -201,14 +205,11 @@ class Run:
 
     def log(self, stage: int | None = None) -> LogOrder | None:
         """As the workers are told of it; None: nothing is logged."""
-        recovery = self.config.recovery
-        if recovery.log == "none":
+        if self.config.recovery.log == "none":
             return None
         return LogOrder(
             run=f"{self.setting.run_id}.{self.num_histories}",
             began=self.began,
-            dir=str(log_directory(self.setting.run_dir, self.config)),
-            mirror=recovery.log_mirror,
             workers=[str(worker) for worker in sorted(self.hellos)],
             borders=list(self.borders),
             limit_bytes=0 if stage is None else self.log_limits.get(stage, 0),
@@ -229,9 +230,8 @@ class Run:
         message = messages.Assign(
             stage=stage,
             cut=list(self.cut),
-            checkpoint=checkpoint,
+            checkpoint=self.name_of(checkpoint),
             first_step=step,
-            run_dir=self.setting.run_dir,
             beat_s=clock.beat_s,
             wait_s=clock.wait_s,
             faults=[str(f) for f in mine if f.lasting or str(f) not in self.fired],

@@ -268,6 +268,8 @@ class Server:
                 worker=str(worker),
                 job=order.job,
                 job_sha256=order.job_sha256,
+                run_dir=order.run_dir,
+                resumed=order.resumed,
                 config=order.config,
             )
         except ConfigError as why:

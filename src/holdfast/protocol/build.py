@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from holdfast.config import RunConfig, config_from
 from holdfast.errors import ConfigError
+from holdfast.protocol.fields import PATH
 
 Build = Callable[[Any], Any]
 _KEY = re.compile(r"0|-?[1-9][0-9]{0,15}")  # one spelling for each number
@@ -171,9 +172,14 @@ def _config(value: object) -> RunConfig:
     if type(value) is not dict:
         raise Misfit(value, "settings by section")
     try:
-        return config_from(value)
+        config = config_from(value)
     except ConfigError as why:
         raise Misfit(value, f"settings that can be run ({why})") from why
+    for name in ("log_dir", "log_mirror"):
+        place = getattr(config.recovery, name)
+        if place and not PATH.fits(place):
+            raise Misfit(place, PATH.what).within(f".recovery.{name}")
+    return config
 
 
 _PLAIN: dict[Any, Build] = {

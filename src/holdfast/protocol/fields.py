@@ -26,7 +26,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class OrEmpty:
-    form: Form
+    form: "Form | AnyOf"
 
     def fits(self, value: object) -> bool:
         return value == "" or self.form.fits(value)
@@ -34,6 +34,18 @@ class OrEmpty:
     @property
     def what(self) -> str:
         return f"{self.form.what}, or empty"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    forms: tuple[Form, ...]
+
+    def fits(self, value: object) -> bool:
+        return any(form.fits(value) for form in self.forms)
+
+    @property
+    def what(self) -> str:
+        return " or ".join(form.what for form in self.forms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,10 @@ class AtMost:
         return f"at most {self.length} characters"
 
 
-_PATH = Form("an absolute path", re.compile(r"/[^\0]{0,4000}"))
+PATH = Form(
+    "an absolute path without '.', '..' or '//'",
+    re.compile(r"(?=.{1,4000}\Z)/(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))*", re.DOTALL),
+)
 _HOST = Form("a host", re.compile(r"[A-Za-z0-9.:_-]{1,255}"))
 _STAGE = Bounds(0, names.MOST_STAGE)
 
@@ -81,6 +96,8 @@ Layer = Annotated[str, names.LAYER]  # as a key
 Operation = Annotated[str, names.OPERATION]
 PartName = Annotated[str, names.PART]
 PartFile = Annotated[str, names.PART_FILE]
+StateOrNone = Annotated[str, OrEmpty(AnyOf((names.CHECKPOINT, names.REBUILT, names.RESUMED)))]
+Rebuilt = Annotated[str, names.REBUILT]
 RunId = Annotated[str, names.RUN_ID]
 Label = Annotated[str, AtMost(4000)]  # a word or a few, for people or to be compared
 Stage = Annotated[int, _STAGE]
@@ -101,6 +118,6 @@ ExitStatus = Annotated[int, Bounds(-255, 255)]  # below 0: the number of a signa
 Seconds = Annotated[float, Finite(0.0, _LONG_S)]
 # Of two clocks that differ by an offset.
 Difference = Annotated[float, Finite(-_LONG_S, _LONG_S)]
-# Only the coordinator says these, to those to whom it has proven who it is.
-Path = Annotated[str, _PATH]
-PathOrNone = Annotated[str, OrEmpty(_PATH)]
+# Of the user's own. Only the coordinator says these, to those to whom it has proven who it is.
+Path = Annotated[str, PATH]
+PathOrNone = Annotated[str, OrEmpty(PATH)]

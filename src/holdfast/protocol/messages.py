@@ -26,10 +26,12 @@ from holdfast.protocol.fields import (
     PidOrNone,
     Port,
     Progress,
+    Rebuilt,
     Seconds,
     Sha256,
     Sha256OrNone,
     Stage,
+    StateOrNone,
     Step,
     StepOrBefore,
     Worker,
@@ -66,6 +68,8 @@ class StartWorkers:
     workers: list[Worker]
     job: Path  # path of the job file
     job_sha256: Sha256
+    run_dir: Path  # all that is named later is below it
+    resumed: PathOrNone  # checkpoint that the run went on from; empty: none
     config: RunConfig
 
 
@@ -116,6 +120,8 @@ class JoinGranted:
     worker: Worker
     job: Path  # path of the job file
     job_sha256: Sha256
+    run_dir: Path  # all that is named later is below it
+    resumed: PathOrNone  # checkpoint that the run went on from; empty: none
     config: RunConfig
 
 
@@ -154,9 +160,8 @@ class Assign:
 
     stage: Stage
     cut: list[Number]
-    checkpoint: PathOrNone  # directory to load from; empty: start anew
+    checkpoint: StateOrNone  # to load from; empty: start anew
     first_step: Step  # optimizer steps that the state to start from has had
-    run_dir: Path
     beat_s: Seconds  # send a heartbeat this often
     wait_s: Seconds  # longest wait for a tensor from another worker
     faults: list[str]  # to be injected into this worker, as they were given
@@ -212,12 +217,12 @@ class Replay:
     stages: list[Stage]  # neighbours: run as if they were one stage
     lost: list[Stage]  # those of them whose state is to be written
     cut: list[Number]
-    checkpoint: PathOrNone  # directory to start from; empty: the beginning
+    checkpoint: StateOrNone  # to start from; empty: the beginning
     first_step: Step
     version: Step  # stop before this step
     crew: list[Worker]  # micro-batches go to them in turn; the first one writes
     addresses: dict[Worker, Address]  # of the crew
-    into: Path  # directory for the state
+    into: Rebuilt  # name for the state
     log: LogOrder  # its limit is nobody's
     beat_s: Seconds
     wait_s: Seconds

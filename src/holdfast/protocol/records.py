@@ -12,8 +12,6 @@ from holdfast.protocol.fields import (
     Microbatch,
     Number,
     Operation,
-    Path,
-    PathOrNone,
     Port,
     RunId,
     Seconds,
@@ -123,8 +121,6 @@ class SaveRule(NamedTuple):
 class LogOrder(NamedTuple):
     run: RunId  # name of the run and of its history, which changes when all go back
     began: Step  # the first step of this history
-    dir: Path  # where the logs of all workers are
-    mirror: PathOrNone
     workers: list[Worker]  # all that have ever logged in this run
     borders: list[Stage]  # to be logged; border b is the one after stage b
     limit_bytes: Number  # most that this worker's log may take; 0: no limit

@@ -35,6 +35,8 @@ class WorkerSpec:
     job: str  # path of the job file
     job_sha256: str  # as it was when the run began
     config: RunConfig
+    run_dir: str = ""
+    resumed: str = ""  # checkpoint that the run went on from; empty: none
 
     def to_text(self) -> str:
         """All but the secret, which goes by a pipe."""
@@ -46,6 +48,8 @@ class WorkerSpec:
             "job": str(Path(self.job).absolute()),
             "job_sha256": self.job_sha256,
             "config": self.config.to_dict(),
+            "run_dir": self.run_dir,
+            "resumed": self.resumed,
         }
         return json.dumps(values)
 
@@ -58,6 +62,8 @@ def spec_from(text: str, secret: bytes) -> WorkerSpec:
         values["job"],
         values["job_sha256"],
         config_from(values["config"]),
+        values["run_dir"],
+        values["resumed"],
     )
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.names import SEGMENT
 from holdfast.recovery.log_frame import (
     FORMAT,
     FRAME_MAGIC,
@@ -57,11 +58,10 @@ def segment_path(folder: Path, number: int) -> Path:
 def segment_numbers(folder: Path) -> list[int]:
     """In order; none if there is no such folder."""
     try:
-        names = [name for name in os.listdir(folder) if name.startswith(_PREFIX)]
+        found = [name for name in os.listdir(folder) if SEGMENT.fits(name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    texts = [name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for name in names]
-    return sorted(int(text) for text in texts if text.isdecimal())
+    return sorted(int(name.removeprefix(_PREFIX).removesuffix(_SUFFIX)) for name in found)
 
 
 def encode_segment_header(identity: Identity) -> bytes:

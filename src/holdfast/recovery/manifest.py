@@ -77,8 +77,12 @@ class Checkpoint:
         return sum(len(part.layers) for part in self.parts)
 
 
+def checkpoints(run_dir: str | Path) -> Path:
+    return Path(run_dir) / _FOLDER
+
+
 def partial_directory(run_dir: str | Path, step: int) -> Path:
-    return Path(run_dir) / _FOLDER / f"step-{step:08d}.partial"
+    return checkpoints(run_dir) / f"step-{step:08d}.partial"
 
 
 def part_directory(stage: int, writer: str) -> str:

@@ -12,14 +12,47 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from holdfast import names
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.recovery.log_segment import trim_folder
+from holdfast.recovery.manifest import checkpoints
 
 _OWNER = "holdfast-log.json"
 _WORKER = re.compile(r"[0-9]+\.[0-9]+")
+
+
+class Places(NamedTuple):
+    """What a worker was told at its start. Later it is told names, which are looked for here."""
+
+    run_dir: str
+    resumed: str  # checkpoint that the run went on from; empty: none
+    log_dir: str  # one folder a worker is in it
+    log_mirror: str  # the same again; empty: none
+
+    @classmethod
+    def of(cls, run_dir: str, resumed: str, config: RunConfig) -> "Places":
+        mirror = config.recovery.log_mirror
+        return cls(run_dir, resumed, str(log_directory(run_dir, config)), mirror)
+
+    def state(self, name: str) -> Path:
+        """Of a checkpoint, or of a state that was rebuilt; ProtocolError if it is no such name."""
+        if names.RESUMED.fits(name):
+            return Path(self.resumed)
+        if names.REBUILT.fits(name):
+            return rebuilt_states(self.run_dir) / name
+        return checkpoints(self.run_dir) / names.CHECKPOINT.check(name, "checkpoint")
+
+
+def state_name(run_dir: str | Path, directory: str) -> str:
+    """What ``Places.state`` finds it by."""
+    place = Path(directory)
+    if not directory or place.parent in (checkpoints(run_dir), rebuilt_states(run_dir)):
+        return place.name
+    return "resumed"
 
 
 def log_directory(run_dir: str | Path, config: RunConfig) -> Path:

@@ -21,6 +21,7 @@ from holdfast.recovery.log_frame import SAID_AGAIN, Flag, FrameKind, FrameName
 from holdfast.recovery.log_segment import Identity
 from holdfast.recovery.log_tensors import frame_bytes
 from holdfast.recovery.log_writer import CLOSE_LIMIT_S, LogWriter
+from holdfast.recovery.places import Places
 from holdfast.runtime.buckets import ParameterName
 from holdfast.runtime.commit import Result
 from holdfast.runtime.link import Stopped
@@ -83,6 +84,7 @@ class BoundaryLog:
 
 def open_log(
     log: LogOrder | None,
+    places: Places,
     *,
     worker: WorkerId,
     stage: int,
@@ -95,7 +97,9 @@ def open_log(
     if log is None:
         return BoundaryLog()
     own = _spanning(stage, slots, ties)
-    return FileLog(log, worker=worker, stage=stage, ties=own, every_steps=every_steps, tell=tell)
+    return FileLog(
+        log, places, worker=worker, stage=stage, ties=own, every_steps=every_steps, tell=tell
+    )
 
 
 class SpanningTie(NamedTuple):
@@ -144,6 +148,7 @@ class FileLog(BoundaryLog):
     def __init__(
         self,
         log: LogOrder,
+        places: Places,
         *,
         worker: WorkerId,
         stage: int,
@@ -158,8 +163,8 @@ class FileLog(BoundaryLog):
         self._is_measured = False
         self._verdicts: dict[int, Verdict] = {}  # of the last steps
         self._writer = LogWriter(
-            Path(log.dir) / self._name,
-            Path(log.mirror) / self._name if log.mirror else None,
+            Path(places.log_dir) / self._name,
+            Path(places.log_mirror) / self._name if places.log_mirror else None,
             Identity(log.run, self._name),
             limit_bytes=log.limit_bytes,
             # Until a step has shown how much there is, slowness cannot be told from size.

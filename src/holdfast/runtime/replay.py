@@ -25,6 +25,7 @@ from holdfast.recovery.checkpoint import write_part
 from holdfast.recovery.log_frame import FrameKind
 from holdfast.recovery.log_reader import LogReader
 from holdfast.recovery.manifest import Checkpoint, Part, write_manifest
+from holdfast.recovery.places import Places
 from holdfast.runtime.boundary_log import BoundaryLog
 from holdfast.runtime.buckets import Bucket, plan_buckets
 from holdfast.runtime.built import Builder
@@ -48,6 +49,7 @@ class Replayer:
         order: messages.Replay,
         *,
         me: WorkerId,
+        places: Places,
         config: RunConfig,
         job: Job,
         batches: Batches,
@@ -60,13 +62,13 @@ class Replayer:
         """``check`` raises when this worker is to stop; ``log``: its own, for what no log has."""
         self._order, self._me, self._config, self._batches = order, me, config, batches
         self._transport, self._check, self._reach = transport, check, reach
-        self._log, self._compute = log, compute
+        self._log, self._compute, self._places = log, compute, places
         self._crew = [parse_worker(name) for name in order.crew]
         self._ranges = stage_ranges(order.cut, len(job.layers))
         builder = Builder(job, config, order.cut, compute)
         self._built = builder.build(order.stages, first_step=order.first_step, keeps_old=False)
         if order.checkpoint:
-            self._built.state.load_checkpoint(Path(order.checkpoint))
+            self._built.state.load_checkpoint(places.state(order.checkpoint))
         durations_s = config.device.durations_s()
         each = {kind: seconds * len(order.stages) for kind, seconds in durations_s.items()}
         self._device = EmulatedDevice(each)
@@ -80,8 +82,9 @@ class Replayer:
         EpochPast and PeerLost break it off.
         """
         start_s, order = time.monotonic(), self._order
-        log = order.log
-        with LogReader.open(log.dir, log.mirror, log.run, log.workers) as self._reader:
+        log, places = order.log, self._places
+        roots = (places.log_dir, places.log_mirror)
+        with LogReader.open(*roots, log.run, log.workers) as self._reader:
             for step in range(order.first_step, order.version):
                 self._reach(step, "replay")
                 self._run_step(step)
@@ -228,7 +231,7 @@ class Replayer:
 
     def _write(self) -> None:
         order, built = self._order, self._built
-        into = Path(order.into)
+        into = self._places.state(order.into)
         try:
             shutil.rmtree(into, ignore_errors=True)
             tensors = built.state.tensors()

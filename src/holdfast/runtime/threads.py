@@ -29,7 +29,9 @@ class WorkerThreads:
         prepare_torch(config)
         for name in order.workers:
             worker = parse_worker(name)
-            spec = WorkerSpec(worker, access, order.job, order.job_sha256, config)
+            spec = WorkerSpec(
+                worker, access, order.job, order.job_sha256, config, order.run_dir, order.resumed
+            )
             transport = LocalTransport(spec.worker, self._hub, limits=transport_limits(config))
             thread = threading.Thread(
                 target=run_worker,

@@ -15,6 +15,7 @@ from holdfast.config import RunConfig
 from holdfast.job import Batches, Job
 from holdfast.protocol import messages, records
 from holdfast.protocol.half_done import from_record
+from holdfast.recovery.places import Places
 from holdfast.runtime.activity import Activity
 from holdfast.runtime.boundary_log import open_log
 from holdfast.runtime.built import Builder
@@ -55,6 +56,7 @@ class StageTraining:
         batches: Batches,
         transport: Transport,
         assign: messages.Assign,
+        places: Places,
         tell: Callable[[messages.Message], None],
         check: Callable[[], None],
         injector: Injector,
@@ -72,7 +74,7 @@ class StageTraining:
         self.ledger, self.activity = Ledger(), Activity()
         self.lanes = Lanes(check)
         saver = TwoPhaseSaver if config.recovery.mode == "checkfreq" else StageSaver
-        self._saver = saver(Path(assign.run_dir), assign.part, self._wait_s, self._part_failed)
+        self._saver = saver(Path(places.run_dir), assign.part, self._wait_s, self._part_failed)
         self.save_times = SaveTimes(config.save_every, config.first_save)
         self._writers: dict[int, dict[int, str]] = {}  # of versions that are saved once more
         self._ended_at: int | None = None  # all steps are done, and nothing is begun since
@@ -93,6 +95,7 @@ class StageTraining:
         self._tells_operations = config.observe.operations or config.mitigation.mode != "off"
         self.log = open_log(
             assign.log,
+            places,
             worker=me,
             stage=assign.stage,
             slots=built.parts.slots,
@@ -104,7 +107,7 @@ class StageTraining:
         self._has_state, self._copied_bytes = False, 0
         self._is_fresh = False  # a joiner that has not followed a step by itself yet
         if assign.checkpoint:
-            self._state.load_checkpoint(Path(assign.checkpoint))
+            self._state.load_checkpoint(places.state(assign.checkpoint))
         every = config.recovery.commit_every if config.recovery.mode == "commit" else 0
         self._commits = MemoryCommits(self._state, every, assign.first_step)
         again = builder.stage_of(self._layers)

@@ -32,6 +32,7 @@ from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
 from holdfast.protocol.records import Address
 from holdfast.protocol.spec import WorkerSpec
+from holdfast.recovery.places import Places
 from holdfast.runtime.bit_changers import before_loading, check_bits
 from holdfast.runtime.boundary_log import BoundaryLog, open_log
 from holdfast.runtime.duty_cycle import DutyCycle
@@ -72,7 +73,7 @@ class Worker:
         self._lasting = LastingFaults(spec.worker, transport.hinder, DutyCycle().set)
         self._heart = Heart(link.send)
         self._stacks = Stacks(str(spec.worker), on_signal=is_process)
-        self._run_dir = ""  # of the last assignment
+        self._places = Places.of(spec.run_dir, spec.resumed, spec.config)
         self._epoch = 0
         self._warnings: list[str] = []  # about the job
         self._log = BoundaryLog()
@@ -246,6 +247,7 @@ class Worker:
             batches=self._batches(job),
             transport=self._transport,
             assign=assign,
+            places=self._places,
             tell=self._link.send,
             check=lambda: self._link.check(self._epoch),
             injector=Injector(
@@ -255,7 +257,6 @@ class Worker:
             ran=self._settings.check,
         )
         self._log = self.training.log
-        self._run_dir = assign.run_dir
         self._heart.start(assign.beat_s, self._beat)
         self._link.send(messages.Ready(worker=str(self._spec.worker)))
 
@@ -318,6 +319,7 @@ class Worker:
         return Replayer(
             order,
             me=self._spec.worker,
+            places=self._places,
             config=self._config,
             job=job,
             batches=self._batches(job),
@@ -332,6 +334,7 @@ class Worker:
         self._log.close()
         return open_log(
             order.log,
+            self._places,
             worker=self._spec.worker,
             stage=order.stages[0],
             slots={},
@@ -397,7 +400,8 @@ class Worker:
         )
 
     def _proceed(self, proceed: messages.Proceed) -> None:
-        self._stacks.open(self._run_dir)  # not before: a start that fails leaves nothing behind
+        # Not before: a start that fails leaves nothing behind.
+        self._stacks.open(self._places.run_dir)
         training = self._built
         members = {parse_worker(name) for name in proceed.stages}
         self._enter(proceed.epoch)
