@@ -292,8 +292,8 @@ def test_a_worker_for_which_there_is_no_process_or_descriptor_is_started_later(s
 @pytest.mark.parametrize("scarce", [("fork", 4), ("pidfd_open", 4)], indirect=True, ids=str)
 def test_a_worker_that_cannot_be_started_is_told_and_the_others_go_on(scarce):
     assert isinstance(scarce.hear(), AgentHello)
-    config = RunConfig().to_dict() | {"train": {"steps": 12}}
-    order = {"job": "/job.py", "job_sha256": "5a" * 32, "config": config}
+    order = {"job": "/job.py", "job_sha256": "5a" * 32, "config": RunConfig()}
+    order |= {"run_dir": "/run", "resumed": ""}
     scarce.connection.send(StartWorkers(workers=[STUBBORN], **order))
     reason = "Resource temporarily unavailable"
     assert scarce.hear() == WorkerNotStarted(worker=STUBBORN, reason=reason)

@@ -113,6 +113,7 @@ def test_r9_a_heart_whose_worker_gets_another_stage_goes_on_beating() -> None:
     class Training:
         ledger = type("Ledger", (), {"step": 2, "attempt": 0, "num_done": 1})
         activity = Activity()
+        is_saving = False
 
     beats, heart = [], Heart(lambda beat: beats.append(beat))
     worker = Worker()

@@ -186,7 +186,9 @@ def test_s2_a_relay_to_the_run_cannot_grant_a_place(two, tmp_path):
         worker="1.0",
         job=str(evil),
         job_sha256=hashlib.sha256(evil.read_bytes()).hexdigest(),
-        config=RunConfig().to_dict(),
+        config=RunConfig(),
+        run_dir=str(tmp_path),
+        resumed="",
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()

@@ -581,7 +581,7 @@ LIES = {
 def test_s5_content_that_cannot_be_costs_the_connection_and_not_the_run(two, kind, values, reason):
     stays, goes = begin(two)
     body = json.dumps({"v": VERSION, "kind": kind, **values}).encode()
-    goes.connection._sock.sendall(struct.pack("<I", len(body)) + body)
+    goes.connection.send_encoded(struct.pack("<I", len(body)) + body)
     stays.connection.send(told(stays, stays.expect(messages.Halt)))
     assert stays.expect(messages.Proceed).stages == {"0.0": 0}
     [dropped] = [e.event for e in two.effects if isinstance(e, Emit) and is_dropped(e.event)]
