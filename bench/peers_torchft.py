@@ -115,7 +115,7 @@ def holdfast_ends(records: Sequence[dict[str, Any]], signal_s: float) -> list[St
     """From events.jsonl. A step is done without the lost worker if it ended after the recovery."""
     since_s, first_step = math.inf, 0
     for record in records:
-        found = record["event"] == "Recovered" and "death" in record["cause"]
+        found = record["event"] == "Recovered" and record["num_lost"] > 0
         if found and record["resumed_s"] > signal_s:
             since_s, first_step = record["resumed_s"], record["step"]
             break

@@ -183,7 +183,7 @@ def _parts(ran: Iterable[Ran]) -> Iterator[Done]:
 
 def _working_s(after: Sequence[Event], until_s: float) -> float:
     """When the last worker began its first operation; after a restart nobody else tells it."""
-    changes = [e for e in after if isinstance(e, Recovered) and "death" in e.cause]
+    changes = [e for e in after if isinstance(e, Recovered) and e.num_lost]
     resumed_s = [change.resumed_s for change in changes if change.plan_s < until_s]
     if resumed_s:
         return max(resumed_s)

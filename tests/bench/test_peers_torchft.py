@@ -46,6 +46,7 @@ def recovered(step: int, resumed_s: float, cause: str = "death") -> Recovered:
         members=1,
         period_s=0.2,
         reason="",
+        num_lost=int(cause == "death"),
     )
 
 

@@ -61,6 +61,7 @@ def recovered(resumed_s: float, cause: str = "death") -> Recovered:
         members=2,
         period_s=0.2,
         reason="",
+        num_lost=int(cause == "death"),
     )
 
 

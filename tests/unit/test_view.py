@@ -71,10 +71,13 @@ RECOVERED = Recovered(
     members=5,
     period_s=0.412,
     reason="1 of 6 workers is missing",
+    num_lost=1,
 )
 JOINED = WorkerJoined(at_s=20.0, worker="1.0", stage=0, step=20, copied_bytes=2_100_000, took_s=0.4)
 BACK = WentBack(at_s=9.0, lost_stage=2, to_step=4, checkpoint="run/step-4", reason="no peer left")
-REJOINED = replace(RECOVERED, cause="join", redone=0, members=6, period_s=0.0, reason="")
+REJOINED = replace(
+    RECOVERED, cause="join", redone=0, members=6, period_s=0.0, reason="", num_lost=0
+)
 
 
 class Clock:

@@ -383,6 +383,7 @@ class Changes:
             period_s=run.steady.period_s,
             reason=run.steady.reason,
             thrown_away=change.thrown_away,
+            num_lost=len(change.dead),
         )
 
 

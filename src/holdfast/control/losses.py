@@ -24,6 +24,7 @@ class Loss:
     cause: str
     at_s: float
     explained: bool  # by the agent: no better cause will come
+    silent: bool = False  # nobody knows more: it may only have been busy
 
 
 class Losses:
@@ -40,7 +41,7 @@ class Losses:
     def explain(self, worker: WorkerId, how: str) -> None:
         loss = self.last.get(worker)
         if loss is not None and not loss.explained:
-            self.last[worker] = replace(loss, cause=how, explained=True)
+            self.last[worker] = replace(loss, cause=how, explained=True, silent=False)
 
     def explained(self, worker: WorkerId, at_s: float) -> bool:
         loss = self.last[worker]

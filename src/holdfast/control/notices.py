@@ -321,7 +321,7 @@ class Notices:
             stood_s = 0.0 if self._is_judged(worker) else standing.get(worker, 0.0)
             if silent_s > clock.silence_s or stood_s > clock.start_limit_s:
                 cause = f"silent for {max(silent_s, stood_s):.1f} s"
-                effects += self._lose(m.SilentTooLong(worker, at_s), cause)
+                effects += self._lose(m.SilentTooLong(worker, at_s), cause, silent=True)
             elif self._silence.is_look_due(worker, at_s, clock):
                 effects.append(LookAt(worker))
         return effects
@@ -334,14 +334,16 @@ class Notices:
 
     # --- the loss itself ---
 
-    def _lose(self, notice: m.Stimulus, cause: str, *, explained: bool = False) -> list[Effect]:
+    def _lose(
+        self, notice: m.Stimulus, cause: str, *, explained: bool = False, silent: bool = False
+    ) -> list[Effect]:
         run, worker, at_s = self._run, notice.worker, notice.at_s
         commands = run.membership.handle(notice)
         if m.Command.FENCE not in commands:
             return []
         run.builds[worker] = 0
         self._links.forget(worker)
-        loss = Loss(worker, self._work.step_of(worker), cause, at_s, explained)
+        loss = Loss(worker, self._work.step_of(worker), cause, at_s, explained, silent)
         fence = Fence(worker)
         if m.Command.REPLAN in commands:
             self._losses.add(loss)

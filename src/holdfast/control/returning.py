@@ -140,7 +140,7 @@ class Returning:
         live = f"{num_live} live {'worker' if num_live == 1 else 'workers'}"
         num_stages = self._run.shape.stages
         stages = f"{num_stages} {'stage' if num_stages == 1 else 'stages'}"
-        silent = any("silent" in self._losses.last[worker].cause for worker, _ in self._dead)
+        silent = any(self._losses.last[worker].silent for worker, _ in self._dead)
         hint = "If they were only busy, raise workers.silence_limit_s. " if silent else ""
         return (
             f"{'; '.join(who)}: {nobody}{live} cannot hold {stages}; all "

@@ -145,6 +145,7 @@ class Recovered:
     period_s: float  # that the plan predicts for a step; 0: unknown
     reason: str  # the planner's own words, shown as they are
     thrown_away: int = 0  # finished steps that will be trained again
+    num_lost: int = 0  # of ``workers``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,7 +147,7 @@ def _stuck(event: WorkerStuck) -> str:
 def recovered(event: Recovered) -> str:
     """How long after the fault each part was done, and how the run goes on."""
     notice_s, plan_s, resumed_s = seconds_after_fault(event)
-    what = "recovered" if "death" in event.cause else f"change ({event.cause}) complete"
+    what = "recovered" if event.num_lost else f"change ({event.cause}) complete"
     planned = f", {event.period_s:.3f} s/step planned" if event.period_s else ""
     reason = f"; {event.reason}" if event.reason else ""
     again = f"{count(event.redone, 'operation')} done again"
