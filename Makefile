@@ -4,9 +4,9 @@ BIN := .venv/bin
 READY := .venv/ready
 DEMO_DIR := runs/demo
 
-# Two processes share the files of tests out, the long ones first.
+# Three processes share the files of tests out, the long ones first: real runs wait a lot.
 TESTS := tests/multiprocess tests/chaos tests/contract tests/unit tests/test_layers.py tests/bench
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -rs
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -rs
 # What samples are drawn from where they are drawn anew each time.
 SEED := $(or $(HOLDFAST_SEED),$(shell date +%s))
 

@@ -26,7 +26,7 @@ IN_THREADS = [
 
 
 @pytest.mark.parametrize(
-    ("layout", "settings"), first(3, IN_THREADS), ids=[one for one, _ in IN_THREADS]
+    ("layout", "settings"), first(1, IN_THREADS), ids=[one for one, _ in IN_THREADS]
 )
 def test_threads_in_any_layout_give_the_result_of_one_worker(reference, tmp_path, layout, settings):
     run = runs.threads(TINY_GPT, tmp_path / "run", *runs.layout(layout), *runs.settings(*settings))
@@ -98,7 +98,8 @@ TcpTransport.wait_any = noted_wait
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("moment", first(1, ["waiting", "trusting"]))
+@pytest.mark.wide
+@pytest.mark.parametrize("moment", ["waiting", "trusting"])
 def test_a_step_that_was_applied_on_trust_and_had_to_be_clipped_is_taken_back(
     reference, tmp_path, monkeypatch, moment
 ):

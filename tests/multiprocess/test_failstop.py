@@ -138,6 +138,7 @@ def test_nor_does_one_killed_at_a_random_point(tmp_path, undisturbed, number):
     assert_recovered(run, killed_by(faults))
 
 
+@pytest.mark.wide
 def test_nor_does_one_killed_from_outside_at_a_random_moment(start, undisturbed_paced):
     live = start("workers.silence_limit_s=30")
     dice = random.Random(SEED)

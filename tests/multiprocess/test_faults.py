@@ -228,6 +228,7 @@ def test_a_worker_that_shares_its_cpu_goes_on_and_leaves_no_helper(tmp_path, und
     wait_until(lambda: not processes_of(str(pid)), "the helper to end", END_LIMIT_S)
 
 
+@pytest.mark.wide
 def test_a_worker_that_comes_back_is_as_slow_as_the_one_that_was_lost(tmp_path):
     texts = ["slow 1.0 @ 2 x3.0", "kill 1.0 @ 4", "join 1.0 @ 5"]
     words = [*runs.layout("2x2"), *OBSERVED, *EMULATED, *armed(texts)]

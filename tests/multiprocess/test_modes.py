@@ -121,6 +121,7 @@ def test_copies_in_memory_that_are_rare_cost_steps_but_no_bits(tmp_path, undistu
     assert [(back.checkpoint, back.to_step) for back in went_back(run)] == [("", 3)]
 
 
+@pytest.mark.wide
 def test_in_mode_commit_somebody_may_join_and_a_loss_after_that_is_nothing_special(tmp_path):
     undisturbed = runs.threads(jobs.mixed(tmp_path), tmp_path / "undisturbed", steps=40)
     faults = ["kill 1.0 @ 3.B0", "join 1.0 @ 4", "kill 0.0 @ 36.B0"]

@@ -123,6 +123,7 @@ def test_one_that_is_stuck_and_lets_no_heartbeat_through_is_named_and_left_behin
     assert_named_and_left_behind(live, tmp_path, "held", undisturbed, "__getitem__")
 
 
+@pytest.mark.wide
 def test_one_that_lets_no_heartbeat_through_for_longer_than_the_silence_limit_is_not_lost(
     tmp_path, begin, undisturbed
 ):
