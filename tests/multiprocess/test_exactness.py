@@ -212,6 +212,7 @@ def test_fast_gradients_agree_with_exact_ones_to_rounding(reference, tmp_path):
     assert finished(run).losses == pytest.approx(reference.losses, rel=1e-4)
 
 
+@pytest.mark.wide
 def test_gpt2_of_transformers_trains_the_same_on_one_stage_and_on_two(tmp_path):
     pytest.importorskip("transformers")
     one, two = (

@@ -108,11 +108,7 @@ FIXED = {
 }
 
 
-USUAL = {
-    "in the middle of its operations",
-    "half-way through the optimizer step",
-    "while it saves its part of a checkpoint",
-}
+USUAL = {"in the middle of its operations", "half-way through the optimizer step"}
 
 
 @pytest.mark.parametrize("when", where(USUAL.__contains__, FIXED))

@@ -75,6 +75,7 @@ def test_in_every_mode_a_death_leaves_no_trace_in_the_result(tmp_path, undisturb
 
 
 @pytest.mark.multiprocess
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", MODES[:1] if QUICK else MODES[:2])
 def test_a_killed_process_ends_all_and_all_are_new_processes_then(tmp_path, undisturbed, mode):
     faults = ["kill 1.0 @ 5.B1"]

@@ -103,6 +103,7 @@ def assert_named_and_left_behind(live: LiveRun, folder, place, undisturbed, func
     assert_nothing_left(outcome)
 
 
+@pytest.mark.wide
 def test_a_worker_that_is_stuck_in_the_data_set_is_named_and_left_behind(
     tmp_path, begin, undisturbed
 ):

@@ -167,6 +167,7 @@ def test_whatever_a_script_does_with_torch_distributed_works_as_before(tmp_path)
     assert seen >= expected | {"all_gather_object", "barrier"}
 
 
+@pytest.mark.wide
 def test_a_rank_that_is_stopped_again_and_again_is_named(tmp_path):
     command = forked(3, SCRIPT, "--work", 0.05, "--iterations", 60, held=1)
     _, report = watch(command, tmp_path / "report.json")

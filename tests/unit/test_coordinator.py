@@ -488,9 +488,9 @@ def test_an_interrupt_that_leads_to_nothing_stops_after_half_a_minute() -> None:
     assert world.run.phase is RunPhase.FAILED
 
 
-def in_its_last_step() -> World:
+def in_its_last_step(**settings: dict[str, object]) -> World:
     """Three steps are measured; it is interrupted in the fourth, which one worker has done."""
-    world = World().start()
+    world = World(**settings).start()
     world.step(3)
     world.run_step(world.actors["0.1"])
     world.take(world.run.interrupt(world.at_s))
@@ -515,11 +515,11 @@ def test_no_limit_counts_while_a_part_of_the_checkpoint_is_being_written() -> No
 
 
 def test_a_disk_that_is_stuck_at_the_end_has_a_limit_of_its_own() -> None:
-    world = in_its_last_step()
+    world = in_its_last_step(checkpoint={"write_limit_s": 90.0})
     world.actors["0.0"].saving = True
-    world.tick(1700.0)
+    world.tick(89.0)
     assert not world.run.over
-    world.tick(101.0)
+    world.tick(2.0)
     assert world.run.phase is RunPhase.FAILED
 
 

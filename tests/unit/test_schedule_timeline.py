@@ -251,7 +251,7 @@ def period_of(plan):
     return steady_period_s(schedule, problem.costs, staggered=problem.staggered, pace=pace)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(problems(speeds=[0.6]))
 def test_the_period_is_the_one_the_planner_names(problem):
     """The planner lets like pipelines wait for a message of their like, even if it came before."""
@@ -261,7 +261,7 @@ def test_the_period_is_the_one_the_planner_names(problem):
         assert -rounding_s <= too_long_s <= problem.costs.link_s + rounding_s
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problems(speeds=[0.6, 0.8, 0.5, 0.6]))
 def test_the_period_is_never_longer_than_the_planner_names(problem):
     """Shorter where the planner takes unlike pipelines for as slow as the slowest."""
