@@ -17,7 +17,6 @@ from holdfast.protocol.records import (
     MicrobatchLoss,
     OperationTime,
     StepLosses,
-    Transfers,
     Verdict,
 )
 
@@ -55,7 +54,6 @@ LIES = {
     "an operation's micro-batch": lambda world: report(
         "0.0", 1, operations=[OperationTime("0F99", 0.0, 1.0, 1.0, 1)]
     ),
-    "a source": lambda world: report("0.0", 1, transfers=[Transfers("9.9", "probe", 1, 1, 0.1)]),
     "an epoch to come": lambda world: tell(world, epoch=FAR),
     "steps to come": lambda world: tell(world, reduced=FAR),
     "progress of no micro-batch": lambda world: tell(world, progress={99: 1}),

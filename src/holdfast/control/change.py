@@ -74,6 +74,7 @@ class Changes:
         change.fault_s = min(change.fault_s, fault_s)
         change.add("death", worker)
         change.dead.append((worker, stage))
+        change.num_lost += 1
         change.leaving.pop(worker, None)
         if self._returning.all_again:
             change.entering.clear()
@@ -383,7 +384,7 @@ class Changes:
             period_s=run.steady.period_s,
             reason=run.steady.reason,
             thrown_away=change.thrown_away,
-            num_lost=len(change.dead),
+            num_lost=change.num_lost,
         )
 
 

@@ -96,9 +96,6 @@ class Plausible:
         ops = [parse_op(one.op) for one in report.operations]
         _at_most(report, "operations", [op.stage for op in ops], shape.last_stage)
         self._microbatches(report, "operations", [op.microbatch or 0 for op in ops])
-        for one in report.transfers:
-            if not self._run.membership.knows(parse_worker(one.source)):
-                raise Implausible(f"StepReport.transfers: there is no worker {one.source}")
 
     def _tell(self, tell: messages.Tell) -> None:
         steps = self._run.config.train.steps

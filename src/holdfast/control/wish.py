@@ -40,6 +40,7 @@ class Change:
     step: int = 0
     redone: int = 0
     operations: int = 0
+    num_lost: int = 0
     thrown_away: int = 0  # finished steps that will be trained again
     resumed_s: dict[WorkerId, float] = field(default_factory=dict)
 
