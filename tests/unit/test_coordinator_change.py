@@ -157,7 +157,7 @@ def test_a_recovery_is_complete_when_the_last_member_has_taken_up_work() -> None
     (event,) = emitted(world.effects, events.Recovered)
     assert (event.cause, event.workers, event.members, event.epoch) == ("death", ("1.0",), 3, 2)
     assert (event.fault_s, event.notice_s, event.plan_s, event.resumed_s) == (0.05, 0.1, 3.0, 3.0)
-    assert event.reason == "because"
+    assert (event.reason, event.num_lost) == ("because", 1)
 
 
 def test_word_of_a_fault_that_comes_after_the_notice_still_gives_the_time() -> None:

@@ -54,7 +54,8 @@ def test_a_joiner_builds_copies_from_a_member_and_enters_while_the_others_train(
     assert world.stages == {"0.0": 0, "0.1": 1, "1.0": 0, "1.1": 1}
     (joined,) = emitted(effects, events.WorkerJoined)
     assert (joined.worker, joined.stage) == ("1.0", 0)
-    assert emitted(effects, events.Recovered)[-1].cause == "join"
+    last = emitted(effects, events.Recovered)[-1]
+    assert (last.cause, last.num_lost) == ("join", 0)
     world.finish()
     assert world.run.phase is RunPhase.FINISHED
 

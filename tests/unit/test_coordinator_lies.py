@@ -17,6 +17,7 @@ from holdfast.protocol.records import (
     MicrobatchLoss,
     OperationTime,
     StepLosses,
+    Transfers,
     Verdict,
 )
 
@@ -83,6 +84,17 @@ def test_s5_what_cannot_be_true_is_refused_and_the_run_is_as_before(lie) -> None
         one.step()
     assert world.last_proceed == other.last_proceed
     assert world.effects == other.effects
+
+
+def test_s5_a_transfer_of_a_stranger_costs_the_worker_that_got_it_nothing() -> None:
+    world, other = World().start(), World().start()
+    stranger = [Transfers("9.9", "probe", 1, 1, 0.1)]
+    world.handle(report("0.0", 1, transfers=stranger))
+    other.handle(report("0.0", 1))
+    for one in (world, other):
+        one.step(3)
+    assert world.effects == other.effects
+    assert len(world.stages) == 4
 
 
 @pytest.mark.parametrize(
