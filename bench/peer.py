@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from holdfast import instruction_set
-from holdfast.job import Batches, Job, load_job
+from holdfast.batches import Batches
+from holdfast.job import Job, load_job
 
 PIPELINES = STAGES = 2
 

@@ -17,7 +17,8 @@ from torch import nn
 from torch.distributed import TCPStore
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
-from holdfast.job import Batches, load_job, num_tokens
+from holdfast.batches import Batches, num_tokens
+from holdfast.job import load_job
 
 NUM_REPLICAS = 2  # one micro-batch each
 HOST = "localhost"

@@ -12,12 +12,12 @@ LAYERS = [
     "cli",
     "runtime | control",
     "recovery | faults | watch",
-    "models | planner | detection | mitigation",
+    "models | batches | planner | detection | mitigation",
     "observability | protocol | transport | job",
     "schedule",
     "config | cluster | handshake | instruction_set | job_file",
     "names | stamps",
-    "errors | amx_probe | scarce",
+    "errors | amx_probe | scarce | arrays",
 ]
 PURE = [
     "planner",
@@ -39,6 +39,7 @@ PURE = [
     "amx_probe",
     "scarce",
     "job_file",
+    "arrays",
 ]
 RANK = {part: -row for row, parts in enumerate(LAYERS) for part in parts.split(" | ")}
 FILES = sorted(path for path in SRC.rglob("*.py") if path.parent != SRC or path.stem in RANK)

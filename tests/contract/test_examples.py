@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from holdfast.batches import Batches
 from holdfast.errors import ConfigError
-from holdfast.job import Batches, load_job
+from holdfast.job import load_job
 from holdfast.models.gpt import gpt_layers
 from holdfast.models.text import VOCABULARY, CharText
 

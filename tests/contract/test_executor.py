@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn, optim
 from transport_harness import Background, wait_until
 
+from holdfast.batches import Batches
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig, config_from
 from holdfast.errors import DataError, HoldfastError, JobError, PeerLost
-from holdfast.job import Batches, Job
+from holdfast.job import Job
 from holdfast.protocol import messages
 from holdfast.recovery.places import Places
 from holdfast.runtime import saving

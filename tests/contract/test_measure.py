@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from holdfast.job import Batches, Job
+from holdfast.batches import Batches
+from holdfast.job import Job
 from holdfast.runtime.measure import measure_layers
 
 WIDTH = 96

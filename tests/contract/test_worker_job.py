@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from helpers import jobs
+from holdfast.batches import Batches
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
-from holdfast.job import Batches, load_job
+from holdfast.job import load_job
 from holdfast.protocol.spec import Access, WorkerSpec
 from holdfast.recovery.manifest import file_digest
 from holdfast.runtime.traits import job_traits

@@ -185,7 +185,7 @@ def test_a_manifest_that_is_something_else_is_refused(tmp_path, text):
 
 
 def test_an_unknown_format_is_refused_with_the_one_expected(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.recovery.manifest.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("holdfast.recovery.contents.FORMAT", FORMAT + 1)
     path = sealed(tmp_path, 20)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match=f"format {FORMAT + 1}, expected {FORMAT}"):

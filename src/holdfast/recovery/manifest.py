@@ -12,69 +12,21 @@ import os
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from holdfast import names
 from holdfast.errors import CheckpointError, ProtocolError
+from holdfast.recovery.contents import FORMAT, from_values, to_values
+from holdfast.recovery.contents import Checkpoint as Checkpoint
+from holdfast.recovery.contents import Origin as Origin
+from holdfast.recovery.contents import Part as Part
 from holdfast.scarce import patiently
 
-FORMAT = 1
 _FOLDER = "checkpoints"
 _MANIFEST = "manifest.json"
 _READ_AT_ONCE_BYTES = 1_000_000  # whoever seals has other things to do
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The layers of one stage, as one worker wrote them."""
-
-    directory: str  # below the checkpoint
-    layers: tuple[int, ...]
-    files: Mapping[str, str]  # name -> sha256
-    state: Mapping[str, Any]  # what is not a tensor
-    sizes: Mapping[str, int] = field(default_factory=dict)  # name -> bytes; empty: not known
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a run is made of, so that a resume need not be told. Empty: an old checkpoint."""
-
-    settings: Mapping[str, Any] = field(default_factory=dict)  # by section, then by name
-    job: str = ""  # path of the job file
-    job_sha256: str = ""
-    traits: Mapping[str, str] = field(default_factory=dict)  # of the job
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A sealed checkpoint: parameters, optimizer and all else after ``step`` steps."""
-
-    directory: str
-    step: int
-    seed: int
-    microbatches: int
-    parts: tuple[Part, ...]
-    origin: Origin = Origin()
-
-    def part_of(self, layer: int) -> Part:
-        for part in self.parts:
-            if layer in part.layers:
-                return part
-        raise CheckpointError(
-            f"checkpoint {self.directory} has no layer {layer}: it holds {self.num_layers} layers, "
-            "the job has more; resume with the job that wrote it"
-        )
-
-    @property
-    def run_dir(self) -> Path:
-        return Path(os.path.abspath(self.directory)).parent.parent
-
-    @property
-    def num_layers(self) -> int:
-        return sum(len(part.layers) for part in self.parts)
 
 
 def checkpoints(run_dir: str | Path) -> Path:
@@ -125,19 +77,7 @@ def seal(
 
 def write_manifest(checkpoint: Checkpoint) -> None:
     """Into its directory, where all its parts are already."""
-    origin = checkpoint.origin
-    values = {
-        "format": FORMAT,
-        "step": checkpoint.step,
-        "seed": checkpoint.seed,
-        "microbatches": checkpoint.microbatches,
-        "parts": [asdict(part) for part in checkpoint.parts],
-        "settings": origin.settings,
-        "job": origin.job,
-        "job_sha256": origin.job_sha256,
-        "traits": origin.traits,
-        "fingerprint": origin.fingerprint,
-    }
+    values = to_values(checkpoint)
     text = json.dumps({**values, "sha256": _digest(values)}, indent=1)
     with open(Path(checkpoint.directory) / _MANIFEST, "w") as file:
         file.write(text)
@@ -262,53 +202,11 @@ def load_manifest(path: Path) -> Checkpoint:
             raise CheckpointError(_refusal(path, "its manifest was changed or cut off"))
         if values["format"] != FORMAT:
             raise CheckpointError(_refusal(path, f"format {values['format']}, expected {FORMAT}"))
-        return _checkpoint(path, values)
+        return from_values(path, values)
     except ProtocolError as why:
         raise CheckpointError(_refusal(path, f"in its manifest {why}")) from why
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
         raise CheckpointError(_refusal(path, f"its manifest cannot be read ({why})")) from why
-
-
-def _checkpoint(path: Path, values: Mapping[str, Any]) -> Checkpoint:
-    return Checkpoint(
-        str(path),
-        names.check_number(values["step"], "step", 0, names.MOST_STEP),
-        values["seed"],
-        values["microbatches"],
-        tuple(_part(part) for part in values["parts"]),
-        _origin(values),
-    )
-
-
-def _origin(values: Mapping[str, Any]) -> Origin:
-    """Whatever an older version has not written is empty."""
-    settings = _dict_of(values, "settings", dict, "a section of settings")
-    job, job_sha256 = values.get("job", ""), values.get("job_sha256", "")
-    if not isinstance(job, str) or "\0" in job:
-        raise ProtocolError(f"job={job!r}: expected the path of a job file")
-    if job_sha256 != "":
-        names.SHA256.check(job_sha256, "job_sha256")
-    traits = _dict_of(values, "traits", str, "text")
-    return Origin(settings, job, job_sha256, traits, _dict_of(values, "fingerprint", str, "text"))
-
-
-def _dict_of(values: Mapping[str, Any], name: str, kind: type, what: str) -> dict[str, Any]:
-    found = values.get(name, {})
-    if not isinstance(found, dict):
-        raise ProtocolError(f"{name}={found!r}: expected names and values")
-    for key, value in found.items():
-        if not isinstance(value, kind):
-            raise ProtocolError(f"{name}.{key}={value!r}: expected {what}")
-    return found
-
-
-def _part(values: Mapping[str, Any]) -> Part:
-    directory = names.PART.check(values["directory"], "the directory of a part")
-    for name, digest in values["files"].items():
-        names.PART_FILE.check(name, f"a file of {directory}")
-        names.SHA256.check(digest, f"the SHA-256 of {directory}/{name}")
-    sizes = values.get("sizes", {})
-    return Part(directory, tuple(values["layers"]), values["files"], values["state"], sizes)
 
 
 def verify(checkpoint: Checkpoint, part: Part) -> Path:

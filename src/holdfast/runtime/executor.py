@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from holdfast.batches import Batches, num_tokens
 from holdfast.cluster import WorkerId
-from holdfast.job import Batches, num_tokens
 from holdfast.protocol.records import OperationTime
 from holdfast.runtime.activity import LOAD, Activity
 from holdfast.runtime.borders import Border

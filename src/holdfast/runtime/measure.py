@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.job import Batches, Job
+from holdfast.batches import Batches
+from holdfast.job import Job
 from holdfast.runtime.layers import flat, named
 
 _ROUNDS = 2  # the first also warms up; the faster of the two counts

@@ -15,10 +15,11 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
+from holdfast.batches import Batches, num_tokens
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError
-from holdfast.job import Batches, Job, num_tokens
+from holdfast.job import Job
 from holdfast.protocol import messages
 from holdfast.protocol.records import MicrobatchLoss, StepLosses
 from holdfast.recovery.checkpoint import write_part

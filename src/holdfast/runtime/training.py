@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast.batches import Batches
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
-from holdfast.job import Batches, Job
+from holdfast.job import Job
 from holdfast.protocol import messages, records
 from holdfast.protocol.half_done import from_record
 from holdfast.recovery.places import Places

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from holdfast.batches import Batches
 from holdfast.cluster import parse_worker
 from holdfast.config import RunConfig
 from holdfast.errors import (
@@ -27,7 +28,7 @@ from holdfast.errors import (
     WaitTimeout,
 )
 from holdfast.faults.fault import parse_fault
-from holdfast.job import Batches, Job, load_job
+from holdfast.job import Job, load_job
 from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
 from holdfast.protocol.records import Address

@@ -1,0 +1,70 @@
+"""Every setting of a run, typed and checked. Pure: the launcher and the workers share it.
+
+A setting is named ``section.field`` in TOML files, in ``--set`` and in error messages.
+"""
+
+from holdfast.config.checks import (
+    MAX_LIMIT_S,
+    parse_size,
+)
+from holdfast.config.operating import (
+    MAX_THREADS,
+    CheckpointConfig,
+    ControlConfig,
+    MitigationConfig,
+    ObserveConfig,
+    RecoveryConfig,
+    WorkersConfig,
+)
+from holdfast.config.reading import (
+    config_from,
+    known_keys,
+    parse_assignment,
+    set_value,
+    typed,
+)
+from holdfast.config.run import (
+    PROFILED_STEPS,
+    RunConfig,
+)
+from holdfast.config.training import (
+    DEFAULT_MICROBATCHES,
+    MAX_WORKERS,
+    DataConfig,
+    DeviceConfig,
+    GradientsConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    StageConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "DEFAULT_MICROBATCHES",
+    "MAX_LIMIT_S",
+    "MAX_THREADS",
+    "MAX_WORKERS",
+    "PROFILED_STEPS",
+    "CheckpointConfig",
+    "ControlConfig",
+    "DataConfig",
+    "DeviceConfig",
+    "GradientsConfig",
+    "MitigationConfig",
+    "ObserveConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "RecoveryConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "StageConfig",
+    "TrainConfig",
+    "WorkersConfig",
+    "config_from",
+    "known_keys",
+    "parse_assignment",
+    "parse_size",
+    "set_value",
+    "typed",
+]

@@ -1,0 +1,183 @@
+"""Settings of how a run is kept going: workers, checkpoints, recovery, slow workers, events."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.config.checks import MAX_LIMIT_S, parse_size, require
+
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkersConfig:
+    kind: Literal["processes", "threads"] = "processes"
+    """threads: all workers in the launcher's process, for tests and for debugging a job."""
+
+    compute_threads: int = 1
+    """Threads of one worker's arithmetic. Part of the result's bits: the same on all workers."""
+
+    allow_mixed: bool = False
+    """Run or resume although workers differ in threads, instruction set or versions (not exact)."""
+
+    start_limit_s: float = 180.0
+    """Longest wait for all workers to start, load the job and build their stages."""
+
+    silence_limit_s: float = 0.0
+    """A worker that is silent for longer is lost; 0: twice a step, from 2 to 60 s."""
+
+    stuck_limit_s: float = 0.0
+    """A worker that is in one operation for longer is lost; 0: 10 times the longest usual one of
+    its kind, at least 15 s (loading data: 30 s). The first steps have ``start_limit_s``."""
+
+    restarts: int = 3
+    """How often in a row a lost worker is started again, if too few are left; 0: never."""
+
+    replace: int = 3
+    """How often within 100 steps a lost worker is replaced while the others go on; 0: never."""
+
+    def __post_init__(self) -> None:
+        require(self.restarts >= 0, "workers.restarts", self.restarts, "must be 0 or more")
+        require(self.replace >= 0, "workers.replace", self.replace, "must be 0 or more")
+        silence_s = self.silence_limit_s
+        good = silence_s == 0 or 0.1 <= silence_s <= MAX_LIMIT_S
+        expected = f"must be 0 (automatic), or from 0.1 to {MAX_LIMIT_S}"
+        require(good, "workers.silence_limit_s", silence_s, expected)
+        stuck_s = self.stuck_limit_s
+        good = stuck_s == 0 or 1 <= stuck_s <= MAX_LIMIT_S
+        expected = f"must be 0 (automatic), or from 1 to {MAX_LIMIT_S}"
+        require(good, "workers.stuck_limit_s", stuck_s, expected)
+        for name in ("compute_threads", "start_limit_s"):
+            value = getattr(self, name)
+            most = MAX_THREADS if name == "compute_threads" else MAX_LIMIT_S
+            good = 0 < value <= most
+            require(good, f"workers.{name}", value, f"must be above 0 and at most {most}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlConfig:
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Where the launcher listens for its workers; 0: any free port."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.port < 65536, "control.port", self.port, "must be in 0 .. 65535")
+        require(
+            self.host in ("127.0.0.1", "localhost"),
+            "control.host",
+            self.host,
+            "only loopback (127.0.0.1) is supported: all workers run on this machine",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    every_steps: int = 100
+    """Steps between checkpoints written in the background; 0: none on the way."""
+
+    first_step: int = 1
+    """One more right after this step, so that few losses mean the beginning; 0: none."""
+
+    at_end: bool = True
+    """Write one after the last step, so that the run can be resumed with more steps."""
+
+    keep: int = 2
+    """How many of the newest checkpoints stay on disk."""
+
+    write_limit_s: float = 1800.0
+    """For the last one, which everybody waits for: then the disk counts as stuck."""
+
+    def __post_init__(self) -> None:
+        require(self.every_steps >= 0, "checkpoint.every_steps", self.every_steps, "must be >= 0")
+        require(self.first_step >= 0, "checkpoint.first_step", self.first_step, "must be >= 0")
+        require(self.keep >= 1, "checkpoint.keep", self.keep, "must be at least 1")
+        limit_s = self.write_limit_s
+        is_possible = 0 < limit_s <= MAX_LIMIT_S
+        require(
+            is_possible,
+            "checkpoint.write_limit_s",
+            limit_s,
+            f"must be above 0, up to {MAX_LIMIT_S}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecoveryConfig:
+    mode: Literal["holdfast", "swift", "checkfreq", "commit", "global"] = "holdfast"
+    """holdfast: only lost work is done again; the others are the published alternatives."""
+
+    log: Literal["none", "boundary"] = "none"
+    """boundary: tensors between stages are logged, so that a stage nobody holds is replayed."""
+
+    log_budget: str = ""
+    """Most that the logs of all workers take on disk, e.g. 2GB; empty: no limit."""
+
+    log_dir: str = ""
+    """Where each worker keeps its log; empty: in the run directory."""
+
+    log_mirror: str = ""
+    """A second directory that gets a copy of every log, e.g. on another disk; empty: none."""
+
+    helpers: int = -1
+    """Most survivors that take part in a replay; 0: the replacement alone; -1: all."""
+
+    consistency: Literal["keep-old", "undo"] = "keep-old"
+    """How a step is taken back: from a copy kept meanwhile, or by the optimizer's inverse."""
+
+    commit_every: int = 1
+    """Steps between two copies in memory, with recovery.mode=commit."""
+
+    overhead: float = 0.035
+    """Most that checkpoints may cost, as a share of a step, with recovery.mode=checkfreq."""
+
+    def __post_init__(self) -> None:
+        self.log_budget_bytes()
+        require(self.helpers >= -1, "recovery.helpers", self.helpers, "must be -1 (all) or more")
+        every = self.commit_every
+        require(every >= 1, "recovery.commit_every", every, "must be at least 1")
+        good = 0 < self.overhead <= 1
+        require(good, "recovery.overhead", self.overhead, "must be above 0 and at most 1")
+        logs, wants = self.log == "boundary", self.mode in ("holdfast", "swift")
+        if self.mode == "swift":
+            require(logs, "recovery.mode", self.mode, "needs recovery.log=boundary")
+        require(wants or not logs, "recovery.log", self.log, f"mode {self.mode} replays nothing")
+        for name in ("log_budget", "log_dir", "log_mirror"):
+            value = getattr(self, name)
+            require(logs or not value, f"recovery.{name}", value, "needs recovery.log=boundary")
+
+    def log_budget_bytes(self) -> int | None:
+        """None: no limit."""
+        return parse_size("recovery.log_budget", self.log_budget) if self.log_budget else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MitigationConfig:
+    mode: Literal["holdfast", "observe", "off", "falcon"] = "holdfast"
+    """What is done about a slow worker or link. observe: it is only named; off: nobody looks;
+    falcon: the published way, whole pipelines get fewer or more micro-batches."""
+
+    drop: bool = True
+    """Whether a worker may be left out when that is the only thing that helps."""
+
+    pays_within_steps: int = 20
+    """A change that repays its cost within so many steps is made at once."""
+
+    def __post_init__(self) -> None:
+        steps = self.pays_within_steps
+        require(steps >= 1, "mitigation.pays_within_steps", steps, "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObserveConfig:
+    operations: bool = True
+    """Record the time of every operation in events.jsonl (needed by ``holdfast trace``)."""
+
+    events_limit: str = "200MB"
+    """Most that times of operations take on disk, e.g. 1GB: the oldest are dropped; empty: no
+    limit. Other events are kept."""
+
+    def __post_init__(self) -> None:
+        self.events_limit_bytes()
+
+    def events_limit_bytes(self) -> int | None:
+        """None: no limit."""
+        return parse_size("observe.events_limit", self.events_limit) if self.events_limit else None

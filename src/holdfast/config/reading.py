@@ -1,0 +1,104 @@
+"""Settings from plain values and from text: typed by their key, refused by name."""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from holdfast.config.checks import require
+from holdfast.config.run import RunConfig
+from holdfast.errors import ConfigError
+
+
+def known_keys() -> list[str]:
+    return [f"{s.name}.{f.name}" for s in fields(RunConfig) for f in fields(_section(s.name))]
+
+
+def config_from(values: Mapping[str, Any]) -> RunConfig:
+    """A checked RunConfig from nested plain values, e.g. parsed TOML."""
+    sections: dict[str, Any] = {}
+    for name, section_values in values.items():
+        if name not in {f.name for f in fields(RunConfig)}:
+            raise ConfigError(f"{name}: unknown section; known are {', '.join(_section_names())}")
+        if not isinstance(section_values, Mapping):
+            raise ConfigError(
+                f"{name}={section_values!r}: is a section; set {name}.<field> instead"
+            )
+        sections[name] = _build_section(name, section_values)
+    return RunConfig(**sections)
+
+
+def _section_names() -> list[str]:
+    return [f.name for f in fields(RunConfig)]
+
+
+def _section(name: str) -> type[Any]:
+    section = get_type_hints(RunConfig)[name]
+    assert is_dataclass(section)
+    assert isinstance(section, type)
+    return section
+
+
+def _build_section(name: str, values: Mapping[str, Any]) -> object:
+    section = _section(name)
+    hints = get_type_hints(section)
+    for key in values:
+        if key not in hints:
+            known = ", ".join(f"{name}.{field_name}" for field_name in hints)
+            raise ConfigError(f"{name}.{key}: unknown setting; known are {known}")
+    return section(**{key: typed(f"{name}.{key}", v, hints[key]) for key, v in values.items()})
+
+
+def typed(key: str, value: object, hint: Any) -> object:
+    """``value`` as ``hint`` wants it, or a ConfigError with key, value and what is expected."""
+    if get_origin(hint) is Literal:
+        require(value in get_args(hint), key, value, f"must be {' or '.join(get_args(hint))}")
+        return value
+    if get_origin(hint) is tuple:
+        good = isinstance(value, list | tuple) and all(type(item) is int for item in value)
+        require(good, key, value, "must be a list of whole numbers, e.g. [2, 4]")
+        assert isinstance(value, list | tuple)
+        return tuple(value)
+    if hint is float and type(value) is int:
+        return float(value)
+    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
+    require(type(value) is hint, key, repr(value), f"must be {wanted}")
+    return value
+
+
+def set_value(values: dict[str, Any], key: str, value: object) -> None:
+    """Set ``section.field`` in nested plain values."""
+    section, dot, name = key.partition(".")
+    if not dot or not name:
+        raise ConfigError(f"{key}: a setting is named section.field, e.g. optimizer.mode")
+    inner = values.setdefault(section, {})
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{section}={inner!r}: is a section; set {section}.<field> instead")
+    inner[name] = value
+
+
+def parse_assignment(text: str) -> tuple[str, object]:
+    """``optimizer.mode=global`` -> ("optimizer.mode", "global"), the value typed by its key."""
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals:
+        raise ConfigError(f"--set {text}: expected section.field=value")
+    section, _, name = key.partition(".")
+    if section not in _section_names() or name not in get_type_hints(_section(section)):
+        raise ConfigError(f"{key}: unknown setting; known are {', '.join(known_keys())}")
+    return key, _from_text(key, raw.strip(), get_type_hints(_section(section))[name])
+
+
+def _from_text(key: str, raw: str, hint: Any) -> object:
+    readers: dict[Any, Any] = {
+        bool: lambda: {"true": True, "false": False}[raw.lower()],
+        int: lambda: int(raw),
+        float: lambda: float(raw),
+        tuple: lambda: [int(part) for part in raw.strip("[]()").split(",") if part.strip()],
+    }
+    origin = get_origin(hint) or hint
+    if origin not in readers:
+        return raw
+    try:
+        return readers[origin]()
+    except (ValueError, KeyError):
+        return typed(key, raw, hint)

@@ -1,0 +1,150 @@
+"""Settings of what is trained and how it is cut: whatever the numbers of a run depend on."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.config.checks import MAX_LIMIT_S, require
+
+MAX_WORKERS = 4096
+DEFAULT_MICROBATCHES = 4  # a pipeline
+_DURATION = re.compile(r"([A-Z]+)=(\d+(?:\.\d+)?)(us|ms|s)")
+_UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    pipelines: int = 1
+    """Copies of the whole pipeline (data parallel)."""
+
+    stages: int = 1
+    """Parts the layers are cut into (pipeline parallel)."""
+
+    microbatches: int = 0
+    """Micro-batches in one step, over all pipelines, which share them equally; 0: four each."""
+
+    cut: tuple[int, ...] = ()
+    """First layer of each stage after the first; empty: the job's cut, or equal measured cost."""
+
+    def __post_init__(self) -> None:
+        for name in ("pipelines", "stages"):
+            value = getattr(self, name)
+            require(value >= 1, f"parallel.{name}", value, "must be at least 1")
+        require(self.microbatches >= 0, "parallel.microbatches", self.microbatches, "must be >= 0")
+        if self.microbatches == 0:
+            object.__setattr__(self, "microbatches", DEFAULT_MICROBATCHES * self.pipelines)
+        require(
+            self.microbatches % self.pipelines == 0,
+            "parallel.microbatches",
+            self.microbatches,
+            f"must be divisible by the {self.pipelines} pipelines, which share them equally",
+        )
+        workers = self.pipelines * self.stages
+        expected = f"{workers} workers; at most {MAX_WORKERS} on one machine"
+        require(workers <= MAX_WORKERS, "parallel.pipelines", self.pipelines, expected)
+        if self.cut:
+            require(
+                len(self.cut) == self.stages - 1,
+                "parallel.cut",
+                list(self.cut),
+                f"needs {self.stages - 1} layer numbers for {self.stages} stages",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    steps: int = 50
+    """Optimizer steps of the whole run, those before a resumed checkpoint included."""
+
+    seed: int = 0
+    """Of initial parameters, random numbers and the order of the data."""
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, "train.steps", self.steps, "must be at least 1")
+        require(0 <= self.seed < 2**63, "train.seed", self.seed, "must be in 0 .. 2^63-1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    retries: int = 3
+    """How often a micro-batch is loaded again after the data set, or collate, has raised."""
+
+    pause_s: float = 0.5
+    """Before the first of these; before each further one twice as long."""
+
+    def __post_init__(self) -> None:
+        require(self.retries >= 0, "data.retries", self.retries, "must be 0 or more")
+        good = 0 <= self.pause_s <= MAX_LIMIT_S
+        require(good, "data.pause_s", self.pause_s, f"must be from 0 to {MAX_LIMIT_S}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    mode: Literal["staggered", "global"] = "staggered"
+    """staggered: a stage steps as soon as its own gradients are complete; global: all wait."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientsConfig:
+    mode: Literal["exact", "fast"] = "exact"
+    """exact: sums in 64-bit fixed point, same bits whoever ran what; fast: sums in fp32."""
+
+    nonfinite: Literal["skip", "stop"] = "skip"
+    """A step whose gradient holds NaN or Inf is left out; stop: one such step ends the run."""
+
+    nonfinite_limit: int = 10
+    """After so many such steps in a row the run ends, with a checkpoint; 0: never."""
+
+    def __post_init__(self) -> None:
+        limit = self.nonfinite_limit
+        require(limit >= 0, "gradients.nonfinite_limit", limit, "must be 0 (never) or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleConfig:
+    name: Literal["zero-bubble", "1f1b", "gpipe"] = "zero-bubble"
+    memory: int = 0
+    """Most micro-batches in flight on a worker, in any schedule; 0: twice the stages."""
+
+    file: str = ""
+    """Lanes to run instead, in the text form of a schedule; workers without a lane stay away."""
+
+    def __post_init__(self) -> None:
+        require(self.memory >= 0, "schedule.memory", self.memory, "must be 0 (automatic) or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageConfig:
+    checkpoint_activations: bool = False
+    """Keep only layer inputs and compute each layer's forward again in its backward."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceConfig:
+    emulate: str = ""
+    """``F=20ms,B=20ms,W=20ms``: operations take this long by sleeping, on a tiny stand-in model."""
+
+    def __post_init__(self) -> None:
+        self.durations_s()
+
+    def durations_s(self) -> dict[str, float]:
+        """Seconds of each kind of operation; empty when the device is real."""
+        if not self.emulate:
+            return {}
+        found: dict[str, float] = {}
+        for part in self.emulate.split(","):
+            match = _DURATION.fullmatch(part.strip())
+            require(
+                match is not None and match[1] in ("F", "B", "W", "BW", "R"),
+                "device.emulate",
+                self.emulate,
+                f"cannot read {part.strip()!r}; write e.g. F=20ms,B=20ms,W=20ms (us, ms or s)",
+            )
+            assert match is not None
+            found[match[1]] = float(match[2]) * _UNIT_S[match[3]]
+            good = found[match[1]] <= MAX_LIMIT_S
+            require(good, "device.emulate", self.emulate, f"at most {MAX_LIMIT_S} s")
+        missing = {"F", "B", "W"} - found.keys()
+        require(found.get("F") != 0, "device.emulate", self.emulate, "F must take some time")
+        require(not missing, "device.emulate", self.emulate, f"lacks {', '.join(sorted(missing))}")
+        return {"BW": found["B"] + found["W"], "R": 0.0} | found

@@ -1,0 +1,89 @@
+"""What happened in a run, as typed events in one JSON-lines file; every view is a reader of it.
+
+``at_s`` and all other times are ``time.monotonic()`` of one machine.
+"""
+
+from holdfast.observability.event_files import EVENTS_FILE
+from holdfast.observability.events.kinds import Event
+from holdfast.observability.events.lines import JsonLines, decode_event, encode_event, read_events
+from holdfast.observability.events.run import (
+    Interrupted,
+    OpTime,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    StepTakenBack,
+    TransferTime,
+    Warned,
+    WorkerReady,
+    WorkerStep,
+)
+from holdfast.observability.events.slowness import (
+    Diagnosed,
+    MitigationChosen,
+    PlanSwitched,
+    SlownessOver,
+)
+from holdfast.observability.events.state import (
+    CheckpointFailed,
+    CheckpointSaved,
+    IntervalChosen,
+    LogChanged,
+    ReplayBegan,
+    StageRebuilt,
+    WentBack,
+)
+from holdfast.observability.events.workers import (
+    ConnectionDropped,
+    FaultFired,
+    JoinFailed,
+    JoinUnfinished,
+    Recovered,
+    WorkerJoined,
+    WorkerLost,
+    WorkerMoved,
+    WorkerReplaced,
+    WorkerStuck,
+)
+
+__all__ = [
+    "EVENTS_FILE",
+    "CheckpointFailed",
+    "CheckpointSaved",
+    "ConnectionDropped",
+    "Diagnosed",
+    "Event",
+    "FaultFired",
+    "Interrupted",
+    "IntervalChosen",
+    "JoinFailed",
+    "JoinUnfinished",
+    "JsonLines",
+    "LogChanged",
+    "MitigationChosen",
+    "OpTime",
+    "PlanSwitched",
+    "Recovered",
+    "ReplayBegan",
+    "RunFailed",
+    "RunFinished",
+    "RunStarted",
+    "SlownessOver",
+    "StageRebuilt",
+    "StepFinished",
+    "StepTakenBack",
+    "TransferTime",
+    "Warned",
+    "WentBack",
+    "WorkerJoined",
+    "WorkerLost",
+    "WorkerMoved",
+    "WorkerReady",
+    "WorkerReplaced",
+    "WorkerStep",
+    "WorkerStuck",
+    "decode_event",
+    "encode_event",
+    "read_events",
+]

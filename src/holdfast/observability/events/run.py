@@ -1,0 +1,119 @@
+"""The run and its steps: how it began, what each step took, how it ended."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+OpTime: TypeAlias = tuple[str, float, float]
+"""Operation in text form (``2F5``: stage 2, forward, micro-batch 5), start, end in seconds."""
+
+TransferTime: TypeAlias = tuple[str, str, int, int, float]
+"""Source, "pipeline", "reduction" or "probe", count, bytes, median seconds under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted:
+    at_s: float
+    pipelines: int
+    stages: int
+    microbatches: int  # of a step, over all pipelines
+    steps: int  # the run ends after this many, those before a resume included
+    schedule: str
+    reason: str  # the planner's own words, shown as they are
+    cut: tuple[int, ...]  # first layer of each stage after the first
+    first_step: int = 0  # above 0: resumed from a checkpoint
+    address: str = ""  # HOST:PORT where workers may join; empty: they may not
+    join_with: str = ""  # words of the command by which they join, for the run's secret
+    limits: str = ""  # after how long a silent worker is lost, and the like, in words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady:
+    at_s: float
+    worker: str
+    pid: int
+    versions: Mapping[str, str]  # "python", "torch", ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFinished:
+    """Every stage has committed the step."""
+
+    at_s: float
+    step: int
+    loss: float
+    gradient_norm: float | None
+    tokens: int
+    took_s: float
+    clipped: bool = False
+    skipped: bool = False  # a gradient was not finite: parameters are as before the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStep:
+    """All operations of one worker in one step; one event, because there are many."""
+
+    at_s: float
+    worker: str
+    step: int
+    ops: tuple[OpTime, ...]
+    cpu_s: tuple[float, ...] = ()  # of each operation: time on the processor
+    sizes: tuple[int, ...] = ()  # of each operation: elements of its input
+    transfers: tuple[TransferTime, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTakenBack:
+    """A worker had applied the step already and went back to the parameters before it."""
+
+    at_s: float
+    worker: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """Something about the job, or the machine, that a user should know; each line once a run."""
+
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """By Ctrl-C, SIGTERM or SIGHUP: the run ends after the running step, with a checkpoint."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFailed:
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFinished:
+    at_s: float
+    parameters_sha256: str | None
+    peak_memory_bytes: Mapping[str, int]  # of each worker
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of each worker: most that its kept boundary tensors ever took."""
+    old_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of each worker: most that it held so that a step could be taken back, or run again."""
+    log_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of each worker: what it has written to its log."""
+
+
+RunEvent: TypeAlias = (
+    RunStarted
+    | WorkerReady
+    | StepFinished
+    | WorkerStep
+    | StepTakenBack
+    | Warned
+    | Interrupted
+    | RunFailed
+    | RunFinished
+)

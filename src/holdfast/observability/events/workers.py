@@ -1,0 +1,135 @@
+"""Who came, who was lost, and how the others went on."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultFired:
+    """An injected fault acted."""
+
+    at_s: float
+    worker: str  # empty for a join
+    fault: str  # as it was given
+    step: int
+    point: str  # empty for a join
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    at_s: float
+    worker: str
+    step: int
+    cause: str  # "signal SIGKILL", "closed its connection", "silent for 2.1 s", ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStuck:
+    """It is alive, but has been in one operation for far longer than usual."""
+
+    at_s: float
+    worker: str
+    step: int
+    operation: str  # F, B, W, BW, load (data), optimizer; mute: not known, no heartbeat comes
+    microbatch: int  # -1: none
+    seconds: float
+    usual_s: float  # the longest usual one; 0: not known yet
+    where: str = ""  # the innermost call of the user's own code
+    stack: str = ""  # of its own thread, innermost call first
+    path: str = ""  # of the file with the stacks of all its threads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A change of who does what is complete: every member runs operations again."""
+
+    at_s: float
+    epoch: int
+    step: int
+    cause: str  # "death", "join", "move", "better plan", "interrupt", or some with " and "
+    workers: tuple[str, ...]  # who was lost, has joined or moved
+    fault_s: float  # when it happened; the first notice, if nobody knows
+    notice_s: float
+    plan_s: float  # when the plan was ready
+    resumed_s: float  # when the last member began its first operation
+    redone: int  # operations done again
+    operations: int  # all that was left of the running steps
+    members: int
+    period_s: float  # that the plan predicts for a step; 0: unknown
+    reason: str  # the planner's own words, shown as they are
+    thrown_away: int = 0  # finished steps that will be trained again
+    num_lost: int = 0  # of ``workers``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJoined:
+    """It has the state of its stage and takes part from now on."""
+
+    at_s: float
+    worker: str
+    stage: int
+    step: int
+    copied_bytes: int
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMoved:
+    """It gave up its stage to help at another one."""
+
+    at_s: float
+    worker: str
+    from_stage: int
+    to_stage: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReplaced:
+    """A process was started in the place of a lost one. It joins while the others go on."""
+
+    at_s: float
+    worker: str
+    number: int  # of the times it was tried lately
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinFailed:
+    at_s: float
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinUnfinished:
+    """The run ended before somebody who was on the way took part."""
+
+    at_s: float
+    worker: str
+    fault: str  # the join that was ordered; empty: none was
+    state: str  # "starting", "loading the job" or "copying the state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionDropped:
+    """Somebody at the launcher's port had no business there, or said what it may not say."""
+
+    at_s: float
+    who: str  # as it has proven; "strangers": many who have proven nothing
+    reason: str
+
+
+WorkerEvent: TypeAlias = (
+    FaultFired
+    | WorkerLost
+    | WorkerStuck
+    | Recovered
+    | WorkerJoined
+    | WorkerMoved
+    | WorkerReplaced
+    | JoinFailed
+    | JoinUnfinished
+    | ConnectionDropped
+)

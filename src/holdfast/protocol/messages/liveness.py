@@ -1,0 +1,163 @@
+"""Who is alive, what went wrong, and the end."""
+
+from dataclasses import dataclass
+
+from holdfast.protocol.fields import (
+    Attempt,
+    ExitCode,
+    ExitStatus,
+    Label,
+    Layer,
+    MicrobatchOrNone,
+    Number,
+    NumberOrNone,
+    Pid,
+    PidOrNone,
+    Seconds,
+    Sha256,
+    Step,
+    Worker,
+    WorkerOrNone,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited:
+    """agent -> coordinator, as soon as the process is gone."""
+
+    worker: Worker
+    pid: Pid
+    how: str  # in words, for people: "exit code 1" or "signal SIGKILL"
+    code: ExitStatus = 0  # below 0: the number of the signal that ended it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """worker -> coordinator, from a thread of its own: the process is not stopped."""
+
+    worker: Worker
+    epoch: Number
+    step: Step  # it runs operations of this one
+    attempt: Attempt  # of this step
+    done: Number  # how many of them it has finished, of its lane of this step
+    operation: Label  # that its own thread is busy with: F, B, W, BW, load, optimizer; empty: none
+    number: NumberOrNone  # of this operation: another one has another
+    microbatch: MicrobatchOrNone  # -1: none
+    busy_s: Seconds  # how long it has been in it, by its own clock
+    longest: dict[Label, Seconds]  # of each kind that it has ended since the last one
+    saving: bool = False  # it writes a part of a checkpoint, or tries to once more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowStack:
+    """coordinator -> agent, or a worker that it has not started: write down where its threads are.
+
+    A worker does so aside.
+    """
+
+    pid: PidOrNone  # 0: your own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAt:
+    """coordinator -> agent: a worker is silent; look at its process."""
+
+    pid: Pid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRuns:
+    """agent -> coordinator, after a LookAt: it runs. Of one that is stopped nothing is said."""
+
+    worker: Worker
+    pid: Pid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerGone:
+    """worker -> coordinator: the connection to another worker broke, or a wait ran out."""
+
+    worker: Worker
+    epoch: Number
+    lost: WorkerOrNone  # empty: somebody is stuck, but it is not known who
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultFired:
+    """worker -> coordinator, just before an injected fault acts."""
+
+    worker: Worker
+    fault_kind: Label  # one of faults.FaultKind
+    fault: Label  # as it was given
+    step: Step
+    attempt: Attempt
+    point: Label
+    done: Number  # operations finished of its lane of this step
+    at_s: Seconds  # time.monotonic() of the worker's machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailed:
+    """worker -> coordinator: the job's own code raised. It lives, and holds its state."""
+
+    worker: Worker
+    epoch: Number
+    step: Step  # it cannot be run
+    exit_code: ExitCode
+    reason: str  # one line
+    details: str  # traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """worker -> coordinator: something about the job that its user should know."""
+
+    worker: Worker
+    reason: str  # one line, the same from whoever says it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """worker -> coordinator, before it ends by itself."""
+
+    worker: Worker
+    lost: WorkerOrNone  # the worker whose end made this one fail; empty: the fault is its own
+    exit_code: ExitCode
+    reason: str  # one line
+    details: str  # traceback; empty for the user's own mistakes
+    scarce: bool = False  # its machine is out of something: another process may find it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """worker -> coordinator: all steps done."""
+
+    worker: Worker
+    digests: dict[Layer, Sha256]  # layer -> sha256 of its parameters
+    peak_memory_bytes: Number
+    kept_bytes: Number  # most that kept boundary tensors ever took
+    log_bytes: Number  # written to its log, in all
+    old_bytes: Number  # most that was held so that a step could be taken back, or run again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """coordinator -> worker or agent: end now, in good order."""
+
+    reason: str
+
+
+LivenessMessage = (
+    WorkerExited
+    | Heartbeat
+    | ShowStack
+    | LookAt
+    | WorkerRuns
+    | PeerGone
+    | FaultFired
+    | JobFailed
+    | Warned
+    | Failed
+    | Finished
+    | Stop
+)

@@ -1,0 +1,92 @@
+"""The log of boundary tensors, and the replay of a stage from it."""
+
+from dataclasses import dataclass
+
+from holdfast.protocol.fields import (
+    Number,
+    Rebuilt,
+    Seconds,
+    Stage,
+    StateOrNone,
+    Step,
+    StepOrBefore,
+    Worker,
+)
+from holdfast.protocol.records import Address, LogOrder, StepLosses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogVolume:
+    """worker -> coordinator, after its first logged step: what a border takes a step."""
+
+    worker: Worker
+    step: Step
+    activation_bytes: Number  # of its own micro-batches, to the next stage
+    gradient_bytes: Number  # to the stage before
+    tied_bytes: Number  # of parameters that another stage has too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBorders:
+    """coordinator -> worker: which borders are logged from now on. Takes effect at once."""
+
+    borders: list[Stage]
+    limit_bytes: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    """worker -> coordinator: its log has stopped, or begins again after a checkpoint."""
+
+    worker: Worker
+    step: Step
+    logging: bool
+    reason: str  # one line
+    num_bytes: Number  # written so far, in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """coordinator -> each of the crew: run some stages' steps again, from a checkpoint and the log.
+
+    The worker's own stage and all that it holds stay as they are.
+    """
+
+    epoch: Number  # be in this one meanwhile
+    stages: list[Stage]  # neighbours: run as if they were one stage
+    lost: list[Stage]  # those of them whose state is to be written
+    cut: list[Number]
+    checkpoint: StateOrNone  # to start from; empty: the beginning
+    first_step: Step
+    version: Step  # stop before this step
+    crew: list[Worker]  # micro-batches go to them in turn; the first one writes
+    addresses: dict[Worker, Address]  # of the crew
+    into: Rebuilt  # name for the state
+    log: LogOrder  # its limit is nobody's
+    beat_s: Seconds
+    wait_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """worker -> coordinator: its share is done, and what it was to write is on disk."""
+
+    worker: Worker
+    epoch: Number
+    num_operations: Number  # F, B and W that it has run
+    num_bytes: Number  # read from logs
+    took_s: Seconds
+    losses: list[StepLosses]  # of the last steps, if known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayFailed:
+    """worker -> coordinator: the log does not reach so far, or the job's own code raised."""
+
+    worker: Worker
+    epoch: Number
+    reached: StepOrBefore  # steps before this one could be replayed
+    reason: str  # one line
+
+
+LogMessage = LogVolume | LogBorders | LogState | Replay | Replayed | ReplayFailed

@@ -1,0 +1,58 @@
+"""What a step has brought, and what is measured beside it."""
+
+from dataclasses import dataclass
+
+from holdfast.protocol.fields import (
+    Number,
+    Seconds,
+    Step,
+    Worker,
+)
+from holdfast.protocol.records import (
+    LinkProbe,
+    MicrobatchLoss,
+    OperationTime,
+    Transfers,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """worker -> coordinator after each of its steps.
+
+    Losses and tokens of all micro-batches come from every holder of the last stage.
+    """
+
+    worker: Worker
+    step: Step
+    losses: list[MicrobatchLoss]
+    num_tokens: Number
+    norm: float
+    clipped: bool
+    skipped: bool
+    taken_back: bool
+    nonfinite: bool  # its own stage's gradient held NaN or Inf
+    operations: list[OperationTime]
+    transfers: list[Transfers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """coordinator -> member: measure, at the beginning of a step. Takes effect aside."""
+
+    step: Step  # the first step to do it in, or the next one that begins
+    compute: bool  # a short benchmark of its own arithmetic
+    links: list[LinkProbe]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """worker -> coordinator: its benchmark. What came over links is in the StepReports."""
+
+    worker: Worker
+    step: Step
+    wall_s: Seconds
+    cpu_s: Seconds
+
+
+StepMessage = StepReport | Probe | Probed
