@@ -15,6 +15,7 @@ from helpers.chaos import LAYOUTS, PER_CENT, PHASES, QUICK, SAVE, Layout
 from helpers.seed import SEED
 from helpers.wide import every, first
 from holdfast.cluster import parse_worker
+from holdfast.control import log_policy
 from holdfast.planner import log_borders
 
 ONE = Layout("1x4", 4, "[1, 2, 3]", 0.55)
@@ -305,14 +306,14 @@ GROUPS = {
 def test_stages_without_a_log_between_them_are_replayed_together(arena, table, monkeypatch, which):
     borders, replayed = GROUPS[which]
     choice = log_borders.LogChoice(borders, [0] * 4, "as the test says")
-    monkeypatch.setattr(log_borders, "borders_for", lambda **_: choice)
+    monkeypatch.setattr(log_policy, "borders_for", lambda **_: choice)
     faults, budget = ["kill 0.2 @ 8.B1"], "recovery.log_budget=1GB"
     check_kills(arena, table, faults, budget, *LONG_LOG, steps=LONG, replayed=replayed)
 
 
 def test_lost_stages_of_two_groups_are_replayed_with_all_of_both(arena, table, monkeypatch):
     choice = log_borders.LogChoice([1], [0] * 4, "as the test says")
-    monkeypatch.setattr(log_borders, "borders_for", lambda **_: choice)
+    monkeypatch.setattr(log_policy, "borders_for", lambda **_: choice)
     faults, budget = ["kill 0.1 @ 8.B1", "kill 0.2 @ 5.halt"], "recovery.log_budget=1GB"
     check_kills(arena, table, faults, budget, *LONG_LOG, steps=LONG, replayed=[(0, 1, 2, 3)])
 

@@ -379,3 +379,15 @@ def test_after_warming_up_nothing_is_left_to_compile():
         check=True,
         timeout=100,
     )
+
+
+def test_importing_the_planner_does_not_load_numba():
+    pytest.importorskip("numba")
+    code = (
+        "import sys\n"
+        "from holdfast.planner import service\n"
+        "assert 'numba' not in sys.modules\n"
+        "service.warm_up()\n"
+        "sys.exit('numba' not in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

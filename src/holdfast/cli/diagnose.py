@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.cli import diagnose_report, diagnose_run, diagnose_run_report
 from holdfast.detection.causes import find_causes
@@ -20,15 +20,12 @@ from holdfast.errors import ConfigError
 from holdfast.observability.events import EVENTS_FILE, read_events
 from holdfast.observability.jsonfile import encode
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _QUIET_S = 2.0  # shorter work says nothing of its progress
 _META = ("dp_size", "pp_size")  # of the keys in a trace's description, those that must be there
 
 
-def add_parser(subparsers: "Subparsers") -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "diagnose",
         help="say why a job was slow: who, since when, how much",

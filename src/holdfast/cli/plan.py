@@ -1,7 +1,4 @@
-"""``holdfast plan``: draw a step, with dead and slow workers if asked, and say how good it is.
-
-The planner and the solver are loaded when a plan is made: ``--help`` needs neither.
-"""
+"""``holdfast plan``: draw a step, with dead and slow workers if asked, and say how good it is."""
 
 import argparse
 import os
@@ -10,8 +7,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from errno import EISDIR
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from rich.console import Console
+
+from holdfast.cli import plan_report
 from holdfast.cli.plan_problem import (
     Room,
     parse_costs,
@@ -22,6 +21,8 @@ from holdfast.cli.plan_problem import (
 )
 from holdfast.errors import ConfigError
 from holdfast.planner.certificate import MOST_OPERATIONS
+from holdfast.planner.plan import Plan
+from holdfast.planner.planning import first_plan, refine
 from holdfast.planner.problem import Problem
 from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
@@ -31,9 +32,6 @@ from holdfast.schedule.render import grid, svg
 from holdfast.schedule.schedule import Schedule
 from holdfast.schedule.timeline import Pace, Timeline, bound, steady_period_s, timeline
 from holdfast.schedule.validity import check, in_flight_peak
-
-if TYPE_CHECKING:
-    from holdfast.planner.plan import Plan
 
 _PLANNED = "planned"
 _PLANNED_ONLY = (
@@ -160,8 +158,6 @@ def _run_planned(args: argparse.Namespace, problem: Problem, room: Room, width: 
         _require_drawable(problem.shape, f"--svg {args.svg}")
         _require_writable(args.svg)
     plan = _plan(problem, only_first=args.first)
-    from holdfast.cli import plan_report
-
     times = None
     if _num_drawn(problem.shape) <= _MOST_DRAWN:
         schedule = plan.schedule()
@@ -182,12 +178,8 @@ def _run_planned(args: argparse.Namespace, problem: Problem, room: Room, width: 
         _say(["", *plan_report.comparison(plan)])
 
 
-def _plan(problem: Problem, *, only_first: bool) -> "Plan":
+def _plan(problem: Problem, *, only_first: bool) -> Plan:
     """The last plan; on a terminal a line tells how far it is, and goes again."""
-    from rich.console import Console
-
-    from holdfast.planner.planning import first_plan, refine
-
     if only_first:
         return first_plan(problem)
     console = Console(stderr=True)

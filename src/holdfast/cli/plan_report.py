@@ -3,20 +3,17 @@
 import textwrap
 from collections.abc import Iterator
 from math import isfinite
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from holdfast.cli.plan_problem import Room
 from holdfast.cluster import WorkerId
 from holdfast.planner.bounds import bound, ideal_s
+from holdfast.planner.certificate import Certificate, certify
 from holdfast.planner.compare import compare
 from holdfast.planner.plan import Plan
 from holdfast.planner.published import fault_free_s
 from holdfast.schedule.timeline import Pace, Timeline, steady_period_s
-
-if TYPE_CHECKING:
-    from holdfast.planner.certificate import Certificate
 
 _MOST_STAGES = 64  # that are listed one by one
 _MOST_NAMED = 8  # moves, or workers with a second stage
@@ -158,8 +155,6 @@ def comparison(plan: Plan) -> Iterator[str]:
 
 def certificate(plan: Plan, limit_s: float, width: int) -> Iterator[str]:
     """What an exact solver says of the same routes: is there a shorter order?"""
-    from holdfast.planner.certificate import certify
-
     schedule, problem, period_s = plan.schedule(), plan.fleet.problem, plan.period_s
     if not plan.second_stages:
         # Of the lanes themselves: the plan's own figure takes like pipelines for equal.
@@ -170,7 +165,7 @@ def certificate(plan: Plan, limit_s: float, width: int) -> Iterator[str]:
     yield from _labelled(iter([("certificate", _verdict(period_s, found, limit_s))]), width)
 
 
-def _verdict(period_s: float, found: "Certificate", limit_s: float) -> str:
+def _verdict(period_s: float, found: Certificate, limit_s: float) -> str:
     gap = period_s / found.bound_s - 1
     if gap <= _ROUNDING:
         return "optimal: no order on these routes has a shorter period"

@@ -1,7 +1,6 @@
 """``holdfast recovery-plan``: which borders to log for a budget, and how soon a lost stage is back.
 
-Numbers in, a table out: no job is loaded and nothing is run. The planner is loaded when it is
-needed: ``--help`` needs it not.
+Numbers in, a table out: no job is loaded and nothing is run.
 """
 
 import argparse
@@ -9,14 +8,13 @@ import json
 import re
 import sys
 from math import inf
-from typing import TYPE_CHECKING
 
+from holdfast.cli import recovery_plan_report
+from holdfast.cli.recovery_plan_report import Outcome
 from holdfast.config import parse_size
 from holdfast.errors import ConfigError
-
-if TYPE_CHECKING:
-    from holdfast.cli.recovery_plan_report import Outcome
-    from holdfast.planner.replay_time import ReplayCosts
+from holdfast.planner.log_groups import best_groups, described, greedy_groups
+from holdfast.planner.replay_time import ReplayCosts, swift_replay_s, training_step_s
 
 _DESCRIPTION = """\
 Choose the borders between stages whose tensors are logged, within a budget of storage, so that
@@ -116,8 +114,6 @@ def _add_recovery(group: "argparse._ArgumentGroup") -> None:
 def run(args: argparse.Namespace) -> int:
     costs = _costs_of(args)
     budget_bytes = None if args.budget is None else _size("--budget", args.budget)
-    from holdfast.cli import recovery_plan_report
-
     outcome = _plan(costs, budget_bytes)
     if args.json:
         sys.stdout.write(json.dumps(recovery_plan_report.as_json(outcome), indent=2) + "\n")
@@ -126,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _costs_of(args: argparse.Namespace) -> "ReplayCosts":
+def _costs_of(args: argparse.Namespace) -> ReplayCosts:
     stages = _whole("--stages", args.stages, 2, _MOST_STAGES)
     interval = _whole("--interval", args.interval, 1, _MOST_NUMBER)
     lost = interval / 2 if args.lost is None else _whole("--lost", args.lost, 0, interval)
@@ -138,8 +134,6 @@ def _costs_of(args: argparse.Namespace) -> "ReplayCosts":
             "--gradients and --network say together how long the helpers take to sum their "
             "gradients: expected both or neither"
         )
-    from holdfast.planner.replay_time import ReplayCosts
-
     return ReplayCosts(
         num_microbatches=_whole("--microbatches", args.microbatches, 1, _MOST_NUMBER),
         forward_s=tuple(_times_s("--forward", args.forward, stages)),
@@ -212,11 +206,7 @@ def _words(option: str, text: str, number: int, thing: str) -> list[str]:
     return words if len(words) == number else words * number
 
 
-def _plan(costs: "ReplayCosts", budget_bytes: int | None) -> "Outcome":
-    from holdfast.cli.recovery_plan_report import Outcome
-    from holdfast.planner.log_groups import best_groups, described, greedy_groups
-    from holdfast.planner.replay_time import swift_replay_s, training_step_s
-
+def _plan(costs: ReplayCosts, budget_bytes: int | None) -> Outcome:
     every = range(costs.num_stages - 1)
     whole_bytes = sum(costs.border_bytes)
     budgets = [(share, whole_bytes * share // 100) for share in _CURVE]

@@ -3,18 +3,14 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigError
 from holdfast.observability.chrometrace import chrome_trace
 from holdfast.observability.events import EVENTS_FILE, Event, WorkerStep, read_events
 from holdfast.observability.jsonfile import write_json
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-
-def add_parser(subparsers: "Subparsers") -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "trace",
         help="write the operations of a run as a Chrome/Perfetto trace",

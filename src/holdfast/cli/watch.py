@@ -9,6 +9,9 @@ from pathlib import Path
 from holdfast import instruction_set
 from holdfast.errors import ConfigError
 from holdfast.observability.jsonfile import write_json
+from holdfast.watch.findings import Findings
+from holdfast.watch.keeping import keep_traceback
+from holdfast.watch.watching import watch
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -33,11 +36,6 @@ def run(args: argparse.Namespace) -> int:
             "holdfast watch -- torchrun --nproc-per-node 4 train.py"
         )
     report = None if args.report is None else _writable(args.report)
-    # Here and not above: numbers are crunched by this command only.
-    from holdfast.watch.findings import Findings
-    from holdfast.watch.keeping import keep_traceback
-    from holdfast.watch.watching import watch
-
     instruction_set.prepare(_say)
     findings = Findings(_say)
     code = watch(words, findings)

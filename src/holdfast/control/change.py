@@ -5,7 +5,6 @@ whether a change is wanted, is decided elsewhere.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
@@ -15,6 +14,7 @@ from holdfast.control.joining import Joining
 from holdfast.control.losses import Losses, Work
 from holdfast.control.plans import Plans
 from holdfast.control.rebuilding import Rebuilding
+from holdfast.control.recovery import Rests, rests
 from holdfast.control.reports import Reports
 from holdfast.control.restarting import Restarting
 from holdfast.control.returning import Returning
@@ -24,9 +24,6 @@ from holdfast.errors import ScheduleError
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.half_done import to_record
-
-if TYPE_CHECKING:
-    from holdfast.control.recovery import Rests
 
 
 class Changes:
@@ -268,9 +265,7 @@ class Changes:
                 stages[worker] = stage
         return stages
 
-    def _rests(self, change: Change, stages: Mapping[WorkerId, int]) -> "Rests":
-        from holdfast.control.recovery import rests  # loads the planner
-
+    def _rests(self, change: Change, stages: Mapping[WorkerId, int]) -> Rests:
         run = self._run
         gone = [(worker, run.stages[worker]) for worker in change.leaving if worker not in stages]
         lost = [(w, stage) for w, stage in (*change.dead, *change.left) if w not in change.work]

@@ -38,6 +38,7 @@ from holdfast.observability.event_files import Rotation
 from holdfast.observability.stacks import read_stack, stack_file, user_frame
 from holdfast.observability.summary import SUMMARY_FILE, Summary, summarize, write_summary
 from holdfast.observability.view import View
+from holdfast.planner.service import warm_up
 from holdfast.protocol.messages import StartWorkers
 from holdfast.protocol.secret import (
     FD_VARIABLE,
@@ -387,14 +388,7 @@ def _serve(server: Server, start: Callable[[], None], starter: Starter, config: 
 def warm_up_planner() -> None:
     """Once a process, beside the start of the workers: the first loss must not wait for it."""
     with suppress(RuntimeError):  # no thread to be had: then the first loss waits for it
-        threading.Thread(target=_warm_up, name="planner warm-up", daemon=True).start()
-
-
-def _warm_up() -> None:
-    import holdfast.control.recovery  # noqa: F401  what a loss needs is loaded before it comes
-    from holdfast.planner.service import warm_up  # loads Numba
-
-    warm_up()
+        threading.Thread(target=warm_up, name="planner warm-up", daemon=True).start()
 
 
 def check_run_dir(run_dir: Path, resume: Checkpoint | None) -> None:

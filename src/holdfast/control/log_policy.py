@@ -11,6 +11,7 @@ from holdfast.control.reports import Reports
 from holdfast.control.run import Run
 from holdfast.observability import events
 from holdfast.observability.words import size
+from holdfast.planner.log_borders import borders_for
 from holdfast.protocol import messages
 
 _STEPS_TO_SEAL = 2
@@ -48,8 +49,6 @@ class LogPolicy:
         return self._decide(volume.step, at_s)
 
     def _decide(self, step: int, at_s: float) -> list[Effect]:
-        from holdfast.planner.log_borders import borders_for  # loads the planner
-
         run = self._run
         assert run.costs is not None
         config, costs = run.config, run.costs

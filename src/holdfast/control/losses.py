@@ -2,17 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Effect, Emit
+from holdfast.control.recovery import Dead
 from holdfast.observability import events
 from holdfast.schedule.operation import Op
 from holdfast.schedule.running import RunningStep
 from holdfast.schedule.schedule import Schedule
-
-if TYPE_CHECKING:
-    from holdfast.control.recovery import Dead
 
 EXPLAIN_S = 0.3  # by then the agent has told how the process ended
 
@@ -109,10 +106,8 @@ class Work:
     def step_of(self, worker: WorkerId) -> int:
         return self._at.get(worker, _NOWHERE)[0]
 
-    def dead(self, worker: WorkerId, stage: int) -> "list[Dead]":
+    def dead(self, worker: WorkerId, stage: int) -> list[Dead]:
         """What it had finished in the step it was in, and in the one before."""
-        from holdfast.control.recovery import Dead  # loads the planner
-
         step, attempt, done = self._at.get(worker, _NOWHERE)
         now = Dead(worker, stage, step, self._finished(worker, step, done), attempt)
         if not step:

@@ -16,6 +16,7 @@ from holdfast.mitigation.options import Action, Choice, Option, Situation
 from holdfast.mitigation.policy import DEARER_GAIN, Policy
 from holdfast.mitigation.trial import Trial
 from holdfast.observability import events
+from holdfast.planner.places import swaps
 from holdfast.planner.problem import Problem
 
 _NUM_SWAPS = 4  # candidates that are planned through
@@ -172,8 +173,6 @@ class Mitigating:
         return self._plans.problem(stages, health=self._run.health)
 
     def _changed_places(self, subjects: tuple[str, ...]) -> Iterator[Remedy]:
-        from holdfast.planner.places import swaps  # loads the planner
-
         run, plans = self._run, self._plans
         problem = self._problem(run.stages)
         for stages in swaps(problem, _NUM_SWAPS):

@@ -1,29 +1,27 @@
-"""Asks the planner: which question, with which costs, and whether an answer is worth a change.
-
-The planner itself is loaded at the first question, since it takes a second.
-"""
+"""Asks the planner: which question, with which costs, and whether an answer is worth a change."""
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from holdfast.cluster import WorkerId
 from holdfast.control.clock import NUM_MEASURED
 from holdfast.control.run import HEALTHY, Run, Steady
 from holdfast.detection.diagnosis import Health
 from holdfast.errors import WaitTimeout
+from holdfast.planner.places import eased, pace
 from holdfast.planner.problem import Link, Links, Member, Memory, Problem
+from holdfast.planner.roles import Move, assign
+from holdfast.planner.service import Planner
+from holdfast.planner.whole_pipelines import whole_pipelines
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import default_memory
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.schedule import Schedule
 from holdfast.schedule.timeline import Pace, steady_period_s
 from holdfast.schedule.validity import in_flight_peak
-
-if TYPE_CHECKING:
-    from holdfast.planner.roles import Move
 
 _PAYS_BACK = 5  # a change for a better plan must gain so many times what it costs
 _SHORTER = 0.99
@@ -67,8 +65,6 @@ class Plans:
     @property
     def _planner(self) -> SomePlanner:
         if self._given is None:
-            from holdfast.planner.service import Planner
-
             self._given = Planner()
         return self._given
 
@@ -126,8 +122,6 @@ class Plans:
         self._to_refine = problem
         found = [self.planned(problem), *([first] if all_there else [])]
         if self._run.health.links:
-            from holdfast.planner.places import eased
-
             found.append(self.planned(eased(problem)))
         return min(found, key=lambda one: one.period_s)
 
@@ -175,10 +169,8 @@ class Plans:
         pays = better.period_s <= _SHORTER * old_s and gained_s > _PAYS_BACK * self._run.stop_s
         return better if pays else None
 
-    def moves(self, steps_left: int) -> "tuple[tuple[Move, ...], str]":
+    def moves(self, steps_left: int) -> tuple[tuple[Move, ...], str]:
         """Who should hold another stage, and why."""
-        from holdfast.planner.roles import assign
-
         run = self._run
         if run.steps_s and steps_left * median(run.steps_s) < _PAYS_BACK * run.copy_s:
             return (), ""
@@ -187,8 +179,6 @@ class Plans:
 
     def stage_for(self, joiner: WorkerId, taken: Mapping[WorkerId, int], steps_left: int) -> int:
         """``taken``: members and earlier joiners. Where one more worker helps most."""
-        from holdfast.planner.roles import assign
-
         counts = [list(taken.values()).count(stage) for stage in range(self._run.shape.stages)]
         if not all(counts):
             return counts.index(0)
@@ -208,8 +198,6 @@ class Plans:
 
     def whole_pipelines(self) -> Steady:
         """As FALCON does it: shares of whole pipelines, as many micro-batches as each can take."""
-        from holdfast.planner.whole_pipelines import whole_pipelines
-
         run = self._run
         assert run.first is not None
         self._refining, self._to_refine = False, None
@@ -241,8 +229,6 @@ class Plans:
     def _pace(self, health: Health) -> Pace | None:
         if not any(health):
             return None
-        from holdfast.planner.places import pace
-
         return pace(self.problem(self._run.stages, health=health))
 
     @property

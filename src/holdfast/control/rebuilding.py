@@ -12,6 +12,7 @@ from holdfast.control import membership as m
 from holdfast.control.effects import Discard, Effect, Emit
 from holdfast.control.joining import Joiner, Joining
 from holdfast.control.plans import Plans
+from holdfast.control.recovery import rests
 from holdfast.control.replaying import Replaying, from_checkpoint, rebuilt
 from holdfast.control.reports import Reports
 from holdfast.control.restarting import Restarting
@@ -141,8 +142,6 @@ class Rebuilding:
 
     def _fits(self, change: Change, version: int) -> bool:
         """Whether the steps can be ended with the lost stages at this version."""
-        from holdfast.control.recovery import rests  # loads the planner
-
         run = self._run
         free = [w for w in run.membership.all_in(*m.Phase) if w not in run.stages]
         hosts = dict(zip(free, run.lost_stages, strict=False))

@@ -1,14 +1,11 @@
 """What a change of who does what is for, and how far it has got. Data only."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from holdfast.cluster import WorkerId
 from holdfast.control.joining import Joiner
+from holdfast.control.recovery import Dead
 from holdfast.protocol import messages
-
-if TYPE_CHECKING:
-    from holdfast.control.recovery import Dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,7 @@ class Change:
     workers: list[WorkerId] = field(default_factory=list)  # lost, joined or moved
     dead: list[tuple[WorkerId, int]] = field(default_factory=list)  # and the stage each held
     left: list[tuple[WorkerId, int]] = field(default_factory=list)  # and the stage each gave up
-    work: "dict[WorkerId, list[Dead]]" = field(default_factory=dict)  # lost; noted before a rebuild
+    work: dict[WorkerId, list[Dead]] = field(default_factory=dict)  # lost; noted before a rebuild
     entering: set[WorkerId] = field(default_factory=set)
     leaving: dict[WorkerId, Joiner] = field(default_factory=dict)
     stopping: bool = True  # until there is a plan; then everyone takes up work again

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.arrays import Floats
 from holdfast.cluster import WorkerId
 from holdfast.detection.causes_candidates import Candidate, candidates_of
 from holdfast.detection.diagnosis import Cause
-from holdfast.detection.trace import Floats, Trace
+from holdfast.detection.trace import Trace
 from holdfast.detection.trace_graph import Graph
 
 LEAST_COST = 0.02  # of the step; less is not worth anybody's time

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.arrays import Flags, Floats, Ints
 from holdfast.cluster import WorkerId
 from holdfast.detection.causes_effects import Computing, Moving, computing, moving
 from holdfast.detection.causes_runs import Run, noise_of, runs
 from holdfast.detection.diagnosis import Cause
-from holdfast.detection.trace import Flags, Floats, Ints, Trace
+from holdfast.detection.trace import Trace
 from holdfast.detection.trace_graph import Graph
 
 _LEAST_CORRELATION = 0.5

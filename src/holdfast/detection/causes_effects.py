@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.arrays import Floats, Ints
 from holdfast.detection.causes_runs import Run, middle, noise_of, runs
-from holdfast.detection.trace import Floats, Ints, Trace, place_among
+from holdfast.detection.trace import Trace, place_among
 from holdfast.detection.trace_graph import Graph, Meeting, meeting
 from holdfast.errors import ConfigError
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.detection.trace import Floats
+from holdfast.arrays import Floats
 
 LEAST_FACTOR = 1.1  # smaller changes of speed are everyday noise
 _LEAST_STEPS = 3

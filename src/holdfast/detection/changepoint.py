@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from holdfast.detection.bocd import Bocd, Floats, Prior
+from holdfast.arrays import Floats
+from holdfast.detection.bocd import Bocd, Prior
 from holdfast.detection.cusum import Cusum
 from holdfast.errors import ConfigError
 

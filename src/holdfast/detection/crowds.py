@@ -9,11 +9,10 @@ from typing import NamedTuple
 from holdfast.cluster import WorkerId
 from holdfast.detection.case import Case, Phase
 from holdfast.detection.diagnosis import Cause, Diagnosis, Over
-from holdfast.detection.workers import Workers
+from holdfast.detection.workers import Workers, lacks_processor
 
 _NUM_STEPS_APART = 5  # of the beginnings of slowness that has one cause
 _CHANGED = math.log(1.1)  # of the factor, to be told again
-_FLAT = 0.5  # processor time rose by less than this share of the slowness, as logs
 
 
 class Crowd(NamedTuple):
@@ -102,7 +101,7 @@ class Crowds:
 
     def _lacks(self, worker: WorkerId, case: Case) -> bool:
         factor = self._workers.tracks[worker].cpu_factor(case.since, case)
-        return factor is not None and math.log(max(factor, 1e-9)) < _FLAT * case.excess
+        return factor is not None and lacks_processor(factor, case)
 
     def _diagnosis(self, machine: str, crowd: frozenset[WorkerId]) -> Diagnosis:
         cases = [self._workers.tracks[worker].case for worker in sorted(crowd)]

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
+from holdfast.arrays import Floats
 from holdfast.cluster import WorkerId
 from holdfast.detection.observation import WorkerStep
 
 _NUM_POINTS = 96  # of each worker, stage and kind
 _Key = tuple[int, str]
-Floats = NDArray[np.float64]
 
 
 def lower_median(values: Iterable[float]) -> float:

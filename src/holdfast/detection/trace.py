@@ -6,17 +6,14 @@ Checks what comes in. Files, and what the times mean, are not known here.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.arrays import Flags, Floats, Ints
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError
-
-Ints: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float64]
-Flags: TypeAlias = NDArray[np.bool_]
 
 WANTED = ("dp_rank", "stage", "step", "optype", "start_ts", "duration", "seq_id", "mb_id")
 OPTIONAL = ("rank", "mc", "gmc")

@@ -10,7 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from holdfast.detection.trace import Floats, Ints, Trace
+from holdfast.arrays import Floats, Ints
+from holdfast.detection.trace import Trace
 from holdfast.errors import ConfigError
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.detection.trace import Flags, Floats, Trace
+from holdfast.arrays import Flags, Floats
+from holdfast.detection.trace import Trace
 from holdfast.detection.trace_graph import Graph, Meeting, meeting
 
 

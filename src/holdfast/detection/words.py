@@ -7,9 +7,7 @@ from holdfast.cluster import WorkerId
 from holdfast.detection.case import Case
 from holdfast.detection.diagnosis import Cause, Diagnosis, Link
 from holdfast.detection.links import LinkTrack
-from holdfast.detection.workers import Workers
-
-_FLAT_CPU = 0.5  # less than this share of the slowness, as logs: processor time did not rise
+from holdfast.detection.workers import Workers, lacks_processor
 
 
 def compute(workers: Workers, worker: WorkerId, step: int, op_s: float) -> Diagnosis:
@@ -40,7 +38,7 @@ def machine(workers: Workers, name: str, step: int, op_s: float) -> Diagnosis:
     known = [factor for factor in factors if factor is not None]
     text = _operations(f"all {len(there)} workers on it at once:", case, step) + _benchmark(case)
     text += f"; processor time {median(known):.1f} x" if known else ""
-    if known and math.log(max(median(known), 1e-9)) < _FLAT_CPU * case.excess:
+    if known and lacks_processor(median(known), case):
         text += ": they get less of the processors"
     return Diagnosis(
         cause=Cause.MACHINE,
@@ -98,7 +96,7 @@ def _processor(case: Case, worker: WorkerId, workers: Workers) -> str:
     factor = workers.tracks[worker].cpu_factor(case.since, case)
     if factor is None:
         return ""
-    lacks = math.log(max(factor, 1e-9)) < _FLAT_CPU * case.excess
+    lacks = lacks_processor(factor, case)
     return f"; processor time {factor:.1f} x" + (": it lacks processor time" if lacks else "")
 
 

@@ -4,6 +4,7 @@ What all workers of a machine share is the machine's; the rest is the worker's o
 looked at here.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
@@ -18,6 +19,7 @@ from holdfast.detection.series import Change, Series
 from holdfast.detection.settings import WatchSettings
 
 _NUM_NOW = 5  # newest values that say how it is now
+_FLAT_SHARE = 0.5  # of the slowness, as logs
 _NUM_FIRST = 5  # values of a joiner before it is compared with the others
 
 
@@ -48,6 +50,11 @@ class Track:
         if not now or self.cpu_base is None or self.cpu_base < 0.2:
             return None
         return case.factor * median(now) / self.cpu_base
+
+
+def lacks_processor(cpu_factor: float, case: Case) -> bool:
+    """Processor time has risen by less than half of the slowness, as logs: somebody else has it."""
+    return math.log(max(cpu_factor, 1e-9)) < _FLAT_SHARE * case.excess
 
 
 class Machine:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planner.fleet import Fleet, Floats
+from holdfast.arrays import Floats
+from holdfast.planner.fleet import Fleet
 from holdfast.planner.shares import least_time
 
 _ROUNDING = 1e-9

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.planner.fleet import Fleet, Floats
-from holdfast.planner.graph import Ints, Template
+from holdfast.arrays import Floats, Ints
+from holdfast.planner.fleet import Fleet
+from holdfast.planner.graph import Template
 from holdfast.planner.routing import Group, Routing
 from holdfast.planner.shares import shares
 

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from holdfast.arrays import Floats, Ints
 from holdfast.cluster import WorkerId
-from holdfast.planner.graph import Hosts, Ints, Units
+from holdfast.planner.graph import Hosts, Units
 from holdfast.planner.problem import Problem
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from holdfast.arrays import Flags, Ints
 from holdfast.planner import kernel as k
 from holdfast.planner.fleet import Fleet
-from holdfast.planner.graph import Ints
 from holdfast.planner.layout import Board
 from holdfast.planner.order import Order
 from holdfast.planner.period import steady_period
@@ -51,9 +50,7 @@ def fused_where_free(
     return order
 
 
-def _with_fused(
-    routing: Routing, order: Order, fused: npt.NDArray[np.bool_], plain: bool | None
-) -> Order:
+def _with_fused(routing: Routing, order: Order, fused: Flags, plain: bool | None) -> Order:
     """The same lanes, without the W that are now part of their B. Its windows may be longer."""
     board = Board(routing.template.graph(fused), plain=plain)
     was: Ints = order.layout.order

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.arrays import Flags, Ints
 from holdfast.planner import kernel as k
 from holdfast.schedule.operation import Kind
-
-Ints = npt.NDArray[np.int64]
 
 # Durations become whole ticks, memory whole grains: integers are the same everywhere. The
 # longest normal operation is 2^20 ticks.
@@ -106,18 +105,18 @@ class Template:
     def hop(self) -> int:
         return int(self.hops.max())
 
-    def graph(self, fused: npt.NDArray[np.bool_]) -> Graph:
+    def graph(self, fused: Flags) -> Graph:
         """``fused``: [micro-batch, stage] whose backward is done in one go."""
         return step_graph(self.route, self.hosts, self.hops, fused)
 
-    def fused_turns(self, edges: Ints) -> npt.NDArray[np.bool_]:
+    def fused_turns(self, edges: Ints) -> Flags:
         """``edges``: [first, last + 1][stage] of the turns to be fused."""
         turns = self.turns[:, None]
-        mask: npt.NDArray[np.bool_] = (turns >= edges[0]) & (turns < edges[1])
+        mask: Flags = (turns >= edges[0]) & (turns < edges[1])
         return mask
 
 
-def step_graph(route: Ints, hosts: Hosts, hops: Ints, fused: npt.NDArray[np.bool_]) -> Graph:
+def step_graph(route: Ints, hosts: Hosts, hops: Ints, fused: Flags) -> Graph:
     """Every F, B and W of a step. ``route[m, s]``: the host; ``hops[m, s]``: s to s + 1 and back.
 
     ``fused[m, s]``: B and W in one go.

@@ -211,6 +211,32 @@ def release_successor(
 
 
 @compiled
+def release_both(
+    op: int,
+    end: int,
+    ops: Table,
+    hosts: Table,
+    waits_for: Row,
+    slots: Row,
+    heads: Row,
+    tails: Row,
+) -> int:
+    """Its successors wait for one thing less.
+
+    The one at the neighbour stage, if that is now queued; else -1.
+    """
+    own = ops[OWN_NEXT][op]
+    if own >= 0:
+        release_successor(own, end, 0, ops, hosts, waits_for, slots, heads, tails)
+    other = ops[NEXT][op]
+    if other < 0:
+        return -1
+    delay = ops[DELAY][op]
+    queued = release_successor(other, end, delay, ops, hosts, waits_for, slots, heads, tails)
+    return other if queued else -1
+
+
+@compiled
 def lay_out(
     ops: Table,
     hosts: Table,
@@ -254,17 +280,10 @@ def lay_out(
         account(op, host, now, end, ops, state)
         free[worker] = end
         size = push_wake(times, wakes, size, end, worker)
-        own = ops[OWN_NEXT][op]
-        if own >= 0:
-            release_successor(own, end, 0, ops, hosts, waits_for, slots, heads, tails)
-        other = ops[NEXT][op]
+        other = release_both(op, end, ops, hosts, waits_for, slots, heads, tails)
         if other >= 0:
-            delay = ops[DELAY][op]
-            queued = release_successor(
-                other, end, delay, ops, hosts, waits_for, slots, heads, tails
-            )
             receiver = hosts[WORKER][ops[HOST][other]]
-            if queued and free[receiver] <= now:
+            if free[receiver] <= now:
                 size = push_wake(times, wakes, size, ops[READY][other], receiver)
     return num_done
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.arrays import Ints
 from holdfast.planner import kernel as k
-from holdfast.planner.compiled import HAS_NUMBA, plain_twins
-from holdfast.planner.graph import Graph, Ints
+from holdfast.planner.compiled import has_numba, plain_twins
+from holdfast.planner.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Board:
     """One graph, laid out again and again with other policies and releases."""
 
     def __init__(self, graph: Graph, *, plain: bool | None = None) -> None:
-        self._plain = not HAS_NUMBA if plain is None else plain
+        self._plain = not has_numba() if plain is None else plain
         self.graph = graph
         hosts = graph.hosts
         self._first_host = np.searchsorted(hosts.worker, np.arange(hosts.num_workers + 1))

@@ -11,8 +11,8 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from holdfast.arrays import Flags, Ints
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
 from holdfast.schedule.operation import Fact, Kind, Op, Shape, What
@@ -89,9 +89,6 @@ class Todo:
     committed: tuple[int, ...]  # stages that a live holder has stepped
 
 
-_Ints = npt.NDArray[np.int64]
-_Bools = npt.NDArray[np.bool_]
-
 _NOTHING = Facts()
 _NOBODY = -1
 _BITS = {1: Kind.F, 2: Kind.B, 4: Kind.W}  # the kinds of a task as one number
@@ -158,10 +155,10 @@ class _Left:
     """
 
     workers: tuple[WorkerId, ...]
-    progress: _Ints
-    owner: _Ints  # whose progress it is
-    activation: _Ints  # the lowest worker that has it
-    gradient: _Ints
+    progress: Ints
+    owner: Ints  # whose progress it is
+    activation: Ints  # the lowest worker that has it
+    gradient: Ints
 
 
 def _gather(
@@ -185,7 +182,7 @@ def _gather(
 
 def _places(
     shape: Shape, workers: Sequence[WorkerId], groups: Sequence[Collection[Place]]
-) -> tuple[_Ints, _Ints, _Ints]:
+) -> tuple[Ints, Ints, Ints]:
     """Worker number, stage and micro-batch of each place; a group of places a worker."""
     numbers = chain.from_iterable(chain.from_iterable(groups))
     stages, microbatches = np.fromiter(numbers, np.int64).reshape(-1, 2).T
@@ -201,7 +198,7 @@ def _places(
     return who, stages, microbatches
 
 
-def _holds(workers: Sequence[WorkerId], by_stage: Sequence[Sequence[WorkerId]]) -> _Bools:
+def _holds(workers: Sequence[WorkerId], by_stage: Sequence[Sequence[WorkerId]]) -> Flags:
     number = {worker: at for at, worker in enumerate(workers)}
     holds = np.zeros((len(workers), len(by_stage)), np.bool_)
     for stage, holders in enumerate(by_stage):
@@ -210,7 +207,7 @@ def _holds(workers: Sequence[WorkerId], by_stage: Sequence[Sequence[WorkerId]]) 
 
 
 def _check_once(
-    shape: Shape, workers: Sequence[WorkerId], who: _Ints, at: tuple[_Ints, _Ints]
+    shape: Shape, workers: Sequence[WorkerId], who: Ints, at: tuple[Ints, Ints]
 ) -> None:
     index = at[0] * shape.microbatches + at[1]
     times = np.bincount(index, minlength=1)
@@ -224,9 +221,7 @@ def _check_once(
         )
 
 
-def _lowest(
-    shape: Shape, workers: Sequence[WorkerId], groups: Sequence[Collection[Place]]
-) -> _Ints:
+def _lowest(shape: Shape, workers: Sequence[WorkerId], groups: Sequence[Collection[Place]]) -> Ints:
     """The lowest worker that has each place."""
     lowest = np.full((shape.stages, shape.microbatches), len(workers))
     who, stages, microbatches = _places(shape, workers, groups)
@@ -238,11 +233,11 @@ def _lowest(
 class _Runs:
     """Which operations are still to run, and which of the needed tensors exist already."""
 
-    forward: _Bools
-    backward: _Bools
-    weight: _Bools
-    activation: _Bools  # exists, and the next stage's F needs it
-    gradient: _Bools  # exists, and the B of the stage before needs it
+    forward: Flags
+    backward: Flags
+    weight: Flags
+    activation: Flags  # exists, and the next stage's F needs it
+    gradient: Flags  # exists, and the B of the stage before needs it
 
 
 def _runs(left: _Left, committed: Collection[int]) -> _Runs:

@@ -44,11 +44,7 @@ def borders_for(
     num_stages = len(forward_s)
     others = list(other_bytes) or [0] * num_stages
     sharers = list(holders) or [1] * num_stages
-    if not len(others) == len(sharers) == num_stages:
-        raise ConfigError(
-            f"holders of {len(sharers)} and other_bytes of {len(others)} stages: "
-            f"expected {num_stages}, as forward_s"
-        )
+    _check_lengths(sharers, others, num_stages)
     if budget_bytes is None:
         return LogChoice(list(range(num_stages - 1)), [0] * num_stages, "no budget: all borders")
     one_by_one_s = num_microbatches * (sum(forward_s) + sum(backward_s))
@@ -73,6 +69,14 @@ def borders_for(
     best = best_groups(costs, spare)
     borders = list(best.borders)
     return LogChoice(borders, _limits(costs, borders, others, sharers, budget_bytes), best.reason)
+
+
+def _check_lengths(holders: Sequence[int], others: Sequence[int], num_stages: int) -> None:
+    if not len(others) == len(holders) == num_stages:
+        raise ConfigError(
+            f"holders of {len(holders)} and other_bytes of {len(others)} stages: "
+            f"expected {num_stages}, as forward_s"
+        )
 
 
 def _limits(

@@ -10,9 +10,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from holdfast.arrays import Floats
 from holdfast.errors import ConfigError
 from holdfast.planner.log_groups_search import MOST_POINTS, search
-from holdfast.planner.replay_time import Floats, ReplayCosts
+from holdfast.planner.replay_time import ReplayCosts
 
 # Times are compared in so many parts of the longest replay: finer differences are rounding.
 _TICKS = 2.0**50

@@ -7,9 +7,8 @@ neither stages nor logs: numbers in, cuts out. Costs are whole numbers, so that 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from holdfast.planner.replay_time import Floats, Ints
+from holdfast.arrays import Flags, Floats, Ints
 
 MOST_POINTS = 200_000
 _MOST_PRICES = 200
@@ -127,7 +126,7 @@ def _extended(points: _Points, run_cost: Floats, more: int, end: int) -> _Points
     )
 
 
-def _kept(points: _Points, chosen: NDArray[np.bool_] | Ints) -> _Points:
+def _kept(points: _Points, chosen: Flags | Ints) -> _Points:
     num_bytes, cost, end, before = points
     return _Points(num_bytes[chosen], cost[chosen], end[chosen], before[chosen])
 

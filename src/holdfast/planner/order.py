@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 
+from holdfast.arrays import Flags, Ints
 from holdfast.planner import kernel as k
-from holdfast.planner.graph import Ints, Template
+from holdfast.planner.graph import Template
 from holdfast.planner.layout import Board, Layout
 
 _ROUNDS = 6
@@ -249,11 +249,11 @@ class Search:
             value = rng.choice((0, hop, 2 * hop, 3 * hop, *shares, forward))
         policy[row, where] = value
 
-    def _some_hosts(self, rng: random.Random) -> npt.NDArray[np.bool_]:
+    def _some_hosts(self, rng: random.Random) -> Flags:
         """Those of one stage, of it and all before, of it and all after, or all."""
         stages, stage = self._hosts.stage, rng.randrange(self._template.num_stages)
         which = rng.randrange(5)
-        chosen: npt.NDArray[np.bool_] = stages == stage
+        chosen: Flags = stages == stage
         if which >= 2:
             chosen = (stages <= stage, stages >= stage, stages >= 0)[which - 2]
         return chosen

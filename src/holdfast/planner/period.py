@@ -4,10 +4,9 @@ A reduction is a meeting: nobody's ends before the last holder of the stage has 
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from holdfast.arrays import Flags, Ints
 from holdfast.planner.fleet import Fleet
-from holdfast.planner.graph import Ints
 from holdfast.planner.order import Order
 from holdfast.planner.routing import Routing
 
@@ -68,7 +67,7 @@ class _Meeting:
         np.add.at(done, worker, self._step[stage])
         return done
 
-    def _last_other(self, here: Ints, mine: npt.NDArray[np.bool_], others: Ints) -> Ints:
+    def _last_other(self, here: Ints, mine: Flags, others: Ints) -> Ints:
         """When the message of the last other one is here; 0 where there is no other."""
         highest = int(others.max())
         only = int((others == highest).sum()) == 1

@@ -5,11 +5,12 @@ from functools import cached_property
 
 import numpy as np
 
+from holdfast.arrays import Ints
 from holdfast.cluster import WorkerId
 from holdfast.planner import kernel as k
 from holdfast.planner.bounds import Bound
 from holdfast.planner.fleet import Fleet
-from holdfast.planner.graph import KINDS, Ints
+from holdfast.planner.graph import KINDS
 from holdfast.planner.order import Order
 from holdfast.planner.roles import Move
 from holdfast.planner.routing import Group, Routing

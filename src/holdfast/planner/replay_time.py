@@ -9,12 +9,9 @@ from functools import cached_property
 from math import ceil, inf, isfinite
 
 import numpy as np
-from numpy.typing import NDArray
 
+from holdfast.arrays import Floats
 from holdfast.errors import ConfigError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _MOST_BYTES = 1 << 60  # beyond, sums would leave 64 bits
 _PER_STAGE = ("forward_s", "backward_s", "state_bytes", "reduced_bytes", "weights")

@@ -9,11 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from holdfast.arrays import Ints
 from holdfast.cluster import WorkerId
 from holdfast.errors import MemoryExceeded
 from holdfast.planner import kernel as k
 from holdfast.planner.fleet import Fleet
-from holdfast.planner.graph import KINDS, Graph, Hosts, Ints
+from holdfast.planner.graph import KINDS, Graph, Hosts
 from holdfast.planner.layout import Board
 from holdfast.planner.lineage import Facts, Holders, Progress, Task, Todo, still_to_do
 from holdfast.planner.order import portfolio

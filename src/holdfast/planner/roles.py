@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.arrays import Floats, Ints
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError
 from holdfast.planner.problem import Problem
 from holdfast.planner.roles_exact import Counts
-from holdfast.planner.roles_kernels import Floats, Ints
 from holdfast.planner.roles_search import search
 from holdfast.planner.shares import least_time
 

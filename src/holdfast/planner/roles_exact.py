@@ -9,7 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from holdfast.planner.roles_kernels import NONE, Floats, Ints, cover
+from holdfast.arrays import Floats, Ints
+from holdfast.planner.roles_kernels import NONE, cover
 from holdfast.planner.shares import ROUNDING, least_time
 
 # Limits in counts, not in seconds: every machine gives the same answer.

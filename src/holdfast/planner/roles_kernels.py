@@ -5,12 +5,9 @@ one of class k does ``value[p, k]`` micro-batches of stage p in the period. Know
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from holdfast.arrays import Ints
 from holdfast.planner.compiled import compiled
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 NONE = np.int64(2**40)  # more than any count
 

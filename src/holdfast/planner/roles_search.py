@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.arrays import Floats, Ints
 from holdfast.planner.roles_exact import Counts, Deal
-from holdfast.planner.roles_kernels import NONE, Floats, Ints, greedy
+from holdfast.planner.roles_kernels import NONE, greedy
 from holdfast.planner.shares import ROUNDING
 
 # A limit in counts, not in seconds: every machine gives the same answer.

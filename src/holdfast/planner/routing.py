@@ -10,8 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from holdfast.planner.fleet import Fleet, Floats
-from holdfast.planner.graph import Ints, Template
+from holdfast.arrays import Floats, Ints
+from holdfast.planner.fleet import Fleet
+from holdfast.planner.graph import Template
 
 _ROUNDING = 1e-9
 # Kinds of pipeline that are put in order one by one; more are merged to the slower one.

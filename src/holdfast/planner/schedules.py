@@ -1,6 +1,7 @@
 """Schedules by name, for a step in which nobody is missing: one pipeline, repeated for all."""
 
 from holdfast.errors import ConfigError
+from holdfast.planner.planning import best_plan
 from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import gpipe, in_every_pipeline, one_f_one_b
@@ -31,9 +32,6 @@ def zero_bubble(
 
     Never slower than 1F1B with the same memory on one pipeline.
     """
-    # Here, since it loads Numba: commands that plan nothing start without it.
-    from holdfast.planner.planning import best_plan
-
     costs.require_stages(shape.stages)
     one = Shape(1, shape.stages, shape.microbatches_per_pipeline)
     plain = one_f_one_b(one, memory)

@@ -6,12 +6,9 @@ Exact, in whole micro-batches. Does not know stages, pipelines or the order of t
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from holdfast.arrays import Floats, Ints
 from holdfast.errors import ConfigError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # n * unit_s in another order of rounding is the same time.
 ROUNDING = 1e-9

@@ -50,11 +50,6 @@ class Timeline:
     busy_s: Mapping[WorkerId, float]  # work of one step
 
     @property
-    def bubble_s(self) -> dict[WorkerId, float]:
-        """Idle time of each worker in one steady period."""
-        return {worker: self.period_s - busy_s for worker, busy_s in self.busy_s.items()}
-
-    @property
     def bubble_share(self) -> float:
         """Idle share of all workers' time in the steady state."""
         return 1 - sum(self.busy_s.values()) / (self.period_s * len(self.busy_s))
