@@ -5,7 +5,7 @@ READY := .venv/ready
 DEMO_DIR := runs/demo
 
 # Three processes share the files of tests out, the long ones first: real runs wait a lot.
-TESTS := tests/multiprocess tests/chaos tests/contract tests/unit tests/test_layers.py tests/bench
+TESTS := tests/multiprocess tests/chaos tests/contract tests/unit $(wildcard tests/test_*.py) tests/bench
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -rs
 # What samples are drawn from where they are drawn anew each time.
 SEED := $(or $(HOLDFAST_SEED),$(shell date +%s))

@@ -1,0 +1,156 @@
+"""How large things may be, and where an import may stand. What is too large is split by idea.
+
+An import inside a function, or for the type checker alone, hides a cycle, unless it puts off a
+library that takes long to load or need not be there: those are listed with the reason.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "holdfast"
+MOST_LINES, MOST_FUNCTION_LINES, MOST_METHODS = 350, 50, 20
+
+
+class Finding(NamedTuple):
+    path: str  # below src/holdfast
+    what: str
+
+
+# --- what is allowed, and why ---
+
+LATE_IMPORTS = {
+    Finding("cli/agent.py", "imports holdfast.runtime in run"): "torch: the launcher needs none",
+    Finding("cli/worker.py", "imports holdfast.runtime in _work"): "torch: the launcher needs none",
+    Finding("cli/diagnose.py", "imports pyarrow in read_trace"): "optional, for traces only",
+    Finding("planner/compiled.py", "imports numba in has_numba"): "takes a second; may be missing",
+    Finding("planner/compiled.py", "imports numba in _made"): "takes a second; may be missing",
+    Finding("planner/certificate.py", "imports ortools.sat.python in _solver_library"): "optional",
+    Finding("planner/certificate_model.py", "imports for the type checker"): "OR-Tools, optional",
+    Finding("watch/startup.py", "imports holdfast_watch_hooks in start"): "copied beside it",
+    Finding("watch/startup.py", "imports traceback in keep_fault"): "slows every watched process",
+}
+# Too large today. What is mended is taken off: the test fails while it stands here.
+STILL = {
+    Finding("cli/train.py", "imports holdfast.runtime.threads in _starter"),
+    Finding("cli/train.py", "add_parser is long"),
+    Finding("control/change.py", "the file is long"),
+    Finding("control/coordinator.py", "the file is long"),
+    Finding("control/coordinator.py", "Coordinator.__init__ is long"),
+    Finding("control/joining.py", "the file is long"),
+    Finding("control/joining.py", "Joining has many methods"),
+    Finding("control/launcher.py", "the file is long"),
+    Finding("control/launcher.py", "launch is long"),
+    Finding("control/notices.py", "the file is long"),
+    Finding("control/server.py", "the file is long"),
+    Finding("runtime/commit.py", "imports holdfast.runtime.undoing in _taking_back"),
+    Finding("runtime/executor.py", "the file is long"),
+    Finding("runtime/gradients.py", "imports holdfast.runtime in __init__"),
+    Finding("runtime/gradients.py", "imports for the type checker"),
+    Finding("runtime/training.py", "the file is long"),
+    Finding("runtime/training.py", "StageTraining.__init__ is long"),
+    Finding("runtime/worker.py", "the file is long"),
+    Finding("transport/mailbox.py", "the file is long"),
+    Finding("transport/mailbox.py", "Mailbox has many methods"),
+    Finding("transport/outgoing.py", "the file is long"),
+}
+
+
+# --- what is looked for ---
+
+
+def findings(path: str, source: str) -> Iterator[Finding]:
+    tree = ast.parse(source)
+    whats = [*_sizes(tree), *_late_imports(tree)]
+    if len(source.splitlines()) > MOST_LINES:
+        whats.append("the file is long")
+    yield from (Finding(path, what) for what in dict.fromkeys(whats))
+
+
+def _sizes(node: ast.AST, within: str = "") -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        name = within
+        if isinstance(child, ast.ClassDef):
+            name = f"{within}{child.name}."
+            methods = [each for each in child.body if _is_function(each)]
+            if sum(not each.name.startswith("_") for each in methods) > MOST_METHODS:
+                yield f"{within}{child.name} has many methods"
+        if _is_function(child):
+            name = f"{within}{child.name}."
+            if child.end_lineno - child.lineno >= MOST_FUNCTION_LINES:
+                yield f"{within}{child.name} is long"
+        yield from _sizes(child, name)
+
+
+def _late_imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and "TYPE_CHECKING" in ast.unparse(node):
+            yield "imports for the type checker"
+        if _is_function(node):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Import):
+                    yield from (f"imports {each.name} in {node.name}" for each in inner.names)
+                if isinstance(inner, ast.ImportFrom):
+                    yield f"imports {inner.module} in {node.name}"
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+@pytest.fixture(scope="module")
+def found() -> set[Finding]:
+    paths = sorted(SRC.rglob("*.py"))
+    assert len(paths) > 100
+    texts = {path.relative_to(SRC).as_posix(): path.read_text() for path in paths}
+    return {finding for path, text in texts.items() for finding in findings(path, text)}
+
+
+def test_nothing_is_too_large_and_no_import_hides_a_cycle(found: set[Finding]) -> None:
+    assert sorted(found - LATE_IMPORTS.keys() - STILL) == []
+
+
+def test_what_is_listed_is_still_so(found: set[Finding]) -> None:
+    assert sorted((LATE_IMPORTS.keys() | STILL) - found) == [], "mended: take it off the list"
+
+
+# --- can it fail at all? ---
+
+LINE, METHOD = "    pass\n", "    def m{}(self): ...\n"
+FITS, LONG = LINE * (MOST_FUNCTION_LINES - 1), LINE * MOST_FUNCTION_LINES
+FEW = "".join(METHOD.format(number) for number in range(MOST_METHODS))
+MANY = FEW + METHOD.format("ore")
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("\n" * (MOST_LINES + 1), "the file is long"),
+        (f"def f():\n{LONG}", "f is long"),
+        (f"class C:\n  async def f(self):\n{LONG}", "C.f is long"),
+        (f"def f():\n  def g():\n{LONG}", "f.g is long"),
+        (f"class C:\n{MANY}", "C has many methods"),
+        ("def f():\n  import a.b", "imports a.b in f"),
+        ("class C:\n  def f(self):\n    if 1:\n      from a.b import c", "imports a.b in f"),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING: ...", "imports for the type checker"),
+        ("import typing\nif typing.TYPE_CHECKING: ...", "imports for the type checker"),
+    ],
+)
+def test_it_finds(source: str, what: str) -> None:
+    assert Finding("some.py", what) in findings("some.py", source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "\n" * MOST_LINES,
+        f"def f():\n{FITS}",
+        f"class C:\n    def _hidden(self): ...\n{FEW}",
+        "import a.b\nfrom a import c",
+    ],
+)
+def test_it_leaves_alone_what_is_just_small_enough(source: str) -> None:
+    assert list(findings("some.py", source)) == []
