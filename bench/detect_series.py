@@ -19,7 +19,7 @@ import numpy as np
 
 from detect_published import FalconBocdV, SlidingWindow
 from holdfast.detection.changepoint import ChangeDetector
-from holdfast.faults.slow_series import HEALTHY, SLOW, Series, SlowStretch, slow_series
+from slow_series import HEALTHY, SLOW, Series, SlowStretch, slow_series
 
 TUNING_SEED = 0  # the settings of the detectors were chosen on series of seeds from here on ...
 TEST_SEED = 1_000_000  # ... and are judged on series of seeds from here on

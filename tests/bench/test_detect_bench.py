@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 
+from helpers.sample_events import sample
 from holdfast.faults.fault import check_faults, parse_fault
 from holdfast.observability.events import Diagnosed, SlownessOver
 
 BENCH = Path(__file__).parents[2] / "bench"
 WORKER, LINK = "slow 1.0 @ 21-40 x1.5", "link 0.0-0.1 @ 21-40 +10ms"
 OP_MS = 4.0
-
-
-@pytest.fixture(autouse=True)
-def _bench_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
 
 
 def case(*faults: str, kind: str = "mixed") -> Any:
@@ -46,10 +42,7 @@ def clear_steps(*faults: str) -> dict[str, int | None]:
 
 
 def diagnosed(step: int, cause: str = "slow computation", subject: str = "1.0") -> Diagnosed:
-    return Diagnosed(
-        at_s=float(step), step=step, cause=cause, subject=subject, factor=1.5, excess_s=0.0,
-        since=step, confidence=0.9, evidence="",
-    )  # fmt: skip
+    return sample(Diagnosed, step=step, cause=cause, subject=subject, since=step)
 
 
 # --- what must be told ---

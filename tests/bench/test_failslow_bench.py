@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers.sample_events import sample
 from holdfast.config import config_from, parse_assignment, set_value
 from holdfast.faults.fault import check_faults, parse_fault
 from holdfast.observability.events import (
@@ -28,11 +29,6 @@ HEALTHY_S, SLOW_S, BETTER_S = 0.25, 0.5, 0.3
 NUM_DISTURBED = 30
 
 
-@pytest.fixture(autouse=True)
-def _bench_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-
-
 def ended(times_s: list[float], first: int = 0) -> list[Event]:
     """One step after the other."""
     events: list[Event] = []
@@ -46,17 +42,7 @@ def ended(times_s: list[float], first: int = 0) -> list[Event]:
 
 
 def named(step: int, subject: str, cause: str = "slow computation") -> Diagnosed:
-    return Diagnosed(
-        at_s=0.0,
-        step=step,
-        cause=cause,
-        subject=subject,
-        factor=2.0,
-        excess_s=0.0,
-        since=step,
-        confidence=0.9,
-        evidence="",
-    )
+    return sample(Diagnosed, step=step, cause=cause, subject=subject, since=step)
 
 
 def switched(step: int, cause: str = "re-plan") -> PlanSwitched:
@@ -64,16 +50,7 @@ def switched(step: int, cause: str = "re-plan") -> PlanSwitched:
 
 
 def chosen(step: int, action: str) -> MitigationChosen:
-    return MitigationChosen(
-        at_s=0.0,
-        step=step,
-        action=action,
-        subjects=("1.0",),
-        reason="",
-        period_s=0.5,
-        new_period_s=0.3,
-        cost_s=0.1,
-    )
+    return sample(MitigationChosen, step=step, action=action, subjects=("1.0",))
 
 
 def slow_run(*others: Event) -> list[Event]:
@@ -135,22 +112,7 @@ def test_the_delay_counts_from_the_fault_and_others_that_are_named_are_told() ->
 
 
 def test_actions_are_what_was_done_and_a_change_that_stops_everyone_has_its_time() -> None:
-    stop = Recovered(
-        at_s=0.0,
-        epoch=2,
-        step=40,
-        cause="move",
-        workers=("1.0",),
-        fault_s=9.0,
-        notice_s=10.0,
-        plan_s=10.1,
-        resumed_s=10.25,
-        redone=0,
-        operations=4,
-        members=4,
-        period_s=0.3,
-        reason="",
-    )
+    stop = sample(Recovered, step=40, cause="move", notice_s=10.0, resumed_s=10.25)
     found = measured(*slow_run(chosen(35, "wait"), chosen(40, "re-plan"), stop))
     assert found.actions == ("re-plan @ 40",)
     only_told = measured(*slow_run(chosen(40, "re-plan")), acts=False)

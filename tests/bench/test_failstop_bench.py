@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers.sample_events import sample
 from holdfast.faults.fault import check_faults, parse_fault
 from holdfast.observability.events import Event, Recovered, WorkerStep
 from holdfast.planner.published import rerouted_s
@@ -20,27 +21,17 @@ SIGNAL_S, NOTICE_S, PLAN_S = 10.0, 10.01, 10.05
 SHAPE = Shape(2, 2, 4)
 
 
-@pytest.fixture(autouse=True)
-def _bench_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-
-
 def recovered(resumed_s: float, victim: str = "1.0") -> Recovered:
-    return Recovered(
+    return sample(
+        Recovered,
         at_s=resumed_s,
-        epoch=2,
         step=3,
-        cause="death",
         workers=(victim,),
         fault_s=NOTICE_S,
         notice_s=NOTICE_S,
         plan_s=PLAN_S,
         resumed_s=resumed_s,
         redone=1,
-        operations=4,
-        members=3,
-        period_s=0.2,
-        reason="",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from helpers.sample_events import sample
 from holdfast.observability.events import Event, Recovered, StepFinished, encode_event
 
 BENCH = Path(__file__).parents[2] / "bench" / "peers_torchft.py"
@@ -31,21 +32,13 @@ def finished(step: int, at_s: float) -> StepFinished:
 
 
 def recovered(step: int, resumed_s: float, cause: str = "death") -> Recovered:
-    return Recovered(
+    return sample(
+        Recovered,
         at_s=resumed_s + 0.01,
-        epoch=2,
         step=step,
         cause=cause,
-        workers=("1.0",),
         fault_s=SIGNAL_S,
-        notice_s=SIGNAL_S + 0.01,
-        plan_s=resumed_s - 0.01,
         resumed_s=resumed_s,
-        redone=1,
-        operations=4,
-        members=1,
-        period_s=0.2,
-        reason="",
         num_lost=int(cause == "death"),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from helpers.sample_events import sample
 from holdfast.config import config_from, parse_assignment, set_value
 from holdfast.faults.fault import check_faults, parse_fault
 from holdfast.observability.events import (
@@ -23,11 +24,6 @@ from holdfast.observability.events import (
 
 BENCH = Path(__file__).parents[2] / "bench"
 FAULT = FaultFired(at_s=10.0, worker="0.1", fault="kill 0.1 @ 5", step=4, point="begin")
-
-
-@pytest.fixture(autouse=True)
-def _bench_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
 
 
 def outcome(*events: Event) -> Any:
@@ -46,9 +42,8 @@ def ran(worker: str, step: int, start_s: float, *ops: str) -> WorkerStep:
 
 
 def recovered(resumed_s: float, cause: str = "death") -> Recovered:
-    return Recovered(
-        at_s=resumed_s,
-        epoch=2,
+    return sample(
+        Recovered,
         step=4,
         cause=cause,
         workers=("0.1",),
@@ -57,10 +52,6 @@ def recovered(resumed_s: float, cause: str = "death") -> Recovered:
         plan_s=resumed_s - 0.1,
         resumed_s=resumed_s,
         redone=0,
-        operations=4,
-        members=2,
-        period_s=0.2,
-        reason="",
         num_lost=int(cause == "death"),
     )
 
@@ -70,15 +61,8 @@ def went_back(to_step: int) -> WentBack:
 
 
 def rebuilt(operations: int) -> StageRebuilt:
-    return StageRebuilt(
-        at_s=10.4,
-        stages=(1,),
-        replayed=(1,),
-        version=4,
-        workers=("0.0", "0.2"),
-        operations=operations,
-        read_bytes=100,
-        took_s=0.3,
+    return sample(
+        StageRebuilt, at_s=10.4, workers=("0.0", "0.2"), operations=operations, took_s=0.3
     )
 
 
@@ -98,17 +82,7 @@ def test_a_better_plan_and_a_later_change_are_not_part_of_the_recovery() -> None
 
 
 def test_after_a_restart_all_work_when_the_last_worker_begins_its_first_operation() -> None:
-    started = RunStarted(
-        at_s=14.0,
-        pipelines=1,
-        stages=2,
-        microbatches=1,
-        steps=6,
-        schedule="1f1b",
-        reason="",
-        cut=(1,),
-        first_step=1,
-    )
+    started = sample(RunStarted, at_s=14.0, pipelines=1, stages=2, steps=6, first_step=1)
     again = (ran("0.0", 1, 15.0, "0F0"), ran("0.1", 1, 16.0, "1F0"), ran("0.1", 2, 17.0, "1F0"))
     found = outcome(ran("0.0", 1, 5.0, "0F0"), started, *again, ended(4, 20.0))
     assert found.working_s == pytest.approx(6.0)

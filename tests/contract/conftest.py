@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy
 import pytest
 import torch
+from stages_in_turns import Calm, Makers, makers_in, undisturbed
 
 from helpers.seed import seed_number
 
@@ -37,3 +38,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def makers(tmp_path_factory: pytest.TempPathFactory) -> Makers:
+    return makers_in(tmp_path_factory.mktemp("jobs"))
+
+
+@pytest.fixture(scope="module")
+def calm(makers: Makers) -> Calm:
+    """Of workers that keep copies."""
+    return undisturbed(makers)

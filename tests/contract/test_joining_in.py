@@ -4,29 +4,16 @@ from functools import partial
 from random import Random
 
 import pytest
-from stages_in_turns import SHAPES, SOMETIMES, STEPS, Cluster, makers_in, undisturbed
+from stages_in_turns import IN_TURNS, SHAPES, SOMETIMES, STEPS, Cluster
 from transport_harness import wait_until
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost
 from holdfast.protocol import messages
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
-]
+pytestmark = IN_TURNS
 
 VICTIM, SOURCE = WorkerId(1, 1), WorkerId(0, 1)
-
-
-@pytest.fixture(scope="module")
-def makers(tmp_path_factory):
-    return makers_in(tmp_path_factory.mktemp("jobs"))
-
-
-@pytest.fixture(scope="module")
-def calm(makers):
-    return undisturbed(makers)
 
 
 class Joining(Cluster):

@@ -8,6 +8,7 @@ import pytest
 from stages_in_turns import (
     ALWAYS,
     CLIP_NORMS,
+    IN_TURNS,
     MICROBATCHES,
     NEVER,
     SHAPES,
@@ -17,8 +18,6 @@ from stages_in_turns import (
     Calm,
     Cluster,
     Makers,
-    makers_in,
-    undisturbed,
 )
 
 from helpers.wide import first
@@ -26,21 +25,7 @@ from holdfast.cluster import WorkerId
 from holdfast.schedule.generate import gpipe
 from holdfast.schedule.operation import Op, parse_op
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    # A first step that is skipped or taken back moves the schedule before the optimizer.
-    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
-]
-
-
-@pytest.fixture(scope="module")
-def makers(tmp_path_factory) -> Makers:
-    return makers_in(tmp_path_factory.mktemp("jobs"))
-
-
-@pytest.fixture(scope="module")
-def calm(makers) -> Calm:
-    return undisturbed(makers)
+pytestmark = IN_TURNS
 
 
 def test_the_clip_comes_and_goes(calm):
@@ -168,9 +153,7 @@ def at(cluster: Cluster, worker: WorkerId, moment: str) -> Callable[[], bool]:
 def assert_ends_as_if_undisturbed(cluster: Cluster, calm: Calm, name: str) -> None:
     cluster.halt()
     cluster.go()
-    digests, reports = calm[name]
-    assert cluster.finish() == digests
-    cluster.check_reports(reports)
+    cluster.assert_ends_as(calm[name])
 
 
 @pytest.mark.parametrize(

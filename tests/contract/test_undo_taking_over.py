@@ -6,14 +6,12 @@ from random import Random
 import pytest
 from stages_in_turns import (
     ALWAYS,
+    IN_TURNS,
     SHAPES,
     SOMETIMES,
     UNTIED,
     Calm,
     Cluster,
-    Makers,
-    makers_in,
-    undisturbed,
 )
 
 from holdfast.cluster import WorkerId
@@ -22,22 +20,7 @@ from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.undoing import Undo
 from holdfast.schedule.generate import gpipe
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    # A first step that is skipped or taken back moves the schedule before the optimizer.
-    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
-]
-
-
-@pytest.fixture(scope="module")
-def makers(tmp_path_factory) -> Makers:
-    return makers_in(tmp_path_factory.mktemp("jobs"))
-
-
-@pytest.fixture(scope="module")
-def calm(makers) -> Calm:
-    """Of workers that keep copies."""
-    return undisturbed(makers)
+pytestmark = IN_TURNS
 
 
 @pytest.fixture
@@ -74,9 +57,7 @@ def live_through(cluster: Cluster, calm: Calm, name: str) -> None:
             cluster.kill(random.choice(able))
         cluster.halt()
         cluster.go()
-    digests, reports = calm[name]
-    assert cluster.finish() == digests
-    cluster.check_reports(reports)
+    cluster.assert_ends_as(calm[name])
 
 
 @pytest.mark.parametrize("name", [SOMETIMES, ALWAYS, UNTIED])
@@ -112,8 +93,6 @@ def test_lost_gradients_of_a_step_that_is_over_are_made_again_by_undoing_it(
     cluster.turns.frozen = set()
     cluster.halt()
     cluster.go()
-    digests, reports = calm[name]
-    assert cluster.finish() == digests
-    cluster.check_reports(reports)
+    cluster.assert_ends_as(calm[name])
     assert "run for others" in cluster.seen
     assert seen["_before"], "no old weights were made: this test proves nothing"

@@ -23,60 +23,6 @@ from holdfast.observability.events import WorkerStep
 from holdfast.runtime.executor import Executor
 from holdfast.schedule.operation import Op
 
-TINY = '''
-"""Four small layers with all that is hard: dropout, batch norm, tied ends, clipping."""
-
-import torch
-from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
-
-from holdfast.job import Job
-
-WIDTH = 6
-
-
-class Numbers:
-    def __len__(self):
-        return 50
-
-    def __getitem__(self, index):
-        phase = torch.arange(WIDTH) * (index + 1) * 0.37
-        return phase.sin() * (1 + index % 3), phase.cos()
-
-
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2))
-
-    def forward(self, x):
-        return x + self.inner(x)
-
-
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def forward(self, x):
-        return torch.tanh(self.norm(self.linear(x)))
-
-
-def job():
-    first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    last.weight = first.weight
-    return Job(
-        layers=[first, Residual(), Normed(), last],
-        loss=nn.functional.mse_loss,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-2),
-        data=Numbers(),
-        microbatch_size=2,
-        lr_schedule=lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step)),
-        clip_norm=CLIP_NORM,
-    )
-'''
-
 PER_CENT = int(os.environ.get("HOLDFAST_SWEEP", "4"))  # of all points that are tried
 QUICK = PER_CENT < 100
 STEPS = 5
@@ -224,7 +170,7 @@ class Arena:
         self._count += 1
         run_dir = self.run_dir
         name = f"tiny_{layout.text}"
-        job = jobs.write(self.folder, name, TINY.replace("CLIP_NORM", repr(layout.clip_norm)))
+        job = jobs.write(self.folder, name, jobs.TINY.replace("CLIP_NORM", repr(layout.clip_norm)))
         usual = ["checkpoint.at_end=false", "checkpoint.every_steps=0"]
         words = [*runs.layout(layout.text), *flags]
         words += runs.settings(*usual, f"parallel.cut={layout.cut}", *settings)

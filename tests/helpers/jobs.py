@@ -2,37 +2,27 @@
 
 from pathlib import Path
 
-MIXED = '''
-"""A few thousand parameters: dropout, batch norm, tied ends, a clip that comes and goes."""
-
+# All that is hard: dropout, batch norm, tied ends, a clip that comes and goes.
+_HARD = """
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from holdfast.job import Job
 
-WIDTH = 12
+WIDTH = {width}
 
 
 class Numbers:
     def __len__(self):
-        return 90
+        return {samples}
 
     def __getitem__(self, index):
         phase = torch.arange(WIDTH) * (index + 1) * 0.37
         return phase.sin() * (1 + index % 3), phase.cos()
 
 
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.inner = nn.Sequential(nn.Linear(WIDTH, 24), nn.GELU(), nn.Dropout(0.2))
-        self.outer = nn.Linear(24, WIDTH)
-
-    def forward(self, x):
-        return x + self.outer(self.inner(self.norm(x)))
-
+{residual}
 
 class Normed(nn.Module):
     def __init__(self):
@@ -48,15 +38,49 @@ def job():
     first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
     last.weight = first.weight
     return Job(
-        layers=[first, Residual(), Normed(), Residual(), Normed(), Residual(), last],
+        layers=[first, {layers}, last],
         loss=nn.functional.mse_loss,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr={lr}),
         data=Numbers(),
-        microbatch_size=4,
+        microbatch_size={microbatch_size},
         lr_schedule=lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step)),
         clip_norm=CLIP_NORM,
     )
-'''
+"""
+MIXED = _HARD.format(
+    width=12,
+    samples=90,
+    layers="Residual(), Normed(), Residual(), Normed(), Residual()",
+    lr="3e-3",
+    microbatch_size=4,
+    residual="""
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = nn.Sequential(nn.Linear(WIDTH, 24), nn.GELU(), nn.Dropout(0.2))
+        self.outer = nn.Linear(24, WIDTH)
+
+    def forward(self, x):
+        return x + self.outer(self.inner(self.norm(x)))
+""",
+)
+TINY = _HARD.format(
+    width=6,
+    samples=50,
+    layers="Residual(), Normed()",
+    lr="3e-2",
+    microbatch_size=2,
+    residual="""
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2))
+
+    def forward(self, x):
+        return x + self.inner(x)
+""",
+)
 
 TIED_GPT = """
 from torch.optim import AdamW
@@ -112,6 +136,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def mixed(folder: Path, clip_norm: float = 1.3) -> Path:
+    """A few thousand parameters."""
     return write(folder, "mixed", MIXED.replace("CLIP_NORM", repr(clip_norm)))
 
 

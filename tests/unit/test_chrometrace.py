@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from helpers.sample_events import sample
 from holdfast.cli import trace
 from holdfast.errors import ConfigError
 from holdfast.observability.chrometrace import chrome_trace
@@ -18,16 +19,7 @@ from holdfast.observability.events import (
 )
 
 EVENTS = [
-    RunStarted(
-        at_s=100.0,
-        pipelines=2,
-        stages=2,
-        microbatches=4,
-        steps=1,
-        schedule="1f1b",
-        reason="",
-        cut=(1,),
-    ),
+    sample(RunStarted, at_s=100.0, pipelines=2, stages=2),
     WorkerStep(
         at_s=101.0,
         worker="1.0",
@@ -49,9 +41,9 @@ LOST = WorkerLost(at_s=101.25, worker="2.1", step=8, cause="signal SIGKILL")
 
 
 def recovered(fault_s, resumed_s, cause="death"):
-    return Recovered(
+    return sample(
+        Recovered,
         at_s=resumed_s,
-        epoch=2,
         step=8,
         cause=cause,
         workers=("2.1",),
@@ -60,10 +52,6 @@ def recovered(fault_s, resumed_s, cause="death"):
         plan_s=fault_s + 0.25,
         resumed_s=resumed_s,
         redone=3,
-        operations=9,
-        members=5,
-        period_s=0.5,
-        reason="1 of 6 workers is missing",
     )
 
 
@@ -134,7 +122,7 @@ def test_a_recovery_is_a_bar_of_the_control_row_from_the_fault_to_the_last_first
     assert (bar["name"], bar["ts"], bar["dur"]) == ("death 2.1", 1_000_000, 500_000)
     assert bar["args"]["seconds_to_notice"] == 0.125
     assert bar["args"]["seconds_to_plan"] == 0.25
-    assert bar["args"]["reason"] == "1 of 6 workers is missing"
+    assert bar["args"]["reason"] == "1 of 4 workers is missing"
 
 
 def test_the_control_row_shares_no_process_with_a_worker():

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.detection.changepoint import ChangeDetector, Settings, Shift
 from holdfast.errors import ConfigError
-from holdfast.faults.slow_series import HEALTHY, SLOW, slow_series
+from slow_series import HEALTHY, SLOW, slow_series
 
 NOISE = 0.02
 

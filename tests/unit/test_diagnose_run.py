@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
+from helpers.sample_events import sample
 from holdfast.cli.diagnose_run import look, observed
 from holdfast.cli.main import main
 from holdfast.detection.observation import OpTime
@@ -56,59 +57,20 @@ def worker_step(worker, step, speed, rng):
     )
 
 
+def diagnosed(**changes):
+    slow = {"cause": "slow computation", "subject": "1.0", "excess_s": 0.0, "confidence": 0.9}
+    return sample(events.Diagnosed, **{**slow, **changes})
+
+
 TOLD = (
-    events.Diagnosed(
-        at_s=33.0,
-        step=33,
-        cause="slow computation",
-        subject="1.0",
-        factor=2.1,
-        excess_s=0.0,
-        since=ONSET,
-        confidence=0.9,
-        evidence="its operations take longer",
-    ),
-    events.MitigationChosen(
-        at_s=34.0,
-        step=34,
-        action="re-plan",
-        subjects=("1.0",),
-        reason="it pays within 3 steps",
-        period_s=1.0,
-        new_period_s=0.6,
-        cost_s=0.1,
-    ),
-    events.Diagnosed(
-        at_s=40.0,
-        step=40,
-        cause="slow computation",
-        subject="1.0",
-        factor=2.6,
-        excess_s=0.0,
-        since=39,
-        confidence=0.9,
-        evidence="its operations take longer still",
-    ),
+    diagnosed(step=33, factor=2.1, since=ONSET, evidence="its operations take longer"),
+    sample(events.MitigationChosen, step=34, subjects=("1.0",), reason="it pays within 3 steps"),
+    diagnosed(step=40, factor=2.6, since=39, evidence="its operations take longer still"),
     events.SlownessOver(at_s=52.0, step=52, cause="slow computation", subject="1.0", since=RELIEF),
 )
 
 
-IN_FORCE = events.Recovered(
-    at_s=35.0,
-    epoch=2,
-    step=35,
-    cause="better plan",
-    workers=(),
-    fault_s=34.0,
-    notice_s=34.0,
-    plan_s=34.1,
-    resumed_s=34.2,
-    redone=0,
-    operations=10,
-    members=4,
-    period_s=0.6,
-    reason="faster",
-)
+IN_FORCE = sample(events.Recovered, step=35, cause="better plan", workers=(), resumed_s=34.2)
 
 
 def written(tmp_path, recorded):
@@ -182,32 +144,14 @@ def test_a_change_for_another_reason_is_not_taken_for_one_against_slowness():
 
 
 def test_a_choice_to_do_nothing_is_no_change_of_plan():
-    nothing = events.MitigationChosen(
-        at_s=34.0,
-        step=34,
-        action="nothing",
-        subjects=("1.0",),
-        reason="it does not pay",
-        period_s=1.0,
-        new_period_s=1.0,
-        cost_s=0.0,
-    )
+    nothing = sample(events.MitigationChosen, step=34, action="nothing", new_period_s=0.5)
+    assert nothing.period_s == nothing.new_period_s
     (found,) = look("a run", run_events(told=(TOLD[0], nothing, IN_FORCE, TOLD[3]))).by_run
     assert found.speeds.mitigated_s is None
 
 
 def test_imbalance_is_told_without_speeds():
-    uneven = events.Diagnosed(
-        at_s=20.0,
-        step=20,
-        cause="imbalance of the model",
-        subject="stage 1",
-        factor=1.3,
-        excess_s=0.0,
-        since=2,
-        confidence=0.9,
-        evidence="it is longer",
-    )
+    uneven = diagnosed(step=20, cause="imbalance of the model", subject="stage 1", since=2)
     (found,) = look("a run", run_events(slow=None, told=(uneven,))).by_run
     assert (found.subject, found.speeds) == ("stage 1", None)
 

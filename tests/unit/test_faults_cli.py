@@ -2,6 +2,7 @@
 
 import pytest
 
+from helpers.sample_events import sample
 from holdfast.cli import main, train
 from holdfast.errors import HoldfastError
 from holdfast.faults.chaos import Chaos, chaos_faults
@@ -144,17 +145,7 @@ def test_the_help_names_every_fault(capsys):
 def test_faults_that_did_not_fire_are_said_also_when_the_run_fails(start, monkeypatch, has_begun):
     def launch(config, job, run_dir, *, view, **more):
         if has_begun:
-            started = RunStarted(
-                at_s=0.0,
-                pipelines=2,
-                stages=2,
-                microbatches=6,
-                steps=20,
-                schedule="",
-                reason="",
-                cut=(1,),
-            )
-            view.handle(started)
+            view.handle(sample(RunStarted, at_s=0.0, steps=20))
             fired = FaultFired(at_s=1.0, worker="1.0", fault="kill 1.0 @ 5", step=4, point="start")
             view.handle(fired)
         raise HoldfastError("stopped by the test")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.faults.slow_series import HEALTHY, KINDS, MIN_LOSS, NUM_START, SLOW, slow_series
+from slow_series import HEALTHY, KINDS, MIN_LOSS, NUM_START, SLOW, slow_series
 
 SEEDS = range(8)
 
