@@ -220,7 +220,7 @@ def test_in_fast_mode_it_trains_and_a_line_says_what_that_means(tmp_path):
     fast = runs.settings("gradients.mode=fast")
     # Each holder of a compiled layer compiles it: one holder is enough.
     done = runs.finished(runs.threads(path, tmp_path / "run", *runs.layout("1x2"), *fast, steps=2))
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    [line] = [line for line in done.lines if line.startswith("warning: ")]
     assert "layer 1 (OptimizedModule)" in line
     assert "bits depend on the layout" in line
 
@@ -339,5 +339,5 @@ def test_in_fast_mode_scripts_run_as_torchscript_and_a_line_says_so(tmp_path):
     fast = runs.settings("gradients.mode=fast")
     done = runs.finished(runs.threads(path, tmp_path / "run", *TWO_BY_TWO, *fast, steps=2))
     assert "ScriptFunction" in done.stdout
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    [line] = [line for line in done.lines if line.startswith("warning: ")]
     assert "is TorchScript: the result's bits depend on the layout" in line

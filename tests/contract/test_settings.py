@@ -128,5 +128,5 @@ def test_in_fast_mode_a_change_is_said(tmp_path):
     path = jobs.write(tmp_path, "changing", CHANGING.replace("WHO", repr("data")))
     fast = runs.settings("gradients.mode=fast")
     done = runs.finished(runs.threads(path, tmp_path / "run", *fast, steps=20))
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    [line] = [line for line in done.lines if line.startswith("warning: ")]
     assert "Job.data or Job.collate changed torch's fp32 precision of mkldnn.matmul" in line

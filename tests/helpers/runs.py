@@ -17,6 +17,7 @@ from torch import Tensor
 from holdfast.cli.main import main
 from holdfast.observability.events import EVENTS_FILE, Event, read_events
 from holdfast.observability.summary import SUMMARY_FILE
+from holdfast.observability.text import INDENT
 from holdfast.recovery.checkpoint import read_layers
 from holdfast.recovery.manifest import find
 
@@ -35,6 +36,11 @@ class Outcome:
     exit_code: int
     stdout: str
     stderr: str
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has printed; what was folded to fit a terminal is one line again."""
+        return unfolded(self.stdout.splitlines())
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -56,6 +62,16 @@ class Outcome:
         """All tensors of the newest checkpoint: parameters, buffers, optimizer, exponents."""
         checkpoint = find(self.run_dir)
         return read_layers(checkpoint, range(checkpoint.num_layers))
+
+
+def unfolded(lines: Sequence[str]) -> list[str]:
+    whole: list[str] = []
+    for line in lines:
+        if line.startswith(INDENT) and whole:
+            whole[-1] += f" {line.strip()}"
+        else:
+            whole.append(line)
+    return whole
 
 
 def layout(text: str) -> list[str]:

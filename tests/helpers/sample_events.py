@@ -50,7 +50,7 @@ EVENTS: list[Event] = [
         reason="equal measured cost",
         cut=(3,),
         address="127.0.0.1:40123",
-        limits="a worker is lost when it is silent for 10 s",
+        limits="heartbeat timeout 10 s",
     ),
     WorkerReady(at_s=1.6, worker="1.0", pid=77, versions={"torch": "2.6"}),
     WorkerStep(at_s=2.0, worker="1.0", step=0, ops=(("0F0", 1.7, 1.8), ("0BW0", 1.8, 1.95))),

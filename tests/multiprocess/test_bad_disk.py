@@ -175,7 +175,7 @@ def test_a_run_that_was_resumed_may_use_its_own_log_directory_again(arena, tmp_p
 def test_a_budget_too_small_for_one_step_is_said_in_the_terminal_and_training_goes_on(arena):
     story = arena.run(ONE, ["kill 0.2 @ 4.B1"], LOG, "recovery.log_budget=100B")
     checks.assert_same(story, arena.undisturbed(ONE))
-    told = [line for line in story.outcome.stdout.splitlines() if "log_budget=100B" in line]
+    told = [line for line in story.outcome.lines if "log_budget=100B" in line]
     assert len(told) == 1, story.outcome.stdout
     [back] = story.outcome.summary["went_back"]
     assert back["reason"].startswith("no border of the lost stage is logged")

@@ -199,8 +199,8 @@ def test_a_job_that_builds_other_layers_later_is_refused_when_all_go_back(tmp_pa
     words += settings("checkpoint.every_steps=0")
     outcome = holdfast(["train", str(job), "--run-dir", str(run_dir), *words], run_dir)
     assert outcome.exit_code == 2, outcome
-    assert "1 fault armed" in outcome.stdout
-    assert "all go back" in outcome.stdout
+    assert "1 fault will be injected" in outcome.stdout
+    assert "rolled back to the initial parameters" in outcome.stdout
     [line] = outcome.stderr.splitlines()
     assert "layer " in line
     assert "before: the job must build the same layers every time" in line

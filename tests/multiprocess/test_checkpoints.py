@@ -123,8 +123,9 @@ def test_r6_a_full_disk_costs_the_checkpoints_and_not_the_run(job, tmp_path, cal
     run = runs.Outcome(tmp_path / "run", done.returncode, done.stdout, done.stderr)
     assert runs.finished(run).sha256 == calm.sha256
     assert run.summary["checkpoints_failed"][0]["reason"] == FULL
-    [told] = [line for line in run.stdout.splitlines() if line.startswith("finished 12 steps")]
-    assert f"{FULL}); there is none yet" in told
+    lines = run.stdout.splitlines()
+    [end] = [at for at, line in enumerate(lines) if line.startswith("finished 12 steps")]
+    assert f"{FULL}); there is none yet" in runs.unfolded(lines[end + 1 :])[0]
 
 
 # --- replicas ---

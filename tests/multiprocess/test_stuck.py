@@ -98,7 +98,7 @@ def assert_named_and_left_behind(live: LiveRun, folder, place, undisturbed, func
     live.release()
     outcome = live.outcome()
     runs.finished(outcome)
-    assert f"worker {stuck.worker} is stuck in step {stuck.step + 1}" in outcome.stdout
+    assert f"step {stuck.step + 1}  worker {stuck.worker} is stuck: " in outcome.stdout
     assert outcome.sha256 == undisturbed.sha256
     assert_nothing_left(outcome)
 

@@ -201,7 +201,7 @@ def test_one_that_is_stopped_is_looked_at_and_lost_after_the_silence_limit() -> 
     world.tick(0.4)
     assert world.phase("1.0") is Phase.LOST
     world.tick(1.0)  # how it ended might still be told
-    assert lost(world)["1.0"].startswith("silent for 2.")
+    assert lost(world)["1.0"].startswith("no heartbeat for 2.")
 
 
 def test_one_that_ran_and_is_then_stopped_is_lost_after_the_silence_limit() -> None:

@@ -85,7 +85,7 @@ def test_training_starts_when_all_are_ready_and_opens_the_run_first() -> None:
     assert first.stages == {"0.0": 0, "0.1": 1, "1.0": 0, "1.1": 1}
     (started,) = emitted(effects, events.RunStarted)
     assert started.address == "127.0.0.1:4"
-    assert "silent for 10 s" in started.limits
+    assert "heartbeat timeout 10 s" in started.limits
 
 
 def test_a_schedule_of_the_users_own_says_who_is_started(tmp_path) -> None:
@@ -582,7 +582,7 @@ def test_all_other_waits_follow_from_the_silence_limit() -> None:
     assert Clock.of(3.0, 180.0, []).beat_s == pytest.approx(0.3)
     assert (first.wait_s, later.wait_s, later.answer_s) == (180.0, 200.0, 200.0)
     assert Clock.of(0.0, 180.0, [0.1] * 3).wait_s == 60.0
-    assert "silent for 3 s is lost" in Clock.of(3.0, 180.0, []).describe()
+    assert "heartbeat timeout 3 s;" in Clock.of(3.0, 180.0, []).describe()
 
 
 def test_a_message_that_is_not_for_the_coordinator_ends_the_run() -> None:

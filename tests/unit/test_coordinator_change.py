@@ -341,7 +341,7 @@ def test_a_member_that_is_silent_too_long_is_lost_and_fenced() -> None:
     assert set(sent(effects, messages.Halt)) == SURVIVORS
     del world.actors["1.0"]
     world.pump()
-    assert causes(world)[0].startswith("silent for 10.")
+    assert causes(world)[0].startswith("no heartbeat for 10.")
 
 
 def test_time_in_which_the_coordinator_itself_was_away_is_no_silence() -> None:

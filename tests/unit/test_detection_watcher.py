@@ -35,7 +35,7 @@ def test_a_slow_worker_is_named_within_five_steps_with_its_factor_and_evidence()
     assert told.factor == pytest.approx(2.0, rel=0.1)
     assert told.confidence > 0.9
     assert "benchmark 2.0" in told.evidence
-    assert "processor time 2." in told.evidence
+    assert "CPU time 2." in told.evidence
     health = watcher.health()
     assert health.speeds.keys() == {w("1.0")}
     assert health.speeds[w("1.0")] == pytest.approx(0.5, rel=0.1)
@@ -179,7 +179,7 @@ def test_all_workers_of_a_machine_at_once_are_a_slow_machine():
     _, told = only(story.faults())
     assert (told.cause, told.subject) == (Cause.MACHINE, "m1")
     assert told.workers == (w("1.0"), w("1.1"), w("1.2"))
-    assert "less of the processors" in told.evidence
+    assert "short of CPU time" in told.evidence
     assert watcher.health().speeds.keys() == set(told.workers)
     later = world.run(watcher, 40, first=50)
     assert [(over.cause, over.subject) for _, over in later.overs()] == [(Cause.MACHINE, "m1")]
@@ -207,7 +207,8 @@ def test_one_worker_that_lacks_processor_time_is_slow_by_itself_and_the_evidence
     world = World(slow=[Slow("1.0", ONSET, factor=1.5, cpu="flat")])
     _, told = only(world.run(world.watcher(), 60).faults())
     assert (told.cause, told.subject) == (Cause.COMPUTE, "1.0")
-    assert "lacks processor time" in told.evidence
+    assert "short of CPU time" in told.evidence
+    assert told.hint == "short of CPU time"
 
 
 def test_an_emulated_device_uses_no_processor_time_and_none_is_missed():

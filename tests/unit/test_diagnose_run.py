@@ -195,12 +195,12 @@ def test_the_report_says_who_and_how_fast_and_counts_steps_from_one(capsys, tmp_
     assert main(["diagnose", str(written(tmp_path, run_events(told=(fault, *TOLD))))]) == 0
     shown = capsys.readouterr().out
     assert f"{END} steps, 0.5" in shown
-    assert "fault fired in step 31: slow 1.0 @ 31-50 x2.0" in shown
+    assert "step 31  injected fault: slow 1.0 @ 31-50 x2.0" in shown
     assert (
         "told by the run itself:\n  slow computation: 1.0 x2.60 from step 31 until step 50, "
         "told in step 34 (90% sure): its operations take longer still\n    a step: before 0."
     ) in shown
-    assert re.search(r"step 35: mitigation.* it pays within 3 steps", shown)
+    assert re.search(r"step 35: mitigation of 1\.0: .*it pays within 3 steps", shown)
     assert "found in the recorded times:\n  slow computation: 1.0 x" in shown
     assert "only in the recorded times" not in shown
 

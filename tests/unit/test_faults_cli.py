@@ -46,12 +46,12 @@ def test_faults_reach_the_run_in_the_order_given_and_are_counted(launched, start
     words = [word for text in texts for word in ("--fault", text)]
     code, out, err = start(*words, "--set", f"workers.kind={kind}")
     assert launched == [tuple(map(parse_fault, texts))]
-    assert "\n2 faults armed\n" in out
+    assert "\n2 faults will be injected\n" in out
     assert (code, err) == (1, "holdfast: stopped by the test\n")
 
 
 def test_a_single_fault_is_counted_in_the_singular(launched, start):
-    assert "\n1 fault armed\n" in start("--fault", "join @ 8")[1]
+    assert "\n1 fault will be injected\n" in start("--fault", "join @ 8")[1]
 
 
 def test_without_faults_nothing_is_said_of_them(launched, start):
@@ -154,6 +154,6 @@ def test_faults_that_did_not_fire_are_said_also_when_the_run_fails(start, monkey
     monkeypatch.setattr(train, "_starter", lambda config: None)
     code, out, _ = start("--fault", "kill 1.0 @ 5", "--fault", "kill 1.1 @ 9")
     assert code == 1
-    line = "did not fire, as nothing came to that point: kill 1.1 @ 9\n"
+    line = "not injected, as no worker came to that point: kill 1.1 @ 9\n"
     assert (line in out) == has_begun
-    assert ("did not fire" in out) == has_begun
+    assert ("not injected" in out) == has_begun

@@ -64,7 +64,7 @@ def test_r5_a_worker_outlives_them_all_and_can_still_end_its_own_processes(begin
 def test_r5_a_worker_by_hand_outlives_the_first_and_ends_at_the_second(begin) -> None:
     worker = begin("defer")
     worker.send_signal(signal.SIGTERM)
-    assert "once more: ends at once" in worker.stderr.readline()
+    assert "a second signal stops it at once" in worker.stderr.readline()
     worker.send_signal(signal.SIGINT)
     assert worker.wait(30) == -signal.SIGINT
 

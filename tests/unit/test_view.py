@@ -90,14 +90,14 @@ class Clock:
 class Screen:
     """A live view on a string, and what its user sees in the end."""
 
-    def __init__(self, encoding="utf-8"):
+    def __init__(self, encoding="utf-8", verbose=False):
         self.clock = Clock()
         self.bytes = io.BytesIO()
         stream = io.TextIOWrapper(self.bytes, encoding=encoding, write_through=True)
         console = Console(
             file=stream, force_terminal=True, width=100, height=40, color_system=None, _environ={}
         )
-        self.view = LiveView(console, now=self.clock)
+        self.view = LiveView(console, now=self.clock, verbose=verbose)
 
     def show(self, *events):
         for event in events:
@@ -134,14 +134,14 @@ def test_the_grid_shows_what_each_worker_does():
     assert "ready" in rows[-2]
     assert "running 5" in rows[-2]
     assert "starting" in rows[-1]
-    assert "went back" in rows[-1]
+    assert "rolled back" in rows[-1]
     assert "stage 0" in seen
     assert "stage 2" in seen
 
 
 def test_a_finished_run_ends_with_its_last_loss_and_its_mishaps():
     seen = Screen().show(START, *READY, step(0), step(1, math.nan, skipped=True), step(2), DONE)
-    assert "finished 3 steps, loss 2.5000  1 skipped" in seen
+    assert "finished 3 steps, loss 2.5000, 1 skipped (NaN or Inf)" in seen
     assert "done 3" in seen
     assert "ETA" not in seen
 
@@ -164,11 +164,26 @@ def words(seen, pipeline):
     return [cell.strip() for cell in cells(seen, pipeline) if cell.strip()]
 
 
-def test_the_panel_shows_who_is_missing_and_the_last_recovery():
+def test_the_panel_shows_who_is_missing():
     seen = Screen().show(START, *READY, step(4), LOST, RECOVERED, step(5))
     assert "5 of 6 workers" in seen
-    assert "step 6: recovered in 0.084 s (notice 0.006, plan 0.031): 3 operations done" in seen
     assert words(seen, 1) == ["lost 6", "running 6", "running 6"]
+
+
+def test_what_has_happened_stays_above_the_panel():
+    screen = Screen()
+    screen.show(START, *READY, step(4), LOST, RECOVERED, step(5))
+    text = screen.bytes.getvalue().decode()
+    lost = text.index("step 6  worker 1.0 lost (signal SIGKILL); stage 0 is also on 0.0")
+    assert lost < text.index("step 6  recovered in 84 ms: micro-batches re-routed over 5 of 6")
+    assert text.count("worker 1.0 lost") == 1
+    assert "noticed after" not in text
+
+
+def test_with_verbose_the_details_are_above_the_panel_as_well():
+    screen = Screen(verbose=True)
+    screen.show(START, *READY, LOST, RECOVERED)
+    assert "    noticed after 6 ms, planned after 31 ms" in screen.bytes.getvalue().decode()
 
 
 def test_the_panel_counts_all_workers_while_nobody_is_missing():
@@ -266,14 +281,14 @@ def test_after_going_back_progress_and_time_left_count_from_there():
 def test_after_going_back_each_worker_shows_the_step_it_is_at():
     seen = Screen().show(START, *READY, *(step(n) for n in range(9)), BACK)
     assert "step 4/100" in seen
-    assert words(seen, 0) == ["went back 4"] * 3
+    assert words(seen, 0) == ["rolled back 4"] * 3
 
 
 def test_after_going_back_to_the_beginning_no_step_is_done():
     whole = replace(BACK, to_step=0, checkpoint="")
     seen = Screen().show(START, *READY, step(0), step(1), whole)
     assert "step 0/100" in seen
-    assert words(seen, 0) == ["went back"] * 3
+    assert words(seen, 0) == ["rolled back"] * 3
 
 
 def test_steps_that_run_again_are_drawn_and_counted_once():
@@ -342,9 +357,9 @@ def test_a_view_nobody_reads_any_more_does_not_stop_the_run(view):
     assert sys.stdout is stdout
 
 
-def plain(*events, seconds_between=0.0):
+def plain(*events, seconds_between=0.0, verbose=False):
     clock, stream = Clock(), io.StringIO()
-    view = PlainView(stream, now=clock)
+    view = PlainView(stream, now=clock, verbose=verbose)
     for event in events:
         view.handle(event)
         clock.now_s += seconds_between
@@ -354,8 +369,8 @@ def plain(*events, seconds_between=0.0):
 
 def test_plain_lines_tell_start_progress_and_end():
     assert plain(START, step(0), DONE) == [
-        "2 pipelines x 3 stages, 8 micro-batches a step, 100 steps, zero-bubble; "
-        "stages of equal measured cost",
+        "2 pipelines x 3 stages, 8 micro-batches a step, 100 steps, zero-bubble",
+        "worker P.S runs stage S of pipeline P; every pipeline is a replica of the model",
         "step 1/100  loss 2.5000  2,000 tokens/s  2.000 s/step  ETA 0:03:18",
         "finished 1 step, loss 2.5000",
     ]
@@ -381,10 +396,9 @@ def test_plain_lines_tell_what_went_wrong_at_once():
         CheckpointSaved(at_s=1.0, step=2, path="run/step-2", took_s=0.1),
         RunFailed(at_s=2.0, reason="worker 0.1 ended with signal 9"),
     )
-    assert lines[2].endswith("not finite: skipped")
-    assert lines[3:] == [
-        "worker 1.2 took back step 2: not finite",
-        "checkpoint of step 2 saved to run/step-2",
+    assert lines[3].endswith("NaN or Inf: skipped")
+    assert lines[4:] == [
+        "step 2  checkpoint saved",
         "failed after 2 steps: worker 0.1 ended with signal 9",
     ]
 
@@ -399,10 +413,9 @@ NO_CHECKPOINT = (
 
 def test_r6_a_checkpoint_that_failed_is_told_at_once_and_again_at_the_end():
     finished = RunFinished(at_s=9.0, parameters_sha256="x", peak_memory_bytes={})
-    assert plain(START, UNSAVED, step(1), finished)[-3::2] == [
-        NO_CHECKPOINT,
-        f"finished 2 steps, loss 2.5000; {NO_CHECKPOINT}",
-    ]
+    lines = plain(START, UNSAVED, step(1), finished)
+    assert lines[2] == NO_CHECKPOINT
+    assert lines[-2:] == ["finished 2 steps, loss 2.5000", NO_CHECKPOINT]
     tried = replace(UNSAVED, next_writer="1.1", worker="", newest=-1)
     assert plain(tried) == [
         "NO CHECKPOINT of step 20 (No space left on device); worker 1.1 tries next"
@@ -421,11 +434,46 @@ def test_r6_the_panel_shows_it_until_a_checkpoint_is_whole():
 def test_plain_lines_tell_of_losses_and_recoveries_and_count_steps_from_one():
     fired = FaultFired(at_s=4.9, worker="1.0", fault="kill 1.0@6.F0", step=5, point="F0")
     assert plain(fired, LOST, RECOVERED) == [
-        "fault fired in step 6: kill 1.0@6.F0",
-        "worker 1.0 lost in step 6: signal SIGKILL",
-        "recovered in 0.084 s (notice 0.006, plan 0.031): 3 operations done again, 5 workers, "
-        "0.412 s/step planned; 1 of 6 workers is missing",
+        "step 6  injected fault: kill 1.0@6.F0",
+        "step 6  worker 1.0 lost (signal SIGKILL)",
+        "step 6  recovered in 84 ms; 0 steps lost; 5 workers",
     ]
+
+
+def test_of_a_run_that_is_known_plain_lines_tell_who_else_holds_the_stage_of_the_lost():
+    second, third = (replace(LOST, worker=worker) for worker in ("0.1", "1.1"))
+    assert plain(START, *READY, LOST, RECOVERED, second, third)[2:] == [
+        "step 6  worker 1.0 lost (signal SIGKILL); stage 0 is also on 0.0",
+        "step 6  recovered in 84 ms: micro-batches re-routed over 5 of 6 workers; 0 steps lost",
+        "step 6  worker 0.1 lost (signal SIGKILL); stage 1 is also on 1.1",
+        "step 6  worker 1.1 lost (signal SIGKILL); no other worker holds stage 1",
+    ]
+
+
+def test_who_has_moved_to_a_stage_holds_it_as_well():
+    moved = WorkerMoved(at_s=8.0, worker="0.1", from_stage=1, to_stage=0, step=7, reason="")
+    lost = plain(START, *READY, moved, LOST)[-1]
+    assert lost.endswith("stage 0 is also on 0.0, 0.1")
+
+
+def test_a_recovery_that_went_back_tells_how_many_steps_are_trained_again():
+    again = replace(RECOVERED, thrown_away=4, members=6)
+    line = "step 6  recovered in 84 ms; 4 steps to train again; 6 of 6 workers"
+    assert plain(START, *READY, again)[-1] == line
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [("join and move", "join, move"), ("link", "lost connection"), ("stuck", "no progress")],
+)
+def test_a_stop_without_a_loss_names_its_cause(cause, words):
+    assert plain(replace(REJOINED, cause=cause)) == [
+        f"step 6  resumed after 84 ms ({words}); 6 workers"
+    ]
+
+
+def test_the_stop_that_an_interrupt_needs_is_no_news():
+    assert plain(replace(REJOINED, cause="interrupt")) == []
 
 
 def test_plain_lines_tell_of_joins_and_moves():
@@ -439,10 +487,9 @@ def test_plain_lines_tell_of_joins_and_moves():
         JoinFailed(at_s=7.0, worker="1.0", reason="its source died"),
         JoinFailed(at_s=7.0, worker="", reason="nobody is missing"),
     ) == [
-        "worker 1.0 joined at stage 0 in step 21 (2.1 MB in 0.4 s)",
-        "change (join) complete in 0.084 s (notice 0.006, plan 0.031): "
-        "0 operations done again, 6 workers",
-        "worker 0.1 moved from stage 1 to stage 0 in step 8: stage 0 is starved",
+        "step 21  worker 1.0 joined at stage 0 (copied 2.1 MB in 0.4 s)",
+        "step 6  resumed after 84 ms (join); 6 workers",
+        "step 8  worker 0.1 moved from stage 1 to stage 0",
         "worker 1.0 could not join: its source died",
         "a worker could not join: nobody is missing",
     ]
@@ -450,8 +497,7 @@ def test_plain_lines_tell_of_joins_and_moves():
 
 def test_a_death_and_a_join_together_are_a_recovery():
     [line] = plain(replace(RECOVERED, cause="join and death", redone=1, members=1))
-    assert line.startswith("recovered in ")
-    assert ": 1 operation done again, 1 worker, " in line
+    assert line == "step 6  recovered in 84 ms; 0 steps lost; 1 worker"
 
 
 @pytest.mark.parametrize(
@@ -460,23 +506,43 @@ def test_a_death_and_a_join_together_are_a_recovery():
 )
 def test_a_size_is_told_in_a_fitting_unit(num_bytes, text):
     [line] = plain(replace(JOINED, copied_bytes=num_bytes))
-    assert f"({text} in 0.4 s)" in line
+    assert f"(copied {text} in 0.4 s)" in line
 
 
-def test_plain_lines_tell_of_limits_and_how_to_join_at_the_start():
-    start = replace(START, address="127.0.0.1:40123", limits="lost when silent for 10 s")
-    assert plain(start)[1:] == [
-        "lost when silent for 10 s",
-        "join with: holdfast worker --join 127.0.0.1:40123",
+def test_plain_lines_tell_how_to_join_and_from_where_a_run_is_resumed():
+    start = replace(START, address="127.0.0.1:40123", first_step=40)
+    assert plain(start)[2:] == [
+        "resumed after step 40",
+        "replacements join with: holdfast worker --join 127.0.0.1:40123",
     ]
-    assert len(plain(START)) == 1
+    assert len(plain(START)) == 2
+
+
+def test_the_command_to_join_is_never_folded():
+    start = replace(START, address="127.0.0.1:40123", join_with=f"--run-dir /{'long/' * 30}")
+    assert len(plain(start)) == 3
+
+
+def test_verbose_lines_tell_why_and_how():
+    start = replace(START, limits="heartbeat timeout 10 s")
+    assert plain(start, RECOVERED, verbose=True)[2:] == [
+        "    plan: stages of equal measured cost",
+        "    heartbeat timeout 10 s",
+        "step 6  recovered in 84 ms: micro-batches re-routed over 5 of 6 workers; 0 steps lost",
+        "    noticed after 6 ms, planned after 31 ms; 3 operations run again, 17 were left; "
+        "0.412 s/step",
+        "        planned",
+        "    plan: 1 of 6 workers is missing",
+    ]
 
 
 def test_plain_lines_tell_of_going_back_and_go_on_from_there():
-    lines = plain(START, step(8), step(9), BACK, step(4), RunFailed(at_s=9.0, reason="no more"))
-    assert lines[1:] == [
+    back = replace(BACK, thrown_away=5)
+    lines = plain(START, step(8), step(9), back, step(4), RunFailed(at_s=9.0, reason="no more"))
+    assert lines[2:] == [
         "step 9/100  loss 2.5000  2,000 tokens/s  2.000 s/step  ETA 0:03:02",
-        "all go back to the checkpoint of step 4, run/step-4: no peer left",
+        "step 10  rolled back to the checkpoint of step 4; 5 steps to train again",
+        "    no peer left",
         "step 5/100  loss 2.5000  2,000 tokens/s  2.000 s/step  ETA 0:03:10",
         "failed after 5 steps: no more",
     ]
@@ -485,8 +551,9 @@ def test_plain_lines_tell_of_going_back_and_go_on_from_there():
 def test_a_step_that_was_gone_back_on_before_it_was_told_is_not_told():
     whole = replace(BACK, checkpoint="", to_step=0)
     lines = plain(START, step(8), step(9), whole, RunFailed(at_s=9.0, reason="no more"))
-    assert lines[2:] == [
-        "all go back to the initial parameters (there is no whole checkpoint): no peer left",
+    assert lines[3:] == [
+        "step 1  rolled back to the initial parameters (no checkpoint yet)",
+        "    no peer left",
         "failed after 0 steps: no more",
     ]
 

@@ -21,9 +21,9 @@ GRADIENTS, STEP = Call("gradients", "", 64), Call("step", "", 0)
 class Job:
     """Ranks with 100 ms of work an iteration that meet at the end of it."""
 
-    def __init__(self, ranks=range(4), world_size=4, calls=None):
+    def __init__(self, ranks=range(4), world_size=4, calls=None, verbose=False):
         self.said = []
-        self.findings = Findings(self.said.append)
+        self.findings = Findings(self.said.append, verbose=verbose)
         self.ranks, self.now = list(ranks), 0
         self.calls = calls or {rank: [GRADIENTS] for rank in self.ranks}
         self.noise = random.Random(1)
@@ -58,7 +58,13 @@ def test_the_rank_that_becomes_slow_is_named_with_factor_and_evidence():
     job = Job().run(30).run(6, slow=1, factor=1.5)
     [line] = job.said
     assert line.startswith("rank 1 is slow since iteration 31: x1.5")
-    assert "waits least" in line
+    assert "waits least" not in line
+    assert "waits least" in job.found[0]["evidence"]
+
+
+def test_with_verbose_the_evidence_is_said_as_well():
+    job = Job(verbose=True).run(30).run(6, slow=1, factor=1.5)
+    assert "waits least" in job.said[1]
 
 
 def test_ranks_have_their_own_numbers_when_only_some_are_on_this_machine():

@@ -14,7 +14,11 @@ from holdfast.protocol.spec import Access
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("agent", help="(internal) starts and watches workers for train")
+    parser = subparsers.add_parser(
+        "agent",
+        help="(internal) starts and watches workers for train",
+        description="Started by 'holdfast train'; not for use by hand.",
+    )
     parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="the launcher")
     parser.add_argument("--generation", type=int, required=True, help="which launch of the run")
     parser.add_argument(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli import diagnose_report, diagnose_run, diagnose_run_report
+from holdfast.cli import diagnose_report, diagnose_run, diagnose_run_report, help_text
 from holdfast.detection.causes import find_causes
 from holdfast.detection.trace import MOST, OPTIONAL, WANTED, Layout, Trace, trace_of
 from holdfast.detection.trace_graph import graph_of
@@ -20,6 +20,11 @@ from holdfast.errors import ConfigError
 from holdfast.observability.events import EVENTS_FILE, read_events
 from holdfast.observability.jsonfile import encode
 
+_EXAMPLES = (
+    "holdfast diagnose runs/a",
+    "holdfast diagnose trace.parquet --meta trace.yaml --unit us",
+    "holdfast diagnose runs/a --json",
+)
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _QUIET_S = 2.0  # shorter work says nothing of its progress
 _META = ("dp_size", "pp_size")  # of the keys in a trace's description, those that must be there
@@ -29,10 +34,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "diagnose",
         help="say why a job was slow: who, since when, how much",
-        description=(
-            "Say why a job was slow. WHAT is a trace of operations (Parquet), recorded in any "
-            "pipeline-parallel job, or the directory of a Holdfast run."
-        ),
+        description="Say why a job was slow: which worker, link or stage, since when, how much.\n"
+        "WHAT is the directory of a Holdfast run, or a trace of operations (Parquet)\n"
+        "that was recorded in any pipeline-parallel job.",
+        **help_text.parts(_EXAMPLES),
     )
     parser.add_argument("what", type=Path, metavar="WHAT", help="TRACE.parquet, or a directory")
     parser.add_argument(

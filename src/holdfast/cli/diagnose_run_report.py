@@ -6,7 +6,9 @@ from itertools import groupby
 from typing import Any
 
 from holdfast.cli.diagnose_run import RunOutcome, Slowness, Speeds
-from holdfast.observability.words import told
+from holdfast.observability.details import details
+from holdfast.observability.events import MitigationChosen
+from holdfast.observability.words import line
 
 
 def as_json(outcome: RunOutcome) -> dict[str, Any]:
@@ -24,7 +26,7 @@ def report(outcome: RunOutcome) -> Iterator[str]:
         f"{outcome.tokens_per_s:.4g} tokens a second"
     )
     for fault in outcome.faults:
-        yield told(fault) or fault.fault
+        yield line(fault) or fault.fault
     yield ""
     yield "told by the run itself:"
     yield from _list(outcome.by_run, "nothing slow")
@@ -51,10 +53,14 @@ def _list(found: Iterable[Slowness], nothing: str) -> Iterator[str]:
 
 def _choices(outcome: RunOutcome) -> Iterator[str]:
     """The same words step after step are told once."""
-    for words, group in groupby(outcome.mitigations, key=told):
+    for words, group in groupby(outcome.mitigations, key=_why):
         steps = [choice.step + 1 for choice in group]
         more = f" to {steps[-1]}" if len(steps) > 1 else ""
         yield f"  step {steps[0]}{more}: {words}"
+
+
+def _why(chosen: MitigationChosen) -> str:
+    return "; ".join(details(chosen))
 
 
 def _sentence(slow: Slowness) -> str:

@@ -7,19 +7,31 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from holdfast.cli import agent, diagnose, plan, recovery_plan, trace, train, watch, worker
+from holdfast.cli import (
+    agent,
+    diagnose,
+    help_text,
+    plan,
+    recovery_plan,
+    trace,
+    train,
+    watch,
+    worker,
+)
 from holdfast.errors import ConfigError, HoldfastError
 
 _DESCRIPTION = """\
-PyTorch training over D pipelines x S stages that goes on when workers die, to the same result.
-
-  holdfast train examples/tiny_gpt.py --pipelines 2 --stages 2 --steps 50 --run-dir runs/a
-  holdfast worker --join 127.0.0.1:40123
-  holdfast plan --pipelines 2 --stages 4 --microbatches 16
-  holdfast trace runs/a
-  holdfast diagnose runs/a
-  holdfast watch -- torchrun --nproc-per-node 4 train.py
-"""
+PyTorch training over D pipelines x S stages that goes on when workers die,
+to the same result, bit for bit."""
+_EXAMPLES = (
+    "holdfast train examples/tiny_gpt.py --pipelines 2 --stages 2 --run-dir runs/a",
+    "holdfast train --resume runs/a",
+    "holdfast trace runs/a",
+    "holdfast diagnose runs/a",
+    "holdfast plan --pipelines 2 --stages 4 --microbatches 16",
+    "holdfast watch -- torchrun --nproc-per-node 4 train.py",
+)
+_MORE = "'holdfast COMMAND --help' shows the arguments of a command, with examples."
 
 
 class _Parser(argparse.ArgumentParser):
@@ -32,11 +44,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  as long as the process
-    parser = _Parser(
-        prog="holdfast",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = _Parser(prog="holdfast", description=_DESCRIPTION, **help_text.parts(_EXAMPLES, _MORE))
     parser.add_argument("--version", action="version", version=f"holdfast {version('holdfast')}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (train, worker, plan, recovery_plan, trace, diagnose, watch, agent):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from holdfast.cli import plan_report
+from holdfast.cli import help_text, plan_report
 from holdfast.cli.plan_problem import (
     Room,
     parse_costs,
@@ -33,6 +33,11 @@ from holdfast.schedule.schedule import Schedule
 from holdfast.schedule.timeline import Pace, Timeline, bound, steady_period_s, timeline
 from holdfast.schedule.validity import check, in_flight_peak
 
+_EXAMPLES = (
+    "holdfast plan --pipelines 2 --stages 4 --microbatches 16",
+    "holdfast plan --pipelines 3 --stages 4 --microbatches 18 --dead 1.2 --slow 0.1=0.5",
+    "holdfast plan --pipelines 1 --stages 4 --microbatches 8 --schedule 1f1b --svg plan.svg",
+)
 _PLANNED = "planned"
 _PLANNED_ONLY = (
     *("dead", "slow", "slow_link", "first", "no_moves", "one_stage", "move_cost", "horizon"),
@@ -45,7 +50,12 @@ _MOST_DRAWN = 400_000
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
-        "plan", help="plan a step around dead and slow workers, draw it and say how good it is"
+        "plan",
+        help="plan a step around dead and slow workers, draw it and say how good it is",
+        description="Show what each worker does in a step, with some of them dead or slow if you\n"
+        "ask, how long the step takes and how far that is from the best possible.\n"
+        "Nothing is run: operations take 1 s each, or what --costs says.",
+        **help_text.parts(_EXAMPLES),
     )
     parser.add_argument("--pipelines", type=int, required=True, help="copies of the model")
     parser.add_argument("--stages", type=int, required=True, help="parts the model is cut into")

@@ -9,7 +9,7 @@ import re
 import sys
 from math import inf
 
-from holdfast.cli import recovery_plan_report
+from holdfast.cli import help_text, recovery_plan_report
 from holdfast.cli.recovery_plan_report import Outcome
 from holdfast.config import parse_size
 from holdfast.errors import ConfigError
@@ -19,11 +19,11 @@ from holdfast.planner.replay_time import ReplayCosts, swift_replay_s, training_s
 _DESCRIPTION = """\
 Choose the borders between stages whose tensors are logged, within a budget of storage, so that
 a stage that nobody holds any more is back soonest on average. Stages between two logged borders
-are a group: when one of them is lost, all of them are replayed.
-
-  holdfast recovery-plan --stages 16 --microbatches 256 --budget 900GB --interval 100 \\
-      --activation 839MB --forward 3ms --backward 6ms --state 1GB --bandwidth 10GB
-"""
+are a group: when one of them is lost, all of them are replayed."""
+_EXAMPLES = (
+    "holdfast recovery-plan --stages 16 --microbatches 256 --budget 900GB --interval 100 \\",
+    "    --activation 839MB --forward 3ms --backward 6ms --state 1GB --bandwidth 10GB",
+)
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(us|ms|s|m|h|)")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_STAGES, _MOST_NUMBER, _MOST_S, _MOST_WORD = 512, 1_000_000_000, 1e9, 24
@@ -36,7 +36,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "recovery-plan",
         help="choose which borders between stages to log for a budget, and compare",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **help_text.parts(_EXAMPLES),
     )
     _add_training(parser.add_argument_group("the training"))
     _add_log(parser.add_argument_group("the log"))

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from holdfast.cli import help_text
 from holdfast.errors import ConfigError
 from holdfast.observability.chrometrace import chrome_trace
 from holdfast.observability.events import EVENTS_FILE, Event, WorkerStep, read_events
@@ -14,7 +15,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "trace",
         help="write the operations of a run as a Chrome/Perfetto trace",
-        description="Write every operation of every worker of a run as a Chrome/Perfetto trace.",
+        description="Write every operation of every worker of a run as a Chrome/Perfetto trace.\n"
+        "Open it at https://ui.perfetto.dev or in chrome://tracing.",
+        **help_text.parts(["holdfast trace runs/a", "holdfast trace runs/a --out a.json"]),
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of the run")
     parser.add_argument(

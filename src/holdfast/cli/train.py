@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from holdfast import instruction_set
+from holdfast.cli import help_text
 from holdfast.cli.resuming import check_continues, job_file, remembered
 from holdfast.config import RunConfig, config_from, known_keys, parse_assignment, set_value
 from holdfast.control.checks import Accepted
@@ -22,6 +23,7 @@ from holdfast.faults.fault import PHASES, Fault, FaultKind, check_faults, parse_
 from holdfast.observability.events import Event, FaultFired, RunStarted
 from holdfast.observability.screen import Screen
 from holdfast.observability.summary import Summary
+from holdfast.observability.text import count, folded
 from holdfast.observability.view import View, make_view
 from holdfast.protocol.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, given_secret
 from holdfast.recovery.manifest import Checkpoint, find
@@ -42,25 +44,43 @@ _FLAG_HELP = {
     "steps": "optimizer steps of the whole run",
     "seed": "of parameters, random numbers and data order",
 }
+_EXAMPLES = (
+    "holdfast train job.py --pipelines 2 --stages 2 --steps 100",
+    "holdfast train job.py --config run.toml --set checkpoint.every_steps=50",
+    "holdfast train --resume runs/a",
+    "holdfast train job.py --pipelines 2 --fault 'kill 1.0 @ 5' -v",
+)
+_CODES = {
+    "0": "trained to the end",
+    "1": "failed, or interrupted; the last line says why, and how to go on",
+    "2": "bad input: arguments, settings, job, data or checkpoint",
+    "130": "interrupted before anything was started",
+}
 _FAULTS = """\
-a fault is one of: kill W @ WHERE, hang W @ WHERE, slow W=SPEED @ WHERE, join @ STEP, join W @ STEP,
-or lasts: slow W @ STEPS xF, cpu W @ STEPS xF, link V-W @ STEPS +15ms, link V-W @ STEPS 10MB/s.
-W is a worker (1.0), STEP counts from 1. STEPS is FIRST-LAST, both included, or FIRST (until the
-end); xF: it takes F times as long. slow adds to each operation, cpu takes that much of the time
-from the process (at most x10), link is for both ways (ms, s; kB/s, MB/s, GB/s). Of a worker's slow
-faults all count that last, of a link's and of cpu there may be one at a time.
-WHERE is STEP or STEP.POINT. A point is the worker's own n-th operation of a kind in that step,
-from 0: F0, B3, W1 (just before it), B3.done (just after it),
-or one of these (halt, proceed, copy and replay: the first time from STEP on):"""
+a fault is one of:
+  kill W @ WHERE             the process of worker W is killed (SIGKILL)
+  hang W @ WHERE             it stands still (SIGSTOP)
+  slow W=SPEED @ WHERE       it works at this fraction of its speed from here on
+  slow W @ STEPS xF          its operations take F times as long; several multiply
+  cpu W @ STEPS xF           its process gets 1/F of the CPU time (at most x10)
+  link V-W @ STEPS +15ms     messages between V and W arrive later (ms, s)
+  link V-W @ STEPS 10MB/s    ... at most at this rate (kB/s, MB/s, GB/s)
+  join @ STEP, join W @ STEP   a missing worker is started
+W is a worker: 1.0 is pipeline 1, stage 0. STEP counts from 1. STEPS is
+FIRST-LAST, both included, or FIRST (until the end). WHERE is STEP or STEP.POINT.
+A point is the worker's own n-th operation of a kind in that step, from 0: F0, B3,
+W1 (just before it), B3.done (just after it), or one of these (halt, proceed, copy
+and replay: the first time from STEP on):"""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "train",
         help="train a job on local worker processes",
-        description="Train the job that a Python file describes (a function job() -> Job).",
-        epilog=_epilog(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Train the job that a Python file describes (a function job() -> Job) on\n"
+        "pipelines x stages local workers. Lost workers are recovered from; the result\n"
+        "is the same, bit for bit. Ctrl-C finishes the step and saves a checkpoint.",
+        **help_text.parts(_EXAMPLES, *_sections(), codes=_CODES),
     )
     parser.add_argument(
         "job", metavar="JOB.py", nargs="?", help="the job file; with --resume that of the run"
@@ -116,13 +136,21 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="random kills and joins, e.g. seed=1,rate=0.05 (a worker's chance to die in a step), "
         "and slowness, e.g. seed=1,slow=0.01 (the chance that something becomes slow in a step)",
     )
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show why and how as well: plans, evidence, timings (events.jsonl has all of it)",
+    )
     parser.set_defaults(run=run)
 
 
-def _epilog() -> str:
+def _sections() -> list[str]:
     phases = "\n".join(f"  {name:<9} {meaning}" for name, meaning in PHASES.items())
-    keys = textwrap.fill("settings for --set and TOML files: " + ", ".join(known_keys()), 100)
-    return f"{_FAULTS}\n{phases}\n\n{keys}"
+    keys = textwrap.fill(
+        "settings for --set and TOML files: " + ", ".join(known_keys()), 80, break_on_hyphens=False
+    )
+    return [f"{_FAULTS}\n{phases}", keys]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -141,8 +169,8 @@ def run(args: argparse.Namespace) -> int:
     screen = Screen(sys.stdout)
     screen.write(f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n")
     if faults:
-        screen.write(f"{len(faults)} fault{'s' if len(faults) > 1 else ''} armed\n")
-    view = _Fired(make_view(cast(TextIO, screen)))
+        screen.write(f"{count(len(faults), 'fault')} will be injected\n")
+    view = _Fired(make_view(cast(TextIO, screen), verbose=args.verbose))
     try:
         summary = launch(
             config,
@@ -190,7 +218,8 @@ class _Fired:
         missed = [str(fault) for fault in faults if str(fault) not in self._fired]
         if not missed or not self._has_begun:
             return ""
-        return f"did not fire, as nothing came to that point: {'; '.join(missed)}\n"
+        lines = folded(f"not injected, as no worker came to that point: {'; '.join(missed)}")
+        return "\n".join(lines) + "\n"
 
 
 def resolve(args: argparse.Namespace, resume: Checkpoint | None = None) -> RunConfig:
@@ -274,10 +303,11 @@ def _join_with(secret_file: str | None) -> str:
 
 
 def _closing_lines(summary: Summary, run_dir: Path) -> str:
-    rate = f"{summary.tokens_per_s:.0f} tokens/s" if summary.tokens_per_s else "too short to time"
+    rate = f"{summary.tokens_per_s:,.0f} tokens/s" if summary.tokens_per_s else "too short to time"
     rate += " (emulated)" if summary.config["device"]["emulate"] else ""
     return (
-        f"{summary.steps} steps, last loss {summary.losses[-1]:.4f}, {rate}\n"
+        f"speed: {rate}\n"
         f"parameters sha256 {summary.parameters_sha256}\n"
-        f"results in {run_dir}; see the pipeline with: holdfast trace {run_dir}\n"
+        f"results: {run_dir}\n"
+        f"see the pipeline with: holdfast trace {run_dir}\n"
     )

@@ -7,21 +7,36 @@ import sys
 from pathlib import Path
 
 from holdfast import instruction_set
+from holdfast.cli import help_text
 from holdfast.errors import ConfigError
 from holdfast.observability.jsonfile import write_json
 from holdfast.watch.findings import Findings
 from holdfast.watch.keeping import keep_traceback
 from holdfast.watch.watching import watch
 
+_EXAMPLES = (
+    "holdfast watch -- torchrun --nproc-per-node 4 train.py",
+    "holdfast watch --report slow.json -- python train.py --lr 0.1",
+)
+_CODES = {
+    "COMMAND's own": "it ran",
+    "128 + n": "signal n ended it",
+    "127, 126": "there is no such command, or it cannot be run",
+    "2": "bad input: no command, or a report that cannot be written",
+}
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "watch",
         help="run any torch.distributed job and say which rank is slow",
-        usage="holdfast watch [-h] [--report FILE] -- COMMAND ...",
-        description="Run COMMAND unchanged, watch the calls of torch.distributed in all Python "
-        "processes it starts here, and say on stderr which rank is slow, since when and why. "
-        "Ends with COMMAND's own exit code.",
+        usage="holdfast watch [-h] [-v] [--report FILE] -- COMMAND ...",
+        description="Run COMMAND unchanged, watch the calls of torch.distributed in all Python\n"
+        "processes it starts here, and say on stderr which rank is slow and since when.",
+        **help_text.parts(_EXAMPLES, codes=_CODES),
+    )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="say how it is known, too (the report has it)"
     )
     parser.add_argument("--report", metavar="FILE", help="write the findings as JSON")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -37,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         )
     report = None if args.report is None else _writable(args.report)
     instruction_set.prepare(_say)
-    findings = Findings(_say)
+    findings = Findings(_say, verbose=args.verbose)
     code = watch(words, findings)
     try:
         for line in [*findings.remarks(), findings.summary()]:

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from holdfast import instruction_set
+from holdfast.cli import help_text
 from holdfast.cluster import parse_worker
 from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
 from holdfast.handshake import JOINER, WORKER_ROLE
@@ -38,6 +39,10 @@ from holdfast.protocol.spec import (
     worker_environment,
 )
 
+_EXAMPLES = (
+    "holdfast worker --join 127.0.0.1:40123 --run-dir runs/a",
+    "holdfast worker --join 127.0.0.1:40123 --secret-file secret --as 1.0",
+)
 _PORT = re.compile("[0-9]{1,5}")
 _CONNECT_LIMIT_S = 5.0
 _ANSWER_LIMIT_S = 30.0
@@ -48,9 +53,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "worker",
         help="join a run that lacks a worker",
-        description="Take the place of a missing worker: copies the state of its stage from "
-        "another worker while training goes on, and is planned in at the next step boundary. "
+        description="Take the place of a missing worker: copies the state of its stage from\n"
+        "another worker while training goes on, then takes part from the next step on.\n"
         "'holdfast train' shows the whole command at its start.",
+        **help_text.parts(_EXAMPLES),
     )
     parser.add_argument("--join", metavar="HOST:PORT", required=True, help="where the run listens")
     parser.add_argument("--run-dir", metavar="DIR", help="the run's directory: its secret is there")

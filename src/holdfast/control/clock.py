@@ -67,9 +67,9 @@ class Clock:
         return max(self.start_limit_s, _ANSWERS * self.silence_s)
 
     def describe(self) -> str:
-        later = f" ({_FIRST_S:g} s at first, then twice a step, {_LEAST_S:g} to {_MOST_S:g} s)"
+        later = f" at first, then twice a step, {_LEAST_S:g} to {_MOST_S:g} s"
         return (
-            f"a worker that is silent for {self.silence_s:g} s is lost"
-            f"{'' if self.configured else later}; heartbeats every {self.beat_s:g} s; "
-            f"one that does not stop when told is lost after {_ANSWERS} times the limit"
+            f"heartbeat timeout {self.silence_s:g} s{'' if self.configured else later}; "
+            f"a heartbeat every {self.beat_s:g} s; a worker that does not stop when asked to is "
+            f"lost after {_ANSWERS} timeouts"
         )

@@ -10,7 +10,7 @@ from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
 from holdfast.observability import events
-from holdfast.observability.words import size
+from holdfast.observability.text import size
 from holdfast.planner.log_borders import borders_for
 from holdfast.protocol import messages
 

@@ -80,7 +80,7 @@ class Mitigating:
     def stop(self, why: str, step: int, at_s: float) -> list[Effect]:
         """Something went wrong with watching: the run goes on without it."""
         self._mode, self.wanted = "off", None
-        reason = f"nobody looks for slowness any more: {why}"
+        reason = f"stragglers are not looked for any more: {why}"
         option = Option(Action.WAIT, 0.0, 0.0, (), "")
         return self._tell(Choice(option, reason), Situation(step, 0, 0.0, 0.0), at_s)
 
@@ -218,6 +218,7 @@ class Mitigating:
             period_s=now.period_s,
             new_period_s=option.period_s,
             cost_s=option.cost_s,
+            only_observed=self._mode == "observe",
         )
         return [Emit(chosen)]
 

@@ -320,7 +320,7 @@ class Notices:
                 continue
             stood_s = 0.0 if self._is_judged(worker) else standing.get(worker, 0.0)
             if silent_s > clock.silence_s or stood_s > clock.start_limit_s:
-                cause = f"silent for {max(silent_s, stood_s):.1f} s"
+                cause = f"no heartbeat for {max(silent_s, stood_s):.1f} s"
                 effects += self._lose(m.SilentTooLong(worker, at_s), cause, silent=True)
             elif self._silence.is_look_due(worker, at_s, clock):
                 effects.append(LookAt(worker))

@@ -143,6 +143,7 @@ def _diagnosed(found: Diagnosis, step: int, at_s: float) -> events.Diagnosed:
         since=found.since,
         confidence=found.confidence,
         evidence=found.evidence,
+        hint=found.hint,
     )
 
 

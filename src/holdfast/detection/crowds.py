@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.detection.case import Case, Phase
-from holdfast.detection.diagnosis import Cause, Diagnosis, Over
+from holdfast.detection.diagnosis import SHORT_OF_CPU, Cause, Diagnosis, Over
 from holdfast.detection.workers import Workers, lacks_processor
 
 _NUM_STEPS_APART = 5  # of the beginnings of slowness that has one cause
@@ -115,7 +115,8 @@ class Crowds:
             since=since,
             confidence=min(case.confidence for case in cases),
             evidence=f"{len(crowd)} of its {len(self._workers.on(machine))} workers ({names}) take "
-            f"{factor:.2f} x as long since step {since + 1}, but no more processor time: "
-            "they get less of the processors",
+            f"{factor:.2f} x as long since step {since + 1}, but no more CPU time: "
+            f"they are {SHORT_OF_CPU}",
             workers=tuple(sorted(crowd)),
+            hint=SHORT_OF_CPU,
         )

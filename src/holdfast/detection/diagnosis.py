@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 
+SHORT_OF_CPU = "short of CPU time"  # a hint: operations take longer, but no more CPU time
+
 Link = tuple[WorkerId, WorkerId]  # the smaller name first, unless a direction is meant
 
 
@@ -32,6 +34,7 @@ class Diagnosis:
     confidence: float  # 0 to 1
     evidence: str
     workers: tuple[WorkerId, ...]  # one, a link's two ends, all of a machine, holders of a stage
+    hint: str = ""  # why, in a few words; empty: not known
 
 
 class Over(NamedTuple):

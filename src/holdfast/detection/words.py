@@ -5,7 +5,7 @@ from statistics import median
 
 from holdfast.cluster import WorkerId
 from holdfast.detection.case import Case
-from holdfast.detection.diagnosis import Cause, Diagnosis, Link
+from holdfast.detection.diagnosis import SHORT_OF_CPU, Cause, Diagnosis, Link
 from holdfast.detection.links import LinkTrack
 from holdfast.detection.workers import Workers, lacks_processor
 
@@ -19,7 +19,8 @@ def compute(workers: Workers, worker: WorkerId, step: int, op_s: float) -> Diagn
     ]
     words = [_operations("its", track.case, step)]
     words += [f"peers {math.exp(median(peers)):.2f} x"] if peers else []
-    text = ", ".join(words) + _benchmark(track.case) + _processor(track.case, worker, workers)
+    cpu_text, hint = _processor(track.case, worker, workers)
+    text = ", ".join(words) + _benchmark(track.case) + cpu_text
     return Diagnosis(
         cause=Cause.COMPUTE,
         subject=str(worker),
@@ -29,6 +30,7 @@ def compute(workers: Workers, worker: WorkerId, step: int, op_s: float) -> Diagn
         confidence=track.case.confidence,
         evidence=text,
         workers=(worker,),
+        hint=hint,
     )
 
 
@@ -37,9 +39,9 @@ def machine(workers: Workers, name: str, step: int, op_s: float) -> Diagnosis:
     factors = [workers.tracks[worker].cpu_factor(case.since, case) for worker in there]
     known = [factor for factor in factors if factor is not None]
     text = _operations(f"all {len(there)} workers on it at once:", case, step) + _benchmark(case)
-    text += f"; processor time {median(known):.1f} x" if known else ""
-    if known and lacks_processor(median(known), case):
-        text += ": they get less of the processors"
+    text += f"; CPU time {median(known):.1f} x" if known else ""
+    lacks = bool(known) and lacks_processor(median(known), case)
+    text += f": they are {SHORT_OF_CPU}" if lacks else ""
     return Diagnosis(
         cause=Cause.MACHINE,
         subject=name,
@@ -49,6 +51,7 @@ def machine(workers: Workers, name: str, step: int, op_s: float) -> Diagnosis:
         confidence=case.confidence,
         evidence=text,
         workers=tuple(there),
+        hint=SHORT_OF_CPU if lacks else "",
     )
 
 
@@ -92,12 +95,14 @@ def _benchmark(case: Case) -> str:
     return f"; benchmark {ratio:.2f} x its own at the start{seen}"
 
 
-def _processor(case: Case, worker: WorkerId, workers: Workers) -> str:
+def _processor(case: Case, worker: WorkerId, workers: Workers) -> tuple[str, str]:
+    """For the evidence, and for the hint."""
     factor = workers.tracks[worker].cpu_factor(case.since, case)
     if factor is None:
-        return ""
+        return "", ""
     lacks = lacks_processor(factor, case)
-    return f"; processor time {factor:.1f} x" + (": it lacks processor time" if lacks else "")
+    more = f": it is {SHORT_OF_CPU}" if lacks else ""
+    return f"; CPU time {factor:.1f} x{more}", SHORT_OF_CPU if lacks else ""
 
 
 def _ms(seconds: float) -> str:

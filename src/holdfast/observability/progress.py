@@ -26,14 +26,16 @@ from holdfast.observability.events import (
     WorkerReplaced,
     WorkerStep,
 )
+from holdfast.observability.words import UNKNOWN, Standing
 
 _RECENT_STEPS = 20  # that speed and ETA are taken from
 _AWAY = ("lost", "joining")  # words of a worker that takes no part any more, or not yet again
+_OUTSIDE = ("starting", *_AWAY)
 
 
 @dataclass
 class WorkerState:
-    word: str = "starting"  # or "ready", "running", "went back", "lost", "joining", "joined", ...
+    word: str = "starting"  # or "ready", "running", "rolled back", "lost", "joining", ...
     step: int | None = None  # the last it has finished, or in which it was lost, joined or moved
     stage: int | None = None  # that it holds, if it is not the one it is named after
 
@@ -128,7 +130,7 @@ class Progress:
                 self._advance(self._worker(event.worker), event.step)
             case StepTakenBack():
                 self.num_taken_back += 1
-                self._report(self._worker(event.worker), "went back")
+                self._report(self._worker(event.worker), "rolled back")
             case WorkerLost():
                 self.num_lost += 1
                 self._place(event.worker, "lost", event.step)
@@ -165,15 +167,14 @@ class Progress:
         self.num_thrown_away += event.thrown_away
         self.num_done = event.to_step
         for state in self._taking_part():
-            state.word = "went back"
+            state.word = "rolled back"
             state.step = event.to_step - 1 if event.to_step else None
 
     def _worker(self, name: str) -> WorkerState:
         return self.workers.setdefault(parse_worker(name), WorkerState())
 
     def _taking_part(self) -> list[WorkerState]:
-        outside = ("starting", *_AWAY)
-        return [state for state in self.workers.values() if state.word not in outside]
+        return [state for state in self.workers.values() if state.word not in _OUTSIDE]
 
     def _get_ready(self, state: WorkerState) -> None:
         late = self.last is not None or state.word in _AWAY
@@ -199,6 +200,21 @@ class Progress:
         if state.word == "joining":
             state.word = "lost"
 
+    def standing(self, event: Event) -> Standing:
+        """For the line of an event that was handled."""
+        if self.run is None:
+            return UNKNOWN
+        if not isinstance(event, WorkerLost):
+            return Standing(len(self.workers))
+        lost = parse_worker(event.worker)
+        stage = _stage_of(lost, self.workers[lost])
+        others = [
+            str(worker)
+            for worker, state in sorted(self.workers.items())
+            if state.word not in _OUTSIDE and _stage_of(worker, state) == stage
+        ]
+        return Standing(len(self.workers), stage, tuple(others))
+
     @property
     def num_members(self) -> int:
         """All that take part; one that is changing its stage only counts again afterwards."""
@@ -219,3 +235,7 @@ class Progress:
         if self.run is None or self.step_s is None:
             return None
         return max(0, self.run.steps - self.num_done) * self.step_s
+
+
+def _stage_of(worker: WorkerId, state: WorkerState) -> int:
+    return worker.stage if state.stage is None else state.stage

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.observability.details import details
 from holdfast.observability.events import (
     Event,
     RunFailed,
@@ -25,14 +26,13 @@ from holdfast.observability.events import (
     WentBack,
 )
 from holdfast.observability.progress import Progress, WorkerState
+from holdfast.observability.text import INDENT, count, folded
 from holdfast.observability.words import (
     INTERRUPTED,
-    count,
+    NAMES,
     how_to_join,
     layout,
-    recovered,
-    thrown_away,
-    told,
+    line,
     unsaved,
 )
 
@@ -43,7 +43,7 @@ _STYLES = {
     "starting": "dim",
     "ready": "cyan",
     "running": "green",
-    "went back": "yellow",
+    "rolled back": "yellow",
     "lost": "red",
     "joining": "cyan",
     "joined": "green",
@@ -87,21 +87,36 @@ class Forgiving:
         return getattr(self._stream, name)
 
 
-def make_view(stream: TextIO) -> View:
-    """The live panel if ``stream`` is a terminal that can redraw, plain lines if not."""
+def make_view(stream: TextIO, *, verbose: bool = False) -> View:
+    """The live panel if ``stream`` is a terminal that can redraw, plain lines if not.
+
+    ``verbose``: with the reason and the evidence of each line.
+    """
     console = Console(file=cast(TextIO, Forgiving(stream)))
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(console, is_behind=lambda: getattr(stream, "is_behind", False))
-    return PlainView(stream)
+        return LiveView(
+            console, is_behind=lambda: getattr(stream, "is_behind", False), verbose=verbose
+        )
+    return PlainView(stream, verbose=verbose)
+
+
+def lines_of(event: Event, progress: Progress, *, verbose: bool) -> list[str]:
+    """What is shown of an event; none for steps and all that only changes the panel."""
+    short = line(event, progress.standing(event))
+    shown = [] if short is None else folded(short)
+    more = details(event) if verbose else ()
+    return [*shown, *(row for text in more for row in folded(text, INDENT))]
 
 
 class PlainView:
     """For logs and pipes: a line at the start, at the end, for each mishap and change at once,
     and at most one a second for the steps."""
 
-    def __init__(self, stream: TextIO, *, now: Clock = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO, *, now: Clock = time.monotonic, verbose: bool = False
+    ) -> None:
         self._stream = Forgiving(stream)
-        self._now = now
+        self._now, self._verbose = now, verbose
         self._progress = Progress()
         self._next_line_s = now()
         self._untold = False  # the last step has had no line yet
@@ -117,7 +132,9 @@ class PlainView:
                     self._tell_step()
             case RunFailed() | RunFinished():
                 self.close()
-                self._say(_ending(self._progress))
+                self._say(*folded(" ".join(_ending(self._progress).split())))
+                if self._progress.unsaved is not None:
+                    self._say(*folded(unsaved(self._progress.unsaved)))
             case _:
                 self._tell_change(event)
 
@@ -126,31 +143,31 @@ class PlainView:
             self._tell_step()
 
     def _tell_start(self, run: RunStarted) -> None:
-        self._say(f"{layout(run)}; {run.reason}")
-        if run.limits:
-            self._say(run.limits)
+        self._say(layout(run), NAMES)
+        self._say(*lines_of(run, self._progress, verbose=self._verbose))
+        if run.first_step:
+            self._say(f"resumed after step {run.first_step}")
         if run.address:
-            self._say(how_to_join(run))
+            self._say(how_to_join(run))  # a command: it stays on one line
 
     def _tell_change(self, event: Event) -> None:
         if isinstance(event, WentBack):
             self._untold = False  # the step no longer counts
-        line = told(event)
-        if line is not None:
-            self._say(line)
+        self._say(*lines_of(event, self._progress, verbose=self._verbose))
 
     def _tell_step(self) -> None:
         self._untold = False
         self._next_line_s = self._now() + _LINE_S
         self._say(_step_line(self._progress))
 
-    def _say(self, line: str) -> None:
-        self._stream.write(line + "\n")
+    def _say(self, *lines: str) -> None:
+        for text in lines:
+            self._stream.write(text + "\n")
         self._stream.flush()
 
 
 class LiveView:
-    """One panel that redraws itself, at most four times a second."""
+    """One panel that redraws itself, at most four times a second; above it what has happened."""
 
     def __init__(
         self,
@@ -158,9 +175,10 @@ class LiveView:
         *,
         now: Clock = time.monotonic,
         is_behind: Callable[[], bool] = lambda: False,
+        verbose: bool = False,
     ) -> None:
         """``is_behind``: what was drawn last is not shown yet, so nothing more is drawn."""
-        self._now, self._is_behind = now, is_behind
+        self._now, self._is_behind, self._verbose = now, is_behind, verbose
         self._progress = Progress()
         self._glyphs = " .:-=+*#" if console.options.ascii_only else "▁▂▃▄▅▆▇█"
         # No redraw by a thread of its own: it would take time from the training at any moment.
@@ -170,6 +188,8 @@ class LiveView:
 
     def handle(self, event: Event) -> None:
         self._progress.handle(event)
+        for text in lines_of(event, self._progress, verbose=self._verbose):
+            self._live.console.print(Text(text))
         if self._open and self._now() >= self._next_draw_s and not self._is_behind():
             self._next_draw_s = self._now() + _REDRAW_S
             self._draw()
@@ -232,9 +252,6 @@ def _members(progress: Progress) -> Iterator[Text]:
     if progress.run and progress.run.address and not ended:
         text.append(f"; {how_to_join(progress.run)}", style="dim")
     yield text
-    if progress.recovery is not None:
-        last = f"step {progress.recovery.step + 1}: {recovered(progress.recovery)}"
-        yield Text(last, style="dim")
 
 
 def _grid(progress: Progress) -> Table:
@@ -264,7 +281,7 @@ def _step_line(progress: Progress) -> str:
     last, run = progress.last, progress.run
     assert last is not None  # a step has finished
     total = f"/{run.steps}" if run else ""
-    skipped = "  not finite: skipped" if last.skipped else ""
+    skipped = "  NaN or Inf: skipped" if last.skipped else ""
     eta = f"  ETA {_clock(progress.eta_s)}"
     return f"step {last.step + 1}{total}  loss {last.loss:.4f}  {_speed(progress)}{eta}{skipped}"
 
@@ -274,27 +291,21 @@ def _speed(progress: Progress) -> str:
 
 
 def _mishaps(progress: Progress) -> str:
-    skipped = f"  {progress.num_skipped} skipped" if progress.num_skipped else ""
-    taken_back = f"  {progress.num_taken_back} taken back" if progress.num_taken_back else ""
-    return skipped + taken_back + _losses(progress)
-
-
-def _losses(progress: Progress) -> str:
-    """What deaths have cost; empty: nobody was lost."""
+    """Each after a comma; empty: there were none."""
+    skipped = f", {progress.num_skipped} skipped (NaN or Inf)" if progress.num_skipped else ""
     if not progress.num_lost:
-        return ""
-    lost = f"  {count(progress.num_lost, 'worker')} lost"
+        return skipped
+    lost = f", {count(progress.num_lost, 'worker')} lost"
     replaced = f", {progress.num_replaced} replaced" if progress.num_replaced else ""
-    again = f", {thrown_away(progress.num_thrown_away)}" if progress.num_thrown_away else ""
-    return lost + replaced + again
+    again = count(progress.num_thrown_away, "step")
+    return f"{skipped}{lost}{replaced}, {again} trained again"
 
 
 def _ending(progress: Progress) -> str:
     if progress.failure is not None:
         return f"failed after {count(progress.num_done, 'step')}: {progress.failure}"
     loss = f", loss {progress.last.loss:.4f}" if progress.last else ""
-    warning = f"; {unsaved(progress.unsaved)}" if progress.unsaved else ""
-    return f"finished {count(progress.num_done, 'step')}{loss}{_mishaps(progress)}{warning}"
+    return f"finished {count(progress.num_done, 'step')}{loss}{_mishaps(progress)}"
 
 
 def _clock(seconds: float | None) -> str:

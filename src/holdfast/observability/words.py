@@ -1,4 +1,11 @@
-"""What happened, as one line for the terminal, which counts steps from 1. Knows no progress."""
+"""What happened, as one short line for the terminal, which counts steps from 1.
+
+Evidence, plans and timings are in ``details.py``. Knows no progress: what a line needs of it is
+given as a ``Standing``.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from holdfast.observability.events import (
     CheckpointFailed,
@@ -18,7 +25,6 @@ from holdfast.observability.events import (
     RunStarted,
     SlownessOver,
     StageRebuilt,
-    StepTakenBack,
     Warned,
     WentBack,
     WorkerJoined,
@@ -27,89 +33,232 @@ from holdfast.observability.events import (
     WorkerReplaced,
     WorkerStuck,
 )
+from holdfast.observability.text import count, duration, listed, size
 
-INTERRUPTED = "interrupted: ends the step and saves it; once more: ends at once"
+INTERRUPTED = "interrupted: finishing the step and saving it; a second signal stops at once"
+NAMES = "worker P.S runs stage S of pipeline P; every pipeline is a replica of the model"
 
 
-def told(event: Event) -> str | None:
-    """The line of an event that is told as it happens; none for all others."""
+class Standing(NamedTuple):
+    """Of the run at the time of an event."""
+
+    num_workers: int = 0  # that the layout has; 0: not known
+    stage: int = -1  # of the worker that the event is about; -1: not known
+    replicas: tuple[str, ...] = ()  # others that hold this stage
+
+
+UNKNOWN = Standing()
+
+
+def line(event: Event, standing: Standing = UNKNOWN) -> str | None:
+    """The line of an event that is shown as it happens; none for all others."""
     match event:
-        case CheckpointSaved() | CheckpointFailed():
-            return _told_of_checkpoint(event)
+        case CheckpointSaved() | CheckpointFailed() | IntervalChosen():
+            return _of_checkpoint(event)
         case Recovered():
-            return recovered(event)
+            return recovered(event, standing)
         case WentBack():
-            return _went_back(event)
-        case IntervalChosen():
-            every = count(event.every, "step")
-            return f"a checkpoint every {every} from step {event.first} on: {event.reason}"
-        case ReplayBegan():
-            return _replay_began(event)
-        case StageRebuilt():
-            return _rebuilt(event)
-        case LogChanged():
-            who = f"log of worker {event.worker}" if event.worker else "log"
-            what = "" if event.logging else " stopped"
-            return f"{who}{what} in step {event.step + 1}: {event.reason}"
+            return _rolled_back(event)
+        case ReplayBegan() | StageRebuilt() | LogChanged():
+            return _of_log(event)
         case Diagnosed() | SlownessOver() | MitigationChosen() | PlanSwitched():
-            return _told_of_slowness(event)
+            return _of_slowness(event)
         case Interrupted():
             return INTERRUPTED
-        case _:
-            return _told_of_worker(event)
-
-
-def _told_of_checkpoint(event: CheckpointSaved | CheckpointFailed) -> str:
-    if isinstance(event, CheckpointFailed):
-        return unsaved(event)
-    return f"checkpoint of step {event.step} saved to {event.path}"
-
-
-def _told_of_slowness(event: Diagnosed | SlownessOver | MitigationChosen | PlanSwitched) -> str:
-    match event:
-        case PlanSwitched():
-            planned = f", {event.period_s:.3f} s/step planned" if event.period_s else ""
-            return (
-                f"new plan ({event.cause}) from step {event.step + 1} on{planned}; {event.reason}"
-            )
-        case Diagnosed():
-            more = f"+{event.excess_s * 1e3:.1f} ms" if event.excess_s else f"x{event.factor:.2f}"
-            return (
-                f"{event.cause}: {event.subject} {more} since step {event.since + 1} "
-                f"({event.confidence:.0%} sure): {event.evidence}"
-            )
-        case SlownessOver():
-            return f"over since step {event.since + 1}: {event.cause} of {event.subject}"
-        case MitigationChosen():
-            whom = f" ({', '.join(event.subjects)})" if event.subjects else ""
-            return f"mitigation{whom}: {event.reason}"
-
-
-def _told_of_worker(event: Event) -> str | None:
-    match event:
-        case FaultFired():
-            return f"fault fired in step {event.step + 1}: {event.fault}"
-        case StepTakenBack():
-            return f"worker {event.worker} took back step {event.step + 1}: {event.reason}"
-        case WorkerLost():
-            return f"worker {event.worker} lost in step {event.step + 1}: {event.cause}"
-        case WorkerStuck():
-            return _stuck(event)
-        case WorkerMoved():
-            return (
-                f"worker {event.worker} moved from stage {event.from_stage} to stage "
-                f"{event.to_stage} in step {event.step + 1}: {event.reason}"
-            )
         case Warned():
             return f"warning: {event.reason}"
         case _:
-            return _told_of_joining(event)
+            return _of_worker(event, standing)
 
 
-def _told_of_joining(event: Event) -> str | None:
+# --- checkpoints ---
+
+
+def _of_checkpoint(event: CheckpointSaved | CheckpointFailed | IntervalChosen) -> str:
+    match event:
+        case CheckpointFailed():
+            return unsaved(event)
+        case CheckpointSaved():
+            return f"step {event.step}  checkpoint saved"
+        case IntervalChosen():
+            every = count(event.every, "step")
+            return f"step {event.first}  checkpoints every {every} from here on"
+
+
+def unsaved(event: CheckpointFailed) -> str:
+    """Stays in sight until a checkpoint is whole."""
+    who = f"worker {event.worker}: " if event.worker else ""
+    newest = f"the last is of step {event.newest}" if event.newest >= 0 else "there is none yet"
+    then = f"worker {event.next_writer} tries next" if event.next_writer else newest
+    return f"NO CHECKPOINT of step {event.step} ({who}{event.reason}); {then}"
+
+
+# --- losses and what follows ---
+
+_CAUSES = {"death": "loss", "link": "lost connection", "stuck": "no progress"}  # in other words
+
+
+def recovered(event: Recovered, standing: Standing = UNKNOWN) -> str | None:
+    """How long it took until all were at work again, and what it has cost."""
+    took = duration(seconds_after_fault(event)[2])
+    num_all = standing.num_workers
+    workers = f"{event.members} of {num_all} workers" if num_all else count(event.members, "worker")
+    step = f"step {event.step + 1}  "
+    if not event.num_lost:
+        causes = event.cause.split(" and ")
+        if causes == ["interrupt"]:
+            return None  # it was said when it came
+        why = ", ".join(_CAUSES.get(cause, cause) for cause in causes)
+        return f"{step}resumed after {took} ({why}); {workers}"
+    if event.thrown_away:
+        return f"{step}recovered in {took}; {to_train_again(event.thrown_away)}; {workers}"
+    if event.members < num_all:
+        return f"{step}recovered in {took}: micro-batches re-routed over {workers}; 0 steps lost"
+    return f"{step}recovered in {took}; 0 steps lost; {workers}"
+
+
+def to_train_again(num_steps: int) -> str:
+    """What a rollback costs."""
+    return f"{count(num_steps, 'step')} to train again"
+
+
+def seconds_after_fault(event: Recovered) -> tuple[float, float, float]:
+    """Until the notice, the plan and the first operation of the last member, in whole µs."""
+    notice_s, plan_s, resumed_s = (
+        round(at_s - event.fault_s, 6) for at_s in (event.notice_s, event.plan_s, event.resumed_s)
+    )
+    return notice_s, plan_s, resumed_s
+
+
+def _rolled_back(event: WentBack) -> str:
+    memory = f"the copies in memory of step {event.to_step}"
+    first = "the initial parameters (no checkpoint yet)"
+    back = f"the checkpoint of step {event.to_step}"
+    where = back if event.checkpoint else memory if event.to_step else first
+    lost = f"; {to_train_again(event.thrown_away)}" if event.thrown_away else ""
+    step = event.to_step + event.thrown_away + 1
+    return f"step {step}  rolled back to {where}{lost}\n{event.reason}"
+
+
+def _of_log(event: ReplayBegan | StageRebuilt | LogChanged) -> str | None:
+    match event:
+        case LogChanged(logging=False):
+            whose = f" of worker {event.worker}" if event.worker else ""
+            return f"step {event.step + 1}  log{whose} stopped: {event.reason}"
+        case LogChanged():
+            return None
+        case ReplayBegan():
+            replay = "replays" if len(event.workers) == 1 else "replay"
+            who = f"{count(len(event.workers), 'worker')} {replay}"
+            steps = f"steps {event.from_step + 1} to {event.to_step} from the log"
+            return f"step {event.to_step + 1}  {stages(event.stages)} lost: {who} {steps}"
+        case StageRebuilt():
+            took = duration(event.took_s)
+            state = f"the checkpoint of step {event.version}" if event.version else "the start"
+            how = f"rebuilt from the log in {took}" if event.operations else f"taken from {state}"
+            return f"step {event.version + 1}  {stages(event.stages)} {how}"
+
+
+def stages(numbers: Sequence[int]) -> str:
+    return f"stage{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
+# --- slowness ---
+
+
+def _of_slowness(event: Diagnosed | SlownessOver | MitigationChosen | PlanSwitched) -> str | None:
+    match event:
+        case Diagnosed():
+            hint = f" ({event.hint})" if event.hint else ""
+            return f"step {event.step + 1}  {_slow(event)}{hint}"
+        case SlownessOver():
+            since = f"since step {event.since + 1}"
+            return f"step {event.step + 1}  {_subject(event)} is at normal speed again {since}"
+        case MitigationChosen():
+            return _mitigation(event)
+        case PlanSwitched(cause="better plan"):
+            return f"step {event.step + 1}  better plan in use, without a stop"
+        case PlanSwitched():
+            return None  # what it is for was said when it was chosen
+
+
+def _slow(event: Diagnosed) -> str:
+    times = f"{event.factor:.1f}x"
+    since = f"since step {event.since + 1}" if event.since > 0 else "from the start"
+    match event.cause:
+        case "slow link":
+            return f"slow link {event.subject}: +{event.excess_s * 1e3:.1f} ms a transfer {since}"
+        case "slow machine":
+            return f"slow machine {event.subject}: its workers take {times} as long {since}"
+        case "imbalance of the model":
+            return f"uneven stages: {event.subject} takes {times} as long as the others"
+        case "imbalance of the data":
+            return f"uneven micro-batches: the longest take {times} the median"
+    return f"straggler: worker {event.subject} takes {times} as long {since}"
+
+
+def _subject(event: SlownessOver) -> str:
+    kind = {"slow link": "link", "slow machine": "machine"}.get(event.cause, "worker")
+    return f"{kind} {event.subject}"
+
+
+_ACTIONS = {
+    "re-plan": "re-planned around",
+    "change places": "workers change stages because of",
+    "drop": "a worker is left out because of",
+}
+
+
+def _mitigation(event: MitigationChosen) -> str | None:
+    """No action is no news, unless nobody will ever look again."""
+    step = f"step {event.step + 1}  "
+    if event.action == "wait":
+        return None if event.subjects else f"{step}{event.reason}"
+    subjects = listed(event.subjects)
+    what = f"{_ACTIONS.get(event.action, event.action)} {subjects}"
+    if event.action == "go back":
+        what = f"back to the plan before {subjects} was slow"
+    if event.only_observed:
+        what = f"not done (mitigation.mode=observe): {event.action} for {subjects}"
+    return f"{step}{what}: {event.period_s:.3g} -> {event.new_period_s:.3g} s/step planned"
+
+
+# --- workers ---
+
+
+def _of_worker(event: Event, standing: Standing) -> str | None:
+    match event:
+        case FaultFired():
+            return f"step {event.step + 1}  injected fault: {event.fault}"
+        case WorkerLost():
+            return f"step {event.step + 1}  worker {event.worker} lost ({event.cause})" + _left(
+                standing
+            )
+        case WorkerStuck():
+            return _stuck(event)
+        case WorkerMoved():
+            way = f"from stage {event.from_stage} to stage {event.to_stage}"
+            return f"step {event.step + 1}  worker {event.worker} moved {way}"
+        case _:
+            return _of_joining(event)
+
+
+def _left(standing: Standing) -> str:
+    """Who else holds the stage of a lost worker."""
+    if standing.stage < 0:
+        return ""
+    if not standing.replicas:
+        return f"; no other worker holds stage {standing.stage}"
+    return f"; stage {standing.stage} is also on {listed(standing.replicas)}"
+
+
+def _of_joining(event: Event) -> str | None:
     match event:
         case WorkerJoined():
-            return _joined(event)
+            copied = f"copied {size(event.copied_bytes)} in {event.took_s:.1f} s"
+            copied = "its state was rebuilt" if not event.took_s else copied
+            where = f"at stage {event.stage} ({copied})"
+            return f"step {event.step + 1}  worker {event.worker} joined {where}"
         case JoinFailed():
             who = f"worker {event.worker}" if event.worker else "a worker"
             return f"{who} could not join: {event.reason}"
@@ -117,8 +266,8 @@ def _told_of_joining(event: Event) -> str | None:
             what = event.fault or f"the join of worker {event.worker}"
             return f"{what} was not complete at the end: still {event.state}"
         case WorkerReplaced():
-            tries = f"{event.number} of {event.limit} in 100 steps"
-            return f"worker {event.worker} is started again ({tries}); it joins the others"
+            tries = f"try {event.number} of {event.limit}"
+            return f"restarting worker {event.worker} ({tries}); it joins when it is ready"
         case _:
             return None
 
@@ -136,91 +285,13 @@ OPERATIONS = {
 
 def _stuck(event: WorkerStuck) -> str:
     usual = f" (usually {event.usual_s:.2g} s)" if event.usual_s else ""
-    where = f": {event.where}" if event.where else ""
+    where = f"\nat {event.where}" if event.where else ""
     what = OPERATIONS.get(event.operation, event.operation)
-    return (
-        f"worker {event.worker} is stuck in step {event.step + 1}, {what} for "
-        f"{event.seconds:.1f} s{usual}{where}"
-    )
+    busy = f"{what} for {event.seconds:.1f} s{usual}"
+    return f"step {event.step + 1}  worker {event.worker} is stuck: {busy}{where}"
 
 
-def recovered(event: Recovered) -> str:
-    """How long after the fault each part was done, and how the run goes on."""
-    notice_s, plan_s, resumed_s = seconds_after_fault(event)
-    what = "recovered" if event.num_lost else f"change ({event.cause}) complete"
-    planned = f", {event.period_s:.3f} s/step planned" if event.period_s else ""
-    reason = f"; {event.reason}" if event.reason else ""
-    again = f"{count(event.redone, 'operation')} done again"
-    if event.thrown_away:
-        again = f"{thrown_away(event.thrown_away)}"
-    return (
-        f"{what} in {resumed_s:.3f} s (notice {notice_s:.3f}, plan {plan_s:.3f}): {again}, "
-        f"{count(event.members, 'worker')}{planned}{reason}"
-    )
-
-
-def thrown_away(num_steps: int) -> str:
-    """What going back costs."""
-    verb = "is" if num_steps == 1 else "are"
-    return f"{count(num_steps, 'finished step')} {verb} trained again"
-
-
-def seconds_after_fault(event: Recovered) -> tuple[float, float, float]:
-    """Until the notice, the plan and the first operation of the last member, in whole µs."""
-    notice_s, plan_s, resumed_s = (
-        round(at_s - event.fault_s, 6) for at_s in (event.notice_s, event.plan_s, event.resumed_s)
-    )
-    return notice_s, plan_s, resumed_s
-
-
-def _joined(event: WorkerJoined) -> str:
-    copied = f"{size(event.copied_bytes)} in {event.took_s:.1f} s"
-    copied = "its state was rebuilt" if not event.took_s else copied
-    place = f"stage {event.stage} in step {event.step + 1}"
-    return f"worker {event.worker} joined at {place} ({copied})"
-
-
-def unsaved(event: CheckpointFailed) -> str:
-    """Stays in sight until a checkpoint is whole."""
-    who = f"worker {event.worker}: " if event.worker else ""
-    newest = f"the last is of step {event.newest}" if event.newest >= 0 else "there is none yet"
-    then = f"worker {event.next_writer} tries next" if event.next_writer else newest
-    return f"NO CHECKPOINT of step {event.step} ({who}{event.reason}); {then}"
-
-
-def _went_back(event: WentBack) -> str:
-    back = f"the checkpoint of step {event.to_step}, {event.checkpoint}"
-    memory = f"their copies in memory of step {event.to_step}"
-    first = "the initial parameters (there is no whole checkpoint)"
-    where = back if event.checkpoint else memory if event.to_step else first
-    lost = f"; {thrown_away(event.thrown_away)}" if event.thrown_away else ""
-    return f"all go back to {where}: {event.reason}{lost}"
-
-
-def _replay_began(event: ReplayBegan) -> str:
-    others = tuple(stage for stage in event.replayed if stage not in event.stages)
-    more = f", together with {_stages(others)}" if others else ""
-    who = count(len(event.workers), "worker")
-    verb = "replays" if len(event.workers) == 1 else "replay"
-    what = f"{who} {verb} steps {event.from_step + 1} to {event.to_step} from the log{more}"
-    return f"{_no_holder(event.stages)}: {what}"
-
-
-def _rebuilt(event: StageRebuilt) -> str:
-    if not event.operations:
-        newest = f"the checkpoint of step {event.version}" if event.version else "the beginning"
-        return f"{_no_holder(event.stages)}: {newest} is the newest state"
-    read = f"{size(event.read_bytes)} of log read"
-    done = f"{count(event.operations, 'operation')} in {event.took_s:.3f} s"
-    return f"{_stages(event.stages)} rebuilt as after step {event.version}: {done}, {read}"
-
-
-def _no_holder(numbers: tuple[int, ...]) -> str:
-    return f"{_stages(numbers)} {'has' if len(numbers) == 1 else 'have'} no holder left"
-
-
-def _stages(numbers: tuple[int, ...]) -> str:
-    return f"stage{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+# --- the start ---
 
 
 def layout(run: RunStarted) -> str:
@@ -232,18 +303,4 @@ def layout(run: RunStarted) -> str:
 
 
 def how_to_join(run: RunStarted) -> str:
-    return f"join with: holdfast worker --join {run.address} {run.join_with}".rstrip()
-
-
-def count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"
-
-
-def size(num_bytes: int) -> str:
-    """In the largest decimal unit that leaves a number of 1 or more."""
-    number, unit = float(num_bytes), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if number < 1000:
-            break
-        number, unit = number / 1000, larger
-    return f"{num_bytes} B" if unit == "B" else f"{number:.1f} {unit}"
+    return f"replacements join with: holdfast worker --join {run.address} {run.join_with}".rstrip()

@@ -15,7 +15,9 @@ from types import FrameType
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BURST_S = 0.5
 _forking = threading.local()
-_DEFERRED = b"interrupted: works on until the run ends or saves; once more: ends at once\n"
+_DEFERRED = (
+    b"interrupted: this worker goes on until the run ends; a second signal stops it at once\n"
+)
 
 
 class Repeats:

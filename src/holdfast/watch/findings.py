@@ -19,8 +19,9 @@ _NUM_CALLS_SHOWN = 5  # one by one; more are counted by name
 class Findings:
     """Records in, lines out."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], *, verbose: bool = False) -> None:
+        """``verbose``: with the evidence of each finding."""
+        self._say, self._verbose = say, verbose
         self._gathering = Gathering()
         self._watcher: WaitWatcher | None = None
         self._took_s: list[float] = []
@@ -88,6 +89,8 @@ class Findings:
         known = self._open.get(name)
         if isinstance(told, Diagnosis):
             self._say(_sentence(told, name, is_known=known is not None))
+            if self._verbose:
+                self._say(f"  {told.evidence}")
             if known is None:
                 known = self._open[name] = {"subject": name, "over_since": None}
                 self._found.append(known)
@@ -188,7 +191,7 @@ def _are(name: str) -> str:
 def _sentence(found: Diagnosis, name: str, is_known: bool) -> str:
     return (
         f"{_are(name)} {'still ' if is_known else ''}slow since iteration {found.since}: "
-        f"x{found.factor:.2f} ({min(99, round(100 * found.confidence))} % sure): {found.evidence}"
+        f"x{found.factor:.2f} ({min(99, round(100 * found.confidence))} % sure)"
     )
 
 

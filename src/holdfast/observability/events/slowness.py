@@ -17,6 +17,7 @@ class Diagnosed:
     since: int  # step
     confidence: float  # 0 to 1
     evidence: str
+    hint: str = ""  # why, in a few words: "short of CPU time"; empty: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class MitigationChosen:
     period_s: float  # of a step as it is now, predicted
     new_period_s: float  # after it, predicted
     cost_s: float  # of training time
+    only_observed: bool = False  # mitigation.mode=observe: it is not done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ class WorkerLost:
     at_s: float
     worker: str
     step: int
-    cause: str  # "signal SIGKILL", "closed its connection", "silent for 2.1 s", ...
+    cause: str  # "signal SIGKILL", "closed its connection", "no heartbeat for 2.1 s", ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
