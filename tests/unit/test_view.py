@@ -10,6 +10,7 @@ from holdfast.observability.events import (
     CheckpointFailed,
     CheckpointSaved,
     FaultFired,
+    Interrupted,
     JoinFailed,
     Recovered,
     RunFailed,
@@ -149,6 +150,11 @@ def test_a_finished_run_ends_with_its_last_loss_and_its_mishaps():
 def test_a_failed_run_ends_with_the_reason_as_it_was_given():
     seen = Screen().show(START, step(0), RunFailed(at_s=1.0, reason="worker 0.1 [stage] ended"))
     assert "failed after 1 step: worker 0.1 [stage] ended" in seen
+
+
+def test_a_run_that_was_interrupted_is_stopped_not_failed():
+    lines = plain(step(0), Interrupted(at_s=1.0), RunFailed(at_s=1.0, reason="interrupted; resume"))
+    assert lines[-1] == "stopped after 1 step: interrupted; resume"
 
 
 def test_before_the_first_step_the_panel_says_so():

@@ -157,8 +157,10 @@ def test_what_is_only_observed_is_told_as_not_done():
 
 
 def test_waiting_is_no_news_but_the_end_of_watching_is():
-    assert line(replace(CHOSEN, action="wait")) is None
-    stopped = replace(CHOSEN, action="wait", subjects=(), reason="stragglers are not looked for")
+    waits = replace(CHOSEN, action="wait", reason="stragglers are not looked for")
+    assert line(waits) is None
+    assert line(replace(waits, subjects=())) is None  # nobody is slow any more
+    stopped = replace(waits, subjects=(), period_s=0.0)
     assert line(stopped) == "step 8  stragglers are not looked for"
 
 

@@ -297,13 +297,15 @@ def _mishaps(progress: Progress) -> str:
         return skipped
     lost = f", {count(progress.num_lost, 'worker')} lost"
     replaced = f", {progress.num_replaced} replaced" if progress.num_replaced else ""
-    again = count(progress.num_thrown_away, "step")
-    return f"{skipped}{lost}{replaced}, {again} trained again"
+    num_again = progress.num_thrown_away
+    again = f", {count(num_again, 'step')} trained again" if num_again else ""
+    return f"{skipped}{lost}{replaced}{again}"
 
 
 def _ending(progress: Progress) -> str:
     if progress.failure is not None:
-        return f"failed after {count(progress.num_done, 'step')}: {progress.failure}"
+        how = "stopped" if progress.interrupted else "failed"
+        return f"{how} after {count(progress.num_done, 'step')}: {progress.failure}"
     loss = f", loss {progress.last.loss:.4f}" if progress.last else ""
     return f"finished {count(progress.num_done, 'step')}{loss}{_mishaps(progress)}"
 

@@ -213,7 +213,8 @@ def _mitigation(event: MitigationChosen) -> str | None:
     """No action is no news, unless nobody will ever look again."""
     step = f"step {event.step + 1}  "
     if event.action == "wait":
-        return None if event.subjects else f"{step}{event.reason}"
+        has_stopped = not event.subjects and not event.period_s
+        return f"{step}{event.reason}" if has_stopped else None
     subjects = listed(event.subjects)
     what = f"{_ACTIONS.get(event.action, event.action)} {subjects}"
     if event.action == "go back":

@@ -1,0 +1,73 @@
+"""The help of every command: examples that can be typed, exit codes, lines that fit."""
+
+import re
+import shlex
+
+import pytest
+
+from holdfast.cli import diagnose, main, plan, recovery_plan, trace, train, watch, worker
+
+COMMANDS = {
+    "train": train,
+    "worker": worker,
+    "plan": plan,
+    "recovery-plan": recovery_plan,
+    "trace": trace,
+    "diagnose": diagnose,
+    "watch": watch,
+}
+
+
+def shown(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main.main([*words, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def section(text, name):
+    return text.partition(f"\n{name}:\n")[2].partition("\n\n")[0]
+
+
+def examples(text):
+    whole = section(text, "examples").replace("\\\n", " ")
+    return [" ".join(line.split()) for line in whole.splitlines()]
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)], ids=str)
+def test_no_line_of_the_help_is_wider_than_100_columns(capsys, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, shown(capsys, *words).splitlines())) <= 100
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)], ids=str)
+def test_the_examples_of_the_help_parse(capsys, monkeypatch, words):
+    parsed = []
+    for module in COMMANDS.values():
+        monkeypatch.setattr(module, "run", lambda args: parsed.append(args) or 0)
+    typed = examples(shown(capsys, *words))
+    assert typed
+    for example in typed:
+        assert example.startswith(" ".join(["holdfast", *words])), example
+        assert main.main(shlex.split(example)[1:]) == 0, example
+    assert len(parsed) == len(typed)
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)], ids=str)
+def test_the_help_names_the_exit_codes(capsys, words):
+    codes = section(shown(capsys, *words), "exit codes")
+    first = ["COMMAND's own"] if words == ["watch"] else ["0"]
+    found = re.findall(r"^  (\S+(?: \S+)*)  +\S", codes, re.MULTILINE)
+    assert found[:1] == first
+    assert "2" in found
+
+
+@pytest.mark.parametrize(("words", "code"), [(["train"], 2), (["fly"], 2), (["trace", "none"], 2)])
+def test_bad_input_ends_with_the_exit_code_that_the_help_names(capsys, words, code):
+    assert main.main(words) == code
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_help_of_train_and_watch_has_verbose(capsys):
+    for name in ("train", "watch"):
+        assert "-v, --verbose" in shown(capsys, name)
