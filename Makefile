@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	rm -rf $(DEMO_DIR)
-	$(BIN)/python examples/demo.py $(DEMO_DIR)
+	$(BIN)/holdfast demo $(DEMO_DIR)
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -55,4 +55,4 @@ chaos: $(READY)
 	HOLDFAST_SOAK=600 $(BIN)/pytest tests/multiprocess/test_soak.py --timeout 3600
 
 clean:
-	rm -rf .venv build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

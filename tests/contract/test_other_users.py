@@ -143,8 +143,8 @@ def _nobody_becomes_a_worker(monkeypatch):
         pytest.fail("was let in")
 
     monkeypatch.setattr(worker_command.os, "execve", become)
-    monkeypatch.setattr(worker_command, "_NUM_TRIES", 2)
-    monkeypatch.setattr(worker_command, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(worker_command, "NUM_TRIES", 2)
+    monkeypatch.setattr(worker_command, "PAUSE_S", 0.05)
 
 
 def spec_at(address: tuple[str, int], job: str) -> WorkerSpec:
@@ -220,7 +220,7 @@ def test_s2_a_worker_that_comes_back_keeps_its_job(two, monkeypatch, tmp_path):
     other = replace(spec_at(run.address, "/job.py"), job_sha256="77" * 32)
     assert comes_back(other, monkeypatch).exit_code == 1
     became: list[WorkerSpec] = []
-    monkeypatch.setattr(worker_command, "_become_worker", lambda spec: became.append(spec) or 0)
+    monkeypatch.setattr(worker_command, "become_worker", lambda spec: became.append(spec) or 0)
     spec = spec_at(run.address, str(tmp_path / "mine.py"))
     assert comes_back(spec, monkeypatch).exit_code == 0
     assert became == [spec]

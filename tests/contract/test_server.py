@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import version
 
 import pytest
 from transport_harness import LIMIT_S, Background
 
+import holdfast
 from helpers.live import wait_until
 from helpers.scarce import refuse_threads
 from holdfast.cluster import parse_worker
@@ -54,7 +54,7 @@ def hello(worker: str = "0.0") -> messages.Hello:
     return messages.Hello(
         worker=worker,
         pid=1,
-        fingerprint={"holdfast": version("holdfast")},
+        fingerprint={"holdfast": holdfast.__version__},
         traits={},
         num_layers=2,
         layer_hashes=["a" * 32, "b" * 32],

@@ -251,7 +251,7 @@ FOREIGN = {
 @pytest.mark.usefixtures("_some_secret")
 @pytest.mark.parametrize("what", FOREIGN)
 def test_something_else_that_listens_there_is_not_waited_for_for_ever(what, monkeypatch):
-    monkeypatch.setattr(worker_command, "_CONNECT_LIMIT_S", 0.5)
+    monkeypatch.setattr(worker_command, "CONNECT_LIMIT_S", 0.5)
     with listening(FOREIGN[what]) as address:
         assert_refused(join(address), f"--join {address}: no ")
 

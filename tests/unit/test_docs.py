@@ -10,7 +10,19 @@ from typing import get_args
 
 import pytest
 
-from holdfast.cli import agent, diagnose, main, plan, recovery_plan, trace, train, watch, worker
+import holdfast
+from holdfast.cli import (
+    agent,
+    demo,
+    diagnose,
+    main,
+    plan,
+    recovery_plan,
+    trace,
+    train,
+    watch,
+    worker,
+)
 from holdfast.config import RunConfig, config_from, known_keys
 from holdfast.observability.events import Event
 from holdfast.observability.summary import Summary
@@ -23,7 +35,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 REFERENCE = re.compile(r"`([a-z_/]+\.py)::([\w.]+)`")
-KINDS = {"train", "plan", "recovery-plan", "trace", "worker", "watch", "diagnose"}
+KINDS = {"demo", "train", "plan", "recovery-plan", "trace", "worker", "watch", "diagnose"}
 
 
 def by_name(path):
@@ -45,7 +57,7 @@ def commands(text):
 def understood(command, monkeypatch):
     """The parsed arguments of a command that is not run."""
     parsed = []
-    for module in (train, plan, recovery_plan, trace, agent, worker, watch, diagnose):
+    for module in (demo, train, plan, recovery_plan, trace, agent, worker, watch, diagnose):
         monkeypatch.setattr(module, "run", lambda args: parsed.append(args) or 0)
     assert main.main(shlex.split(command)[1:]) == 0, f"does not parse: {command}"
     return parsed[0]
@@ -204,9 +216,8 @@ def test_the_page_on_the_protocol_has_every_message_and_every_channel():
 
 
 def test_the_top_of_the_changelog_is_the_version_of_the_package():
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     headings = re.findall(r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == version
+    assert headings[0] == holdfast.__version__
 
 
 def tree():

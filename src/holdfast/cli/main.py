@@ -4,11 +4,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import NoReturn
 
+import holdfast
 from holdfast.cli import (
     agent,
+    demo,
     diagnose,
     help_text,
     plan,
@@ -24,6 +25,7 @@ _DESCRIPTION = """\
 PyTorch training over D pipelines x S stages that goes on when workers die,
 to the same result, bit for bit."""
 _EXAMPLES = (
+    "holdfast demo",
     "holdfast train examples/tiny_gpt.py --pipelines 2 --stages 2 --run-dir runs/a",
     "holdfast train --resume runs/a",
     "holdfast trace runs/a",
@@ -45,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  as long as the process
     parser = _Parser(prog="holdfast", description=_DESCRIPTION, **help_text.parts(_EXAMPLES, _MORE))
-    parser.add_argument("--version", action="version", version=f"holdfast {version('holdfast')}")
+    parser.add_argument("--version", action="version", version=f"holdfast {holdfast.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, worker, plan, recovery_plan, trace, diagnose, watch, agent):
+    for command in (demo, train, worker, plan, recovery_plan, trace, diagnose, watch, agent):
         command.add_parser(subparsers)
     try:
         parsed = parser.parse_args(arguments)

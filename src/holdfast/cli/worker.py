@@ -8,9 +8,9 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
+import holdfast
 from holdfast import instruction_set
 from holdfast.cli import help_text
 from holdfast.cluster import parse_worker
@@ -44,9 +44,9 @@ _EXAMPLES = (
     "holdfast worker --join 127.0.0.1:40123 --secret-file secret --as 1.0",
 )
 _PORT = re.compile("[0-9]{1,5}")
-_CONNECT_LIMIT_S = 5.0
+CONNECT_LIMIT_S = 5.0
 _ANSWER_LIMIT_S = 30.0
-_NUM_TRIES, _PAUSE_S = 10, 0.5
+NUM_TRIES, PAUSE_S = 10, 0.5
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ[BY_HAND_VARIABLE] = "1"
     sys.stdout.write(f"joining as worker {spec.worker} (pid {os.getpid()})\n")
     sys.stdout.flush()
-    return _become_worker(spec)
+    return become_worker(spec)
 
 
 def _access(args: argparse.Namespace) -> Access:
@@ -145,22 +145,22 @@ def _come_back(spec: WorkerSpec) -> int:
     Nobody has asked for it by hand, so nobody wants to hear why it does not work. It runs the
     code that it ran before, whoever answers.
     """
-    for _ in range(_NUM_TRIES):
+    for _ in range(NUM_TRIES):
         try:
             granted, _ = _ask(spec.access, str(spec.worker), spec.job_sha256)
         except HoldfastError:
-            time.sleep(_PAUSE_S)
+            time.sleep(PAUSE_S)
             continue
         if granted.job_sha256 != spec.job_sha256:
             return 1
-        return _become_worker(replace(spec, worker=parse_worker(granted.worker)))
+        return become_worker(replace(spec, worker=parse_worker(granted.worker)))
     return 1
 
 
 def _ask(access: Access, name: str, job_sha256: str) -> tuple[messages.JoinGranted, int]:
     """The place it gets, and which launch of the run this is."""
     try:
-        connection, generation = connect(access, JOINER, name, _CONNECT_LIMIT_S)
+        connection, generation = connect(access, JOINER, name, CONNECT_LIMIT_S)
     except HandshakeFailed as why:
         raise ConfigError(f"--join {access}: no run with this secret is there ({why})") from why
     except (HoldfastError, UnicodeError) as why:  # the latter: what no host name can be
@@ -172,7 +172,7 @@ def _ask(access: Access, name: str, job_sha256: str) -> tuple[messages.JoinGrant
         request = messages.JoinRequest(
             worker=name,
             pid=os.getpid(),
-            fingerprint={"holdfast": version("holdfast")},
+            fingerprint={"holdfast": holdfast.__version__},
             job_sha256=job_sha256,
         )
         connection.send(request)
@@ -195,7 +195,7 @@ def _give_back(access: Access, worker: str, reason: str) -> None:
         worker=worker, lost="", exit_code=ConfigError.exit_code, reason=reason, details=""
     )
     with suppress(HoldfastError):  # it is free after a while in any case
-        connection, _ = connect(access, WORKER_ROLE, worker, _CONNECT_LIMIT_S)
+        connection, _ = connect(access, WORKER_ROLE, worker, CONNECT_LIMIT_S)
         connection.send(failed)
         connection.close()
 
@@ -203,7 +203,7 @@ def _give_back(access: Access, worker: str, reason: str) -> None:
 # --- being a worker ---
 
 
-def _become_worker(spec: WorkerSpec) -> int:
+def become_worker(spec: WorkerSpec) -> int:
     """Start over as the worker: threads and memory are set up before torch is loaded."""
     descriptor = hand_over(spec.access.secret)
     os.set_inheritable(descriptor, True)

@@ -2,11 +2,11 @@
 
 import os
 import platform
-from importlib.metadata import version
 
 import numpy
 import torch
 
+import holdfast
 from holdfast import instruction_set
 from holdfast.runtime.settings import torch_settings
 
@@ -21,7 +21,7 @@ _SWITCHES = (
 
 def fingerprint() -> dict[str, str]:
     found = {
-        "holdfast": version("holdfast"),
+        "holdfast": holdfast.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
