@@ -46,7 +46,7 @@ _ALIASES = {
 }
 _UNLIMITED = ("ALL", "DEFAULT")
 _MOST_BYTES = 4096  # of what is remembered
-_PROBE_LIMIT_S = 5.0
+PROBE_LIMIT_S = 5.0
 # How a processor refuses. Other signals come from somebody else, as SIGKILL when memory is short.
 _REFUSALS = {-signal.SIGILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGTRAP, -signal.SIGFPE}
 _CPU_FIELDS = ("vendor_id", "model name", "cpu family", "model", "stepping", "microcode", "flags")
@@ -153,7 +153,7 @@ def _try(command: tuple[str, ...]) -> bool | None:
     quiet = subprocess.DEVNULL
     try:
         done = subprocess.run(
-            command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=_PROBE_LIMIT_S
+            command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=PROBE_LIMIT_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

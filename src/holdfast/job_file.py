@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -86,16 +87,11 @@ def imports(path: Path, sha256: str) -> dict[str, str]:
     To be asked after the job was loaded. Once a process: a module that is loaded stays as it is,
     whatever becomes of its file, and what is imported while training would not be on all workers.
     """
-    path = path.resolve()
-    if (path, sha256) not in _known:
-        _known[path, sha256] = _files_below(path)
-    return _known[path, sha256]
+    return known_imports(path.resolve(), sha256)
 
 
-_known: dict[tuple[Path, str], dict[str, str]] = {}
-
-
-def _files_below(job: Path) -> dict[str, str]:
+@cache
+def known_imports(job: Path, sha256: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None)

@@ -32,7 +32,7 @@ FORM = Form(LAYOUT, {})
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(copying, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(copying, "PIECE_BYTES", 64)
 
 
 def tensors(value: float = 1.0) -> dict[str, Tensor]:
@@ -223,7 +223,7 @@ def test_a_joiner_that_is_gone_costs_no_memory_for_ever():
 
 def test_r8_updates_that_wait_for_a_slow_joiner_are_bounded_in_bytes(monkeypatch):
     """It gets a newer state instead; one that never keeps up gets nothing in the end."""
-    monkeypatch.setattr(copying, "_MOST_BEHIND_BYTES", 3 * LAYOUT.numel * 4)
+    monkeypatch.setattr(copying, "MOST_BEHIND_BYTES", 3 * LAYOUT.numel * 4)
     copy = Copy(limits=Limits(inbox_bytes=100))  # it reads nothing
     num_copies, kept = 0, []
     for step in range(7, 60):
@@ -236,14 +236,14 @@ def test_r8_updates_that_wait_for_a_slow_joiner_are_bounded_in_bytes(monkeypatch
             copy.giver.send_state(step + 1, tensors())
             feed = copy.giver._feeds[JOINER]
             wait_until(lambda feed=feed: feed._thread.is_alive())
-    assert num_copies == 1 + copying._MOST_COPIES - 1
+    assert num_copies == 1 + copying.MOST_COPIES - 1
     assert not copy.giver.joiners
-    wait_until(lambda: sum(one() is not None for one in kept) <= copying._MOST_COPIES)
+    wait_until(lambda: sum(one() is not None for one in kept) <= copying.MOST_COPIES)
     copy.joiners[JOINER].close()
 
 
 def test_r8_a_joiner_that_fell_behind_takes_the_newer_state(monkeypatch):
-    monkeypatch.setattr(copying, "_MOST_BEHIND_BYTES", 3 * LAYOUT.numel * 4)
+    monkeypatch.setattr(copying, "MOST_BEHIND_BYTES", 3 * LAYOUT.numel * 4)
     copy = Copy(limits=Limits(inbox_bytes=100))
     copy.giver.send_state(7, tensors())
     step = 7

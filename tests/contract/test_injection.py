@@ -222,7 +222,7 @@ def test_without_faults_nothing_is_counted_and_nothing_happens():
     injector.reach(STEP, "half")
     assert not injector.due(STEP, "half")
     assert injector.slowdown(1.0) == 0.0
-    assert not injector._counts  # no work an operation: the usual run has no faults
+    assert not injector.counts  # no work an operation: the usual run has no faults
 
 
 # --- slowness that lasts ---
@@ -360,7 +360,7 @@ def test_a_worker_that_is_about_to_hang_is_woken_by_nobody(machine):
 def test_lasting_slowness_alone_costs_no_count_of_operations(machine):
     injector = machine.injector("slow 1.0 @ 5 x2.0")
     assert run_step(injector, machine.acts) == ["begin"]
-    assert not injector._counts
+    assert not injector.counts
 
 
 # --- a worker that is a process ---

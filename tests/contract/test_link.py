@@ -90,7 +90,7 @@ def test_a_worker_that_cannot_end_is_ended(linked, monkeypatch) -> None:
     """Its own thread may be stuck in the user's code."""
     codes, ended = [], threading.Event()
     monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), ended.set()))
-    monkeypatch.setattr(process, "_END_LIMIT_S", 0.01)
+    monkeypatch.setattr(process, "END_LIMIT_S", 0.01)
     _, theirs = linked(lambda message: None, process._end_soon)
     theirs.send(messages.Stop(reason="done"))
     assert ended.wait(LIMIT_S)

@@ -49,6 +49,11 @@ def make(tmp_path):
         one.close()
 
 
+def pause() -> None:
+    """Long enough to write, if it were to."""
+    threading.Event().wait(0.2)
+
+
 def size(root) -> int:
     return sum(path.stat().st_size for path in segments(root))
 
@@ -63,7 +68,7 @@ def steps(root) -> list[int]:
 def test_nothing_is_written_while_the_worker_computes_and_little_is_queued(make, tmp_path):
     made, _ = make(max_age_s=FOR_EVER_S)
     log(made, 0)
-    made._thread.join(0.2)  # long enough to write, if it were to
+    pause()
     assert segments(tmp_path) == []
     assert made.num_bytes == 0
 
@@ -89,7 +94,7 @@ def test_nothing_more_is_written_when_the_wait_is_over(make, tmp_path, monkeypat
         assert disk.entered.wait(LIMIT_S)
     disk.let_go.set()
     wait_until(lambda: has(reader(tmp_path), 0))  # one was on its way
-    made._thread.join(0.2)
+    pause()
     assert steps(tmp_path) == [0]
 
 
@@ -103,11 +108,11 @@ def test_a_quarter_of_the_queue_is_enough_to_write_while_the_worker_computes(mak
     made, _ = make(max_age_s=FOR_EVER_S, queue_bytes=4000)
     for step in range(5):  # 200 bytes each
         log(made, step)
-    made._thread.join(0.1)
+    pause()
     assert segments(tmp_path) == []
     log(made, 5)
     wait_until(lambda: has(reader(tmp_path), 0))
-    made._thread.join(0.1)
+    pause()
     assert steps(tmp_path) == [0]  # and no more than necessary
 
 
@@ -148,16 +153,16 @@ def test_closing_writes_what_is_left_and_ends_the_thread(make, tmp_path):
     made.close()
     made.close()
     assert steps(tmp_path) == [0]
-    assert not made._thread.is_alive()
+    assert not made.is_alive
     log(made, 1)
-    assert not made._queue
+    assert made.num_queued == 0
 
 
 def test_closing_at_once_drops_what_is_left(make, tmp_path):
     made, _ = make(max_age_s=FOR_EVER_S)
     log(made, 0)
     made.close(0)
-    assert not made._thread.is_alive()
+    assert not made.is_alive
     assert segments(tmp_path) == []
 
 
@@ -501,7 +506,7 @@ def test_a_disk_that_is_too_slow_stops_the_log_and_not_the_worker(make, tmp_path
     logging, step, reason = states[0]
     assert (logging, step) == (False, 5)
     assert "too slow" in reason
-    assert not made._queue  # dropped: memory is not held for a disk that does not write
+    assert made.num_queued == 0  # dropped: memory is not held for a disk that does not write
     disk.let_go.set()
     wait_until(lambda: steps(tmp_path) == [0])
 
@@ -526,7 +531,7 @@ def test_what_the_thread_cannot_encode_stops_the_log_with_a_reason(make, tmp_pat
     made.append(FrameKind.ACTIVATION, 0, 0, 0, 0, (torch.ones(2, device="meta"),))
     made.flush(LIMIT_S)
     assert [logging for logging, *_ in states] == [False]
-    assert made._thread.is_alive()
+    assert made.is_alive
 
 
 def test_two_writers_of_one_folder_never_write_into_one_file(tmp_path):

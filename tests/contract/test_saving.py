@@ -93,12 +93,12 @@ def test_r6_a_disk_that_is_stuck_costs_the_next_part_and_not_the_run(tmp_path, m
     freed = threading.Event()
     monkeypatch.setattr(saving, "write_part", lambda folder, tensors: freed.wait(20) and {})
     told = Told(tmp_path)
-    told.saver._limit_s = 0.05
+    told.saver.limit_s = 0.05
     told.write(3)
     told.write(4)
     assert "is still being written" in told.failed[4]
     freed.set()
-    told.saver._limit_s = 20.0
+    told.saver.limit_s = 20.0
     assert told.saver.wait()
     assert told.written.keys() == {3}
 

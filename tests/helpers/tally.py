@@ -31,7 +31,7 @@ PROMISED_S = {USUAL: 8 * 60, WIDE: 35 * 60}  # on two quiet cores: make test, an
 CHECK_S = 35  # make check, with nothing remembered from before
 CORES = 2
 USED = 0.75  # of their time is counted; the rest is waiting, collecting tests and loading torch
-_PROBE_S = 0.0026  # what a probe takes on the machine of the budgets
+PROBE_S = 0.0026  # what a probe takes on the machine of the budgets
 _EVERY = 40  # tests
 _TESTS = Path(__file__).parents[1]
 
@@ -66,7 +66,7 @@ class Tally:
     """A plugin. The counts of test processes are added up by the one that started them."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._config = config
+        self.config = config
         self.tests: Counter[tuple[str, str]] = Counter()
         self.seconds: Counter[tuple[str, str]] = Counter()
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -89,8 +89,8 @@ class Tally:
             self.seconds[key] += cpu_s() - before_s
 
     def pytest_sessionfinish(self, session):
-        if hasattr(self._config, "workeroutput"):
-            self._config.workeroutput["tally"] = {
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput["tally"] = {
                 "rows": [[*key, num, self.seconds[key]] for key, num in self.tests.items()],
                 "counts": {name: dict(counts) for name, counts in self.counts.items()},
                 "lines": self.lines,
@@ -117,7 +117,7 @@ class Tally:
     @property
     def slowness(self) -> float:
         """How much longer the same work takes here than on the machine of the budgets."""
-        return statistics.median(self.probes) / _PROBE_S if self.probes else 1.0
+        return statistics.median(self.probes) / PROBE_S if self.probes else 1.0
 
     def rows(self):
         """(folder, kind, tests, seconds, budget)"""

@@ -239,7 +239,7 @@ def test_what_the_job_imports_must_be_as_it_was_unless_it_is_meant(tmp_path, mon
     run = finished(runs.threads(job, tmp_path / "run", steps=2, microbatches=2))
     helper.write_text("SIZE = 1  # edited\n")
     monkeypatch.delitem(sys.modules, helper.stem)  # as in a new process
-    monkeypatch.setattr(job_file, "_known", {})
+    job_file.known_imports.cache_clear()
     line = refused(run.run_dir, "--steps", "4", "--changed-data")
     assert line.startswith(f"holdfast: imports of the job ({helper.name}) is ")
     assert "Put it back as it was, or add --changed-job" in line

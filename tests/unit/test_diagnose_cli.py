@@ -185,7 +185,7 @@ def test_long_work_tells_its_progress(capsys, tmp_path, monkeypatch):
             time.sleep(0.001)
         return graph_of(trace)
 
-    monkeypatch.setattr(diagnose, "_QUIET_S", 0.001)
+    monkeypatch.setattr(diagnose, "QUIET_S", 0.001)
     monkeypatch.setattr(diagnose, "graph_of", long_work)
     assert main(["diagnose", str(written(tmp_path / "t.parquet"))]) == 0
     assert doing in capsys.readouterr().err

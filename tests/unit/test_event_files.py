@@ -7,7 +7,7 @@ import pytest
 from helpers.live import wait_until
 from helpers.scarce import refuse_threads
 from holdfast.observability import event_files
-from holdfast.observability.event_files import EVENTS_FILE, Rotation, all_files, compact
+from holdfast.observability.event_files import EVENTS_FILE, Rotation, all_files
 from holdfast.observability.events import JsonLines, StepFinished, WorkerStep, read_events
 
 NUM_STEPS = 400
@@ -16,8 +16,7 @@ NUM_STEPS = 400
 @pytest.fixture
 def written(tmp_path):
     """A run of many steps with a limit of 40 kB; the bulk goes at once, not in a thread."""
-    rotation = Rotation(tmp_path, 40_000)
-    rotation._compact = compact
+    rotation = Rotation(tmp_path, 40_000, aside=False)
     sink = JsonLines(rotation.open(), rotation)
     for step in range(NUM_STEPS):
         ops = tuple((f"0F{number}", step + 0.1, step + 0.2) for number in range(20))
@@ -49,7 +48,7 @@ def test_r9_times_of_operations_are_bounded_and_nothing_else_is_lost(tmp_path, w
     lines = [line for one in files for line in one.read_bytes().splitlines()]
     bulk = [line for line in lines if b"WorkerStep" in line]
     assert sum(map(len, bulk)) <= 41_000
-    assert len(files) > event_files._NUM_WHOLE + 1
+    assert len(files) > event_files.NUM_WHOLE + 1
 
 
 def test_the_newest_file_is_locked_at_any_moment(tmp_path, written) -> None:
@@ -92,7 +91,7 @@ def test_without_a_thread_an_older_file_loses_its_bulk_later(tmp_path, monkeypat
     sink = JsonLines(rotation.open(), rotation)
     older = [tmp_path / f"events-{number}.jsonl" for number in (1, 2, 3)]
     step = 0
-    while not (tmp_path / f"events-{3 + event_files._NUM_WHOLE}.jsonl").exists():
+    while not (tmp_path / f"events-{3 + event_files.NUM_WHOLE}.jsonl").exists():
         sink.emit(WorkerStep(at_s=0.0, worker="0.0", step=step, ops=()))
         step += 1
     sink.close()

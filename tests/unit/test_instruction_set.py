@@ -175,7 +175,7 @@ def test_signals_of_somebody_else_tell_nothing_and_are_not_remembered(name, tmp_
 
 
 def test_a_child_that_cannot_be_started_or_does_not_end_tells_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(instruction_set, "_PROBE_LIMIT_S", 0.1)
+    monkeypatch.setattr(instruction_set, "PROBE_LIMIT_S", 0.1)
     place = tmp_path / "amx.json"
     assert amx_works(cpu(SAPPHIRE), (str(tmp_path / "nobody"),), place) is None
     assert amx_works(cpu(SAPPHIRE), child("import time; time.sleep(60)"), place) is None

@@ -37,9 +37,9 @@ def test_waiting_for_a_known_arrival_pays_with_delays():
     fleet = fleet_of(asked(1, 8, 16, link_s=0.05))
     template = relabelled(fleet).template
     search = Search(template, 0)
-    hasty = search._policies[7]  # no patience
+    hasty = search.policies[7]  # no patience
     assert (hasty[2:] == 0).all()
-    without = search._try(hasty, 0 * search._policies[0][0][:8], 0 * search._policies[0][:2])
+    without = search.attempt(hasty, 0 * search.policies[0][0][:8], 0 * search.policies[0][:2])
     assert without.period * fleet.units.tick_s == pytest.approx(52.2, abs=1e-3)
     assert search.first().period * fleet.units.tick_s < 49
 

@@ -253,7 +253,7 @@ def _wrong_copies(plan: Plan, problem: Problem) -> list[str]:
 @pytest.mark.parametrize("block", first(4, range(NUM_BLOCKS)))
 def test_every_plan_is_sound_in_any_health(monkeypatch, block):
     """Sound, above its bound, never worse than the one before it, and as fast as it says."""
-    monkeypatch.setattr(planning, "_NUM_TRIALS", 3)
+    monkeypatch.setattr(planning, "NUM_TRIALS", 3)
     for number in range(block * BLOCK, (block + 1) * BLOCK):
         problem = draw(f"unit-{number}", most_each=5)
         assert faults(problem, again=number % 5 == 0) == [], f"unit-{number}"
@@ -273,7 +273,7 @@ def test_the_random_problems_have_everything_in_them():
 
 
 def test_for_equal_workers_the_timeline_finds_the_same_period(monkeypatch):
-    monkeypatch.setattr(planning, "_NUM_TRIALS", 5)
+    monkeypatch.setattr(planning, "NUM_TRIALS", 5)
     num_compared = 0
     for number in range(40):
         given = draw(f"equal-{number}", most_each=5)

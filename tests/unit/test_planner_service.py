@@ -37,7 +37,7 @@ def cluster(
 
 @pytest.fixture(autouse=True)
 def short_search(monkeypatch):
-    monkeypatch.setattr(planning, "_NUM_TRIALS", 20)
+    monkeypatch.setattr(planning, "NUM_TRIALS", 20)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_death_that_loses_a_stage_is_told_when_it_happens_not_before(planner):
 
 
 def test_nothing_is_prepared_for_a_very_large_cluster(planner, monkeypatch):
-    monkeypatch.setattr(service, "_MOST_PREPARED", 5)
+    monkeypatch.setattr(service, "MOST_PREPARED", 5)
     asked = Endless()
     monkeypatch.setattr(service, "refine", asked)
     planner.prepare(cluster())  # six workers
@@ -129,7 +129,7 @@ def test_nothing_is_prepared_for_a_very_large_cluster(planner, monkeypatch):
 
 def test_prepared_plans_have_a_limit_in_memory(planner, monkeypatch):
     one = first_plan(cluster(dead=(WorkerId(0, 0),))).order.board.graph.num_ops
-    monkeypatch.setattr(service, "_MOST_PREPARED_OPS", one)
+    monkeypatch.setattr(service, "MOST_PREPARED_OPS", one)
     asked = Endless()
     monkeypatch.setattr(service, "refine", asked)
     planner.prepare(cluster())
@@ -244,8 +244,8 @@ def test_stopping_does_not_wait_for_a_long_search(planner, monkeypatch):
             return super().improve(*args, **kwargs)
 
     monkeypatch.setattr(planning, "Search", Told)
-    monkeypatch.setattr(planning, "_NUM_TRIALS", 10**9)
-    monkeypatch.setattr(planning, "_NUM_TRIED_OPS", 10**15)
+    monkeypatch.setattr(planning, "NUM_TRIALS", 10**9)
+    monkeypatch.setattr(planning, "NUM_TRIED_OPS", 10**15)
     planner.refine_in_background(cluster())
     assert improving.wait(LONG_S)
     planner.stop(LONG_S / 4)
@@ -297,7 +297,8 @@ def test_the_next_call_raises_what_went_wrong_in_the_background(planner, monkeyp
     monkeypatch.setattr(service, "refine", broken)
     planner.refine_in_background(cluster())
     assert failed.wait(LONG_S)
-    planner._thread.join(LONG_S)
+    for thread in [one for one in threading.enumerate() if one.name == "planner"]:
+        thread.join(LONG_S)
     with pytest.raises(RuntimeError, match="a fault in the search"):
         call(planner)
     planner.better()  # told once

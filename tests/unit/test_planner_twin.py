@@ -25,7 +25,7 @@ sys.path.append({tests!r})
 from holdfast.planner import planning
 from test_planner_twin import small, text
 
-planning._NUM_TRIALS = 10
+planning.NUM_TRIALS = 10
 for number in range({count}):
     print(text(list(planning.refine(small(f"twin-{{number}}")))))
 """
@@ -54,7 +54,7 @@ PROBLEMS = [
 
 @pytest.fixture
 def few_trials(monkeypatch):
-    monkeypatch.setattr(planning, "_NUM_TRIALS", 10)
+    monkeypatch.setattr(planning, "NUM_TRIALS", 10)
 
 
 @pytest.mark.usefixtures("few_trials")
@@ -77,7 +77,7 @@ def test_the_random_problems_meet_every_kind_of_routing():
 
 
 def test_the_first_plan_and_the_best_do_not_depend_on_compiling(monkeypatch):
-    monkeypatch.setattr(planning, "_NUM_TRIALS", 3)
+    monkeypatch.setattr(planning, "NUM_TRIALS", 3)
     problem = small("ends")
     for plan in (first_plan, best_plan):
         assert text([plan(problem, plain=True)]) == text([plan(problem, plain=False)])

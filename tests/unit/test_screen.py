@@ -45,7 +45,7 @@ def test_r8_a_pipe_that_nobody_reads_blocks_no_write(pipe) -> None:
     read_end, stream = pipe
     screen = Screen(stream)
     line = "x" * 99 + "\n"
-    num_lines = 4 * module._MOST_BYTES // len(line)
+    num_lines = 4 * module.MOST_BYTES // len(line)
     for _ in range(num_lines):
         screen.write(line)
     assert screen.is_behind

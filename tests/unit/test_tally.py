@@ -20,7 +20,7 @@ def counted(seconds, slowness=1.0, **config):
     for key in seconds:
         tally.tests[key] += 1
         tally.seconds[key] += seconds[key]
-    tally.probes = [slowness * module._PROBE_S]
+    tally.probes = [slowness * module.PROBE_S]
     return tally
 
 
@@ -96,7 +96,7 @@ def test_what_test_processes_counted_is_added_up():
     for num, seconds in enumerate((100.0, 200.0), start=1):
         node = counted({("unit", USUAL): seconds}, slowness=num, workeroutput={})
         assert exit_status(node) == 0  # whoever started it decides
-        both.pytest_testnodedown(SimpleNamespace(workeroutput=node._config.workeroutput))
+        both.pytest_testnodedown(SimpleNamespace(workeroutput=node.config.workeroutput))
     both.pytest_testnodedown(SimpleNamespace())  # it died: nothing is known of it
     assert both.slowness == 1.5
     assert list(both.totals()) == [(USUAL, 2, 200.0, module.budget_of(USUAL))]

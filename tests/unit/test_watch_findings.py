@@ -189,18 +189,16 @@ def test_calls_that_a_rank_could_not_tell_are_counted_by_rank():
 
 
 def test_iterations_that_wait_for_a_rank_are_bounded_by_their_calls(monkeypatch):
-    monkeypatch.setattr(gathering, "_MOST_HELD_CALLS", 50)
+    monkeypatch.setattr(gathering, "MOST_HELD_CALLS", 50)
     job = Job()
-    held = job.findings._gathering
+    held = job.findings.gathering
     job.ranks = [0, 1, 2]  # the last one says nothing
     job.run(100)
-    assert held._num_held_calls <= 50
-    assert held._num_held_calls == sum(
-        len(iteration.calls) for told in held._held.values() for iteration in told.values()
-    )
-    num_kept = sum(map(len, held._held.values()))
+    assert held.num_held_calls <= 50
+    assert held.num_held_calls == 2 * held.num_held  # gradients and a step in each
     assert held.num_dropped > 0
-    assert num_kept + held.num_dropped == sum(s.num_iterations for s in held.streams.values()) - 3
+    num_whole = sum(stream.num_iterations for stream in held.streams.values())
+    assert held.num_held + held.num_dropped == num_whole - 3
     assert job.findings.remarks() == [
         f"{held.num_dropped} iterations were dropped: other ranks were too far behind"
     ]
@@ -208,7 +206,7 @@ def test_iterations_that_wait_for_a_rank_are_bounded_by_their_calls(monkeypatch)
 
 def test_a_row_that_is_whole_leaves_nothing_behind():
     job = Job().run(30)
-    assert (job.findings._gathering._held, job.findings._gathering._num_held_calls) == ({}, 0)
+    assert (job.findings.gathering.num_held, job.findings.gathering.num_held_calls) == (0, 0)
 
 
 def test_faults_of_the_hooks_are_said_beside_what_was_seen():

@@ -258,10 +258,10 @@ def test_a_step_of_an_optimizer_in_a_torch_without_collectives_is_no_fault(tmp_p
     faults = []
     hooks = Hooks(Recorder(str(tmp_path / "socket"), lambda: faults.append(sys.exc_info()[0])))
     monkeypatch.delitem(sys.modules, COLLECTIVES, raising=False)
-    hooks._after_step()
+    hooks.after_step()
     assert faults == []
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    hooks._before_step()
+    hooks.before_step()
     assert faults == [KeyError]
 
 

@@ -18,7 +18,7 @@ READ = Record(Call("all_reduce", "", 64), 5, 9)
 
 
 def held_bytes(reader):
-    return len(reader._rest) + len(reader._calls)
+    return reader.num_rest_bytes + reader.num_calls
 
 
 def test_lines_may_come_in_pieces_of_any_length():
@@ -62,11 +62,11 @@ def test_names_of_calls_are_bounded_in_bytes_and_what_is_left_out_is_counted():
     reader, long = Reader(), "x" * 4000
     for number in range(2000):
         reader.feed(f"call {number} {long} - 64\n".encode())
-    num_kept = len(reader._calls)
+    num_kept = reader.num_calls
     assert num_kept + reader.num_dropped == 2000
     assert num_kept * 4000 < MOST_CALL_BYTES < (num_kept + 2) * 4100
     reader.feed(b"call 0 short - 64\n" + f"call 1999 {long[:3900]} - 64\n".encode())
-    assert len(reader._calls) == num_kept + 1  # a name given anew makes room
+    assert reader.num_calls == num_kept + 1  # a name given anew makes room
 
 
 def test_a_name_that_finds_no_room_is_not_mistaken_for_the_one_before():

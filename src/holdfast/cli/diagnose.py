@@ -26,7 +26,7 @@ _EXAMPLES = (
     "holdfast diagnose runs/a --json",
 )
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_QUIET_S = 2.0  # shorter work says nothing of its progress
+QUIET_S = 2.0  # shorter work says nothing of its progress
 _META = ("dp_size", "pp_size")  # of the keys in a trace's description, those that must be there
 
 
@@ -145,7 +145,7 @@ def _progress() -> Iterator[list[str]]:
     doing, done = ["starting"], threading.Event()
 
     def tell() -> None:
-        while not done.wait(_QUIET_S):
+        while not done.wait(QUIET_S):
             sys.stderr.write(f"holdfast: {doing[0]} ...\n")
 
     teller = threading.Thread(target=tell, daemon=True)

@@ -37,7 +37,7 @@ SEND_LIMIT_S = 0.5  # a worker that takes nothing for so long must not hold up t
 MORE_STRANGERS = 64  # than workers of the run; descriptors are few
 ASK_LIMIT_S = 5.0  # of one who has proven to belong to the run, and wants to join
 TICK_S = 0.05
-_COUNT_S = 10.0  # strangers that were sent away are told of at most this often
+COUNT_S = 10.0  # strangers that were sent away are told of at most this often
 _MOST_LAST_READS = 16  # one that lives may go on sending for ever
 
 
@@ -254,7 +254,7 @@ class Server:
     def _count_strangers(self, now_s: float) -> None:
         """One line for many: whoever knocks often must not fill the disk."""
         number = self._strangers.num_refused
-        if not number or now_s - self._counted_s < _COUNT_S:
+        if not number or now_s - self._counted_s < COUNT_S:
             return
         self._counted_s, self._strangers.num_refused = now_s, 0
         self._log("strangers", f"{number} did not prove that they belong to the run")

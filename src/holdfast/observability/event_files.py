@@ -16,7 +16,7 @@ EVENTS_FILE = "events.jsonl"  # inside the directory of a run
 _OLDER = re.compile(r"events-([1-9][0-9]{0,8})\.jsonl")
 _NEXT_FILE = ".events.next"
 _BULK = b'{"event": "WorkerStep"'  # times of all operations of a worker in a step
-_NUM_WHOLE = 3  # older files that keep their bulk
+NUM_WHOLE = 3  # older files that keep their bulk
 
 
 def all_files(newest: Path) -> list[Path]:
@@ -34,11 +34,14 @@ def _number(path: Path) -> re.Match[str] | None:
 class Rotation:
     """For the one process that writes; it holds a lock on the newest file."""
 
-    def __init__(self, folder: Path, limit_bytes: int | None) -> None:
-        """``limit_bytes``: of the bulk, over all files; None: no limit, and one file."""
+    def __init__(self, folder: Path, limit_bytes: int | None, *, aside: bool = True) -> None:
+        """``limit_bytes``: of the bulk, over all files; None: no limit, and one file.
+
+        ``aside``: the bulk of old files is dropped in a thread.
+        """
         self._folder = folder
-        self.most_bytes = None if limit_bytes is None else limit_bytes // (_NUM_WHOLE + 1)
-        self._compact: Callable[[Path], None] = self._compact_aside
+        self.most_bytes = None if limit_bytes is None else limit_bytes // (NUM_WHOLE + 1)
+        self._compact: Callable[[Path], None] = self._compact_aside if aside else compact
         self._to_compact: list[Path] = []
 
     def open(self) -> BinaryIO:
@@ -56,8 +59,8 @@ class Rotation:
         file = _locked(fresh)
         os.link(newest, self._folder / f"events-{number}.jsonl")
         fresh.replace(newest)
-        if number > _NUM_WHOLE:
-            self._compact(self._folder / f"events-{number - _NUM_WHOLE}.jsonl")
+        if number > NUM_WHOLE:
+            self._compact(self._folder / f"events-{number - NUM_WHOLE}.jsonl")
         return file
 
     def _compact_aside(self, path: Path) -> None:

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import Any, TextIO
 
-_MOST_BYTES = 1 << 20  # that wait to be written
+MOST_BYTES = 1 << 20  # that wait to be written
 _CHUNK_BYTES = 1 << 12  # at most so much is in the hands of the system and cannot be told apart
 _AGAIN_S = 0.05  # a terminal that somebody has made non-blocking
 
@@ -39,7 +39,7 @@ class Screen:
         with self._changed:
             if self._broken:
                 return len(text)
-            if len(self._waiting) + len(data) > _MOST_BYTES:
+            if len(self._waiting) + len(data) > MOST_BYTES:
                 self._num_dropped += max(1, text.count("\n"))
                 return len(text)
             self._waiting += self._note_of_dropped() + data

@@ -85,7 +85,7 @@ class Search:
         self._between, self._measure = between, measure
         self._hosts = template.hosts
         self._shared = self._hosts.shared
-        self._policies = portfolio(
+        self.policies = portfolio(
             template.forward, template.hop, template.num_stages, len(self._hosts.stage)
         )
         large = 3 * template.route.size > _LARGE_OPS
@@ -108,8 +108,8 @@ class Search:
         at_once = np.zeros(self._template.num_stages, np.int64)
         for fused in self._fusings():
             found = []
-            for policy in self._policies[: self._num_first]:
-                found.append(self._try(policy, at_once, fused))
+            for policy in self.policies[: self._num_first]:
+                found.append(self.attempt(policy, at_once, fused))
                 if self.done:
                     return self._best
             self._bases += sorted(filter(None, found), key=_period)[:1]
@@ -123,11 +123,11 @@ class Search:
         at_once = np.zeros(num_stages, np.int64)
         slant = np.arange(num_stages) * (self._template.forward + self._template.hop)
         fused = self._best.fused
-        for number, policy in enumerate(self._policies):
+        for number, policy in enumerate(self.policies):
             for starts in (at_once, slant):
                 tried = starts is at_once and number < self._num_first
                 if not (self.done or tried):
-                    self._try(policy, starts, fused)
+                    self.attempt(policy, starts, fused)
 
     def improve(self, num_trials: int, seed: int = 0) -> Order:
         """Local search from the best order, and from the best with other backwards fused."""
@@ -150,11 +150,11 @@ class Search:
             starts = np.zeros_like(current.starts)
             if rng.random() < 0.5:
                 starts = self._shaken(current.starts, rng)
-            found = self._try(policy, starts, fused)
+            found = self.attempt(policy, starts, fused)
             if found is not None and found.period <= current.period:
                 current = found
 
-    def _try(self, policy: Ints, starts: Ints, fused: Ints) -> Order | None:
+    def attempt(self, policy: Ints, starts: Ints, fused: Ints) -> Order | None:
         """Lay out step after step until the starts settle; the best of these, None if stuck."""
         self._between()
         board, found = self._board(fused), None

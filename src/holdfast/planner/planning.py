@@ -19,8 +19,8 @@ from holdfast.planner.routing import Routing, relabelled
 from holdfast.planner.words import reason
 
 # Local search of one routing: trials, and operations laid out in all of them together.
-_NUM_TRIALS = 300
-_NUM_TRIED_OPS = 12_000_000
+NUM_TRIALS = 300
+NUM_TRIED_OPS = 12_000_000
 # Relabelled pipelines are small: they are searched from several seeds.
 _NUM_SEEDS = 4
 # Routes over the whole cluster are looked at up to this size (32 x 16 workers, 64 micro-batches).
@@ -178,7 +178,7 @@ class _Planning:
 
     def _improved(self, routing: Routing, search: Search, limit: Bound, seed: int = 0) -> Plan:
         num_ops = 3 * routing.template.route.size
-        search.improve(max(10, min(_NUM_TRIALS, _NUM_TRIED_OPS // num_ops)), seed)
+        search.improve(max(10, min(NUM_TRIALS, NUM_TRIED_OPS // num_ops)), seed)
         return self._plan(routing, search.best, limit)
 
     def _plan(self, routing: Routing, order: Order | None, limit: Bound) -> Plan:

@@ -20,9 +20,9 @@ from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
 
 # In a larger cluster the next death comes before all are prepared for.
-_MOST_PREPARED = 256
+MOST_PREPARED = 256
 # Operations in all prepared plans together; each takes about 130 bytes.
-_MOST_PREPARED_OPS = 1_000_000
+MOST_PREPARED_OPS = 1_000_000
 _SOON_S = 30.0
 
 
@@ -209,7 +209,7 @@ class Planner:
                 raise _DroppedError
 
         problem = next(task.deaths, None)
-        if problem is None or self._num_prepared_ops > _MOST_PREPARED_OPS:
+        if problem is None or self._num_prepared_ops > MOST_PREPARED_OPS:
             self._done(task)
             return
         try:
@@ -264,7 +264,7 @@ def _frozen(value: object) -> Hashable:
 
 def _deaths(problem: Problem) -> Iterator[Problem]:
     live = sorted(_live(problem), key=lambda member: member.worker)
-    for dead in live if len(live) <= _MOST_PREPARED else ():
+    for dead in live if len(live) <= MOST_PREPARED else ():
         yield replace(problem, members=tuple(m for m in live if m is not dead))
 
 

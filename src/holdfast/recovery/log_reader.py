@@ -99,6 +99,15 @@ class LogReader(AbstractContextManager["LogReader"]):
 
     # --- what is there ---
 
+    @property
+    def num_facts(self) -> int:
+        return len(self._places)
+
+    @property
+    def num_copies(self) -> int:
+        """Of all facts together."""
+        return sum(map(len, self._places.values()))
+
     def has(
         self, kind: FrameKind, stage: int, step: int, attempt: int = 0, microbatch: int = 0
     ) -> bool:

@@ -26,7 +26,7 @@ _MAGIC = b"HFbndlog"
 _HEAD = struct.Struct("<8sII")  # magic, format, bytes of the identity
 _CRC = struct.Struct("<I")
 _PREFIX, _SUFFIX = "segment-", ".log"
-_WINDOW_BYTES = 1 << 20  # read at once when looking for the next frame behind damage
+WINDOW_BYTES = 1 << 20  # read at once when looking for the next frame behind damage
 _IDENTITY_LIMIT_BYTES = 4096
 
 
@@ -111,13 +111,13 @@ def _next_frame(fd: int, start: int, size: int) -> int:
     """Where the next whole header is; the file's end if there is none."""
     at = start
     while at < size:
-        window = os.pread(fd, _WINDOW_BYTES + HEADER_BYTES, at)
+        window = os.pread(fd, WINDOW_BYTES + HEADER_BYTES, at)
         place = window.find(FRAME_MAGIC)
-        while 0 <= place < _WINDOW_BYTES:
+        while 0 <= place < WINDOW_BYTES:
             if decode_header(window[place : place + HEADER_BYTES]) is not None:
                 return at + place
             place = window.find(FRAME_MAGIC, place + 1)
-        at += _WINDOW_BYTES
+        at += WINDOW_BYTES
     return size
 
 

@@ -101,6 +101,16 @@ class LogWriter:
         except RuntimeError as why:
             self._stop(max(0, self._newest_step), f"{self._folders[0].path}: {why}")
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def num_queued(self) -> int:
+        """Frames whose memory is held until they are written."""
+        return len(self._queue)
+
     # --- from the worker ---
 
     def append(
@@ -190,7 +200,7 @@ class LogWriter:
 
     def _is_done(self) -> bool:
         busy = self._queue or self._is_writing or self._trim_before > self._trimmed_before
-        return not busy or not self._thread.is_alive()
+        return not busy or not self.is_alive
 
     def close(self, timeout_s: float = CLOSE_LIMIT_S) -> None:
         """Write what is left, for at most ``timeout_s``; 0: drop it. Repeatable."""

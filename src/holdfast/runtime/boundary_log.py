@@ -176,6 +176,16 @@ class FileLog(BoundaryLog):
     def num_bytes(self) -> int:
         return self._writer.num_bytes
 
+    @property
+    def queue_bytes(self) -> int:
+        """Most that may wait to be written."""
+        return self._writer.queue_bytes
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its writing thread runs."""
+        return self._writer.is_alive
+
     # --- by the training thread ---
 
     def begin_step(self, step: int) -> None:

@@ -23,11 +23,11 @@ from holdfast.runtime.commit import Committed
 from holdfast.runtime.results import Arrivals, Form, result_messages
 from holdfast.transport.base import Channel, Tag, Transport
 
-_PIECE_BYTES = 8 << 20
+PIECE_BYTES = 8 << 20
 _PAUSE_S = 0.01
 _MOST_BEHIND = 64  # updates that wait for one joiner ...
-_MOST_BEHIND_BYTES = 256 << 20  # ... and their bytes, if there is more than one
-_MOST_COPIES = 3  # begun anew for one that cannot keep up
+MOST_BEHIND_BYTES = 256 << 20  # ... and their bytes, if there is more than one
+MOST_COPIES = 3  # begun anew for one that cannot keep up
 HEADER = Tag(Channel.STATE, 0)
 """Begins a copy; it comes again when the giver begins anew."""
 
@@ -81,7 +81,7 @@ class Giver:
     def _begin_anew(self, joiner: WorkerId, connect: Callable[[], None]) -> None:
         """With a newer state, instead of all that it has missed. A few times: then it starves."""
         self._num_behind[joiner] += 1
-        if self._num_behind[joiner] < _MOST_COPIES:
+        if self._num_behind[joiner] < MOST_COPIES:
             self._asked[joiner] = connect
 
     def send_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
@@ -130,7 +130,7 @@ class _Feed:
     def is_too_far_behind(self) -> bool:
         waiting = self.updates.qsize()
         held_bytes = waiting * self._update_bytes
-        return waiting > _MOST_BEHIND or (waiting > 1 and held_bytes > _MOST_BEHIND_BYTES)
+        return waiting > _MOST_BEHIND or (waiting > 1 and held_bytes > MOST_BEHIND_BYTES)
 
     def end(self) -> None:
         """What waits is let go of."""
@@ -204,7 +204,7 @@ def receive_state(
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     """Views of at most so many bytes; none of an empty tensor."""
     flat = tensor.detach().contiguous().view(-1)
-    size = max(1, _PIECE_BYTES // flat.element_size())
+    size = max(1, PIECE_BYTES // flat.element_size())
     return (flat[at : at + size] for at in range(0, flat.numel(), size))
 
 

@@ -111,7 +111,7 @@ class Injector:
         self._waiting = tuple(fault for fault in faults if fault.lasting is None)
         self._act, self._lasting = act, lasting or LastingFaults(_NOBODY)
         self._lasting.arm(faults)
-        self._counts: Counter[tuple[int, str]] = Counter()  # (step, kind) -> operations finished
+        self.counts: Counter[tuple[int, str]] = Counter()  # (step, kind) -> operations finished
         self._speed = 1.0
         self._lock = threading.Lock()  # a checkpoint's writer reaches points too
 
@@ -120,8 +120,8 @@ class Injector:
         self.enter(step)
         if not self._waiting:
             return
-        for key in [key for key in self._counts if key[0] != step - 1]:
-            del self._counts[key]  # the step before may have a rest to run after a failure
+        for key in [key for key in self.counts if key[0] != step - 1]:
+            del self.counts[key]  # the step before may have a rest to run after a failure
         self.reach(step, BEGIN)
 
     def enter(self, step: int, done: int = 0) -> None:
@@ -132,14 +132,14 @@ class Injector:
         """The input of ``op`` is here and it is about to be computed."""
         if self._waiting:
             for kind in _COUNTED_AS[op.kind]:
-                self.reach(step, f"{kind}{self._counts[step, kind]}", done)
+                self.reach(step, f"{kind}{self.counts[step, kind]}", done)
 
     def after(self, step: int, op: Op, done: int) -> None:
         """``op`` is computed and its result not yet sent."""
         if self._waiting:
             for kind in _COUNTED_AS[op.kind]:
-                number = self._counts[step, kind]
-                self._counts[step, kind] += 1
+                number = self.counts[step, kind]
+                self.counts[step, kind] += 1
                 self.reach(step, f"{kind}{number}{_DONE}", done)
 
     def reach(self, step: int, point: str, done: int = 0) -> None:

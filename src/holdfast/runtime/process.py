@@ -34,7 +34,7 @@ from holdfast.transport.tcp import TcpTransport
 _KILLED = 137  # as a shell tells of SIGKILL
 CUT_OFF = 75  # exit code of a worker that the launcher does not talk to any more
 _PR_SET_NAME = 15
-_END_LIMIT_S = 60.0  # of a worker that was told to stop, or that the run has given up
+END_LIMIT_S = 60.0  # of a worker that was told to stop, or that the run has given up
 
 
 def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
@@ -120,7 +120,7 @@ def run_worker(
 
 def _end_soon() -> None:
     """One that is stuck in the user's code would stay for ever, with all its memory."""
-    timer = threading.Timer(_END_LIMIT_S, os._exit, (1,))
+    timer = threading.Timer(END_LIMIT_S, os._exit, (1,))
     timer.daemon = True
     timer.start()
 

@@ -22,7 +22,7 @@ class Findings:
     def __init__(self, say: Callable[[str], None], *, verbose: bool = False) -> None:
         """``verbose``: with the evidence of each finding."""
         self._say, self._verbose = say, verbose
-        self._gathering = Gathering()
+        self.gathering = Gathering()
         self._watcher: WaitWatcher | None = None
         self._took_s: list[float] = []
         self._found: list[dict[str, Any]] = []
@@ -36,15 +36,15 @@ class Findings:
         self._hook_faults: tuple[int, str] = (0, "")
 
     def join(self, hello: Hello) -> None:
-        if hello.rank in self._gathering.streams:
+        if hello.rank in self.gathering.streams:
             self._say(f"rank {hello.rank} has started again: iterations are counted from 1 again")
-            self._num_dropped += self._gathering.num_dropped
-            self._gathering, self._watcher, self._counted_anew = Gathering(), None, 0
-        self._gathering.join(hello)
+            self._num_dropped += self.gathering.num_dropped
+            self.gathering, self._watcher, self._counted_anew = Gathering(), None, 0
+        self.gathering.join(hello)
 
     def add(self, rank: int, record: Record) -> None:
-        if self._failed is None and rank in self._gathering.streams:
-            for row in self._gathering.add(rank, record):
+        if self._failed is None and rank in self.gathering.streams:
+            for row in self.gathering.add(rank, record):
                 self._judge(row)
 
     def lost(self, rank: int, num: int) -> None:
@@ -55,7 +55,7 @@ class Findings:
         self._num_unread, self._hook_faults = num_lines, hook_faults
 
     def leave(self, rank: int) -> None:
-        self._gathering.leave(rank)
+        self.gathering.leave(rank)
 
     @property
     def has_failed(self) -> bool:
@@ -103,7 +103,7 @@ class Findings:
     def summary(self) -> str:
         if self._failed is not None:
             return self._failed
-        streams = self._gathering.streams
+        streams = self.gathering.streams
         if not streams and self._hook_faults[0]:
             return f"nothing was seen: {self._hooks_failed()}"
         if not streams:
@@ -125,14 +125,14 @@ class Findings:
             f"{_were(num, 'call', f' of rank {rank}')} not seen: it made more than could be read"
             for rank, num in sorted(self._num_lost.items())
         ]
-        num_dropped = self._num_dropped + self._gathering.num_dropped
+        num_dropped = self._num_dropped + self.gathering.num_dropped
         if num_dropped:
             dropped = _were(num_dropped, "iteration")
             said.append(f"{dropped} dropped: other ranks were too far behind")
         if self._num_unread:
             unread = _were(self._num_unread, "line", " of the job's processes")
             said.append(f"{unread} too much to keep")
-        if self._hook_faults[0] and self._gathering.streams:
+        if self._hook_faults[0] and self.gathering.streams:
             said.append(f"something was not seen: {self._hooks_failed()}")
         return said
 
@@ -143,7 +143,7 @@ class Findings:
 
     def _seen(self) -> str:
         return (
-            f"{_ranks(self._gathering)}, {self._last_iteration} iterations of "
+            f"{_ranks(self.gathering)}, {self._last_iteration} iterations of "
             f"{median(self._took_s) * 1e3:.0f} ms ({_calls(self._pattern())})"
         )
 
@@ -153,16 +153,16 @@ class Findings:
         return "; ".join(map(_in_short, self._found))
 
     def _pattern(self) -> Sequence[Call]:
-        streams = self._gathering.streams
+        streams = self.gathering.streams
         return streams[min(streams)].pattern
 
     def report(self, command: Sequence[str], exit_code: int) -> dict[str, Any]:
-        streams = self._gathering.streams
+        streams = self.gathering.streams
         return {
             "command": list(command),
             "exit_code": exit_code,
             "ranks": sorted(streams),
-            "world_size": self._gathering.world_size,
+            "world_size": self.gathering.world_size,
             "calls": {str(rank): streams[rank].num_calls for rank in sorted(streams)},
             "period": [call._asdict() for call in self._pattern()] if streams else [],
             "iterations": self._last_iteration,

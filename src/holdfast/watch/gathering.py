@@ -9,7 +9,7 @@ from holdfast.watch.records import Call, Hello, Record
 from holdfast.watch.stream import Iteration, Stream
 
 _NUM_HELD = 1000  # iterations that some rank has not told yet
-_MOST_HELD_CALLS = 1 << 20  # in them, over all ranks: about 40 bytes each
+MOST_HELD_CALLS = 1 << 20  # in them, over all ranks: about 40 bytes each
 
 
 class Row(NamedTuple):
@@ -32,10 +32,15 @@ class Gathering:
         self.world_size = 0
         # (counted anew, number) -> rank -> iteration
         self._held: dict[tuple[int, int], dict[int, Iteration]] = {}
-        self._num_held_calls = 0
+        self.num_held_calls = 0
         self.num_dropped = 0  # iterations of a rank that were not kept until the others had come
         self._gone: set[int] = set()
         self._shapes: dict[int, tuple[tuple[str, str], ...]] = {}
+
+    @property
+    def num_held(self) -> int:
+        """Iterations of a rank that wait for those of others."""
+        return sum(map(len, self._held.values()))
 
     def join(self, hello: Hello) -> None:
         self.world_size = hello.world_size
@@ -53,7 +58,7 @@ class Gathering:
             if told.keys() >= self.streams.keys() - self._gone:
                 rows.append(self._row(place, told))
                 self._forget(place)
-        while len(self._held) > _NUM_HELD or self._num_held_calls > _MOST_HELD_CALLS:
+        while len(self._held) > _NUM_HELD or self.num_held_calls > MOST_HELD_CALLS:
             self.num_dropped += self._drop(min(self._held))
         return rows
 
@@ -62,14 +67,14 @@ class Gathering:
     ) -> dict[int, Iteration]:
         told = self._held.setdefault(place, {})
         before = told.get(rank)
-        self._num_held_calls += len(iteration.calls) - (len(before.calls) if before else 0)
+        self.num_held_calls += len(iteration.calls) - (len(before.calls) if before else 0)
         told[rank] = iteration
         return told
 
     def _drop(self, place: tuple[int, int]) -> int:
         """How many iterations it was, of that many ranks."""
         told = self._held.pop(place)
-        self._num_held_calls -= sum(len(iteration.calls) for iteration in told.values())
+        self.num_held_calls -= sum(len(iteration.calls) for iteration in told.values())
         return len(told)
 
     def _forget(self, place: tuple[int, int]) -> None:

@@ -212,10 +212,10 @@ class Hooks:
 
     def on_optimizer(self, module: ModuleType) -> None:
         """A step of an optimizer marks an iteration, and the gradients are reduced before it."""
-        vars(module)["register_optimizer_step_pre_hook"](self._before_step)
-        vars(module)["register_optimizer_step_post_hook"](self._after_step)
+        vars(module)["register_optimizer_step_pre_hook"](self.before_step)
+        vars(module)["register_optimizer_step_post_hook"](self.after_step)
 
-    def _before_step(self, *_: Any) -> None:
+    def before_step(self, *_: Any) -> None:
         with self._faults_kept():
             # An optimizer that runs inside of the reduction would wait for itself.
             in_backward = sys.modules["torch"]._C._current_graph_task_id() != -1
@@ -223,7 +223,7 @@ class Hooks:
                 for model in list(self._models):
                     self._record_reduction(model)
 
-    def _after_step(self, *_: Any) -> None:
+    def after_step(self, *_: Any) -> None:
         with self._faults_kept():
             c10d = sys.modules.get(COLLECTIVES)
             if c10d is not None and c10d.is_initialized():

@@ -56,6 +56,16 @@ class Reader:
         self._skips = False  # the rest of a line that is too long
         self._calls: dict[int, Call] = {}
 
+    @property
+    def num_calls(self) -> int:
+        """Names that are known."""
+        return len(self._calls)
+
+    @property
+    def num_rest_bytes(self) -> int:
+        """Of a line that is not whole yet."""
+        return len(self._rest)
+
     def feed(self, data: bytes) -> list[Hello | Record | Lost]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._skips and lines:

@@ -45,6 +45,11 @@ class Stream:
         return self._pattern
 
     @property
+    def num_unplaced(self) -> int:
+        """Calls that are kept because no iteration they belong to is whole yet."""
+        return len(self._unplaced)
+
+    @property
     def _num_marks(self) -> int:
         return sum(call.op == STEP for call in self._pattern)
 
