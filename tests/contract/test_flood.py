@@ -62,7 +62,7 @@ def test_an_agent_and_a_worker_get_in_during_a_flood_of_hellos(monkeypatch):
     run.connection = lambda role, name="": connect(run.access, role, name, LIMIT_S)[0]
     try:
         with flood(run.address):
-            refused = run.server._strangers
+            refused = run.server.strangers
             wait_until(lambda: refused.num_refused > 100, "strangers to push each other out", 60.0)
             agent = run.connection(AGENT)
             agent.send(messages.AgentHello(pid=1))

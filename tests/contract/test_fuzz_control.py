@@ -36,8 +36,8 @@ def test_s5_malformed_and_replayed_frames_disturb_nobody(monkeypatch: pytest.Mon
         assert all(fuzzer.sent.values()), f"not all was tried: {fuzzer.sent}"
         assert len(fuzzer.sent) == 5
         assert not fuzzer.let_in
-        wait_until(lambda: len(run.server._strangers) == 0, "the strangers to be sent away", 20.0)
-        wait_until(lambda: len(run.server._peers) == 3, "all but the run's own to be gone", 20.0)
+        wait_until(lambda: len(run.server.strangers) == 0, "the strangers to be sent away", 20.0)
+        wait_until(lambda: run.server.num_peers == 3, "all but the run's own to be gone", 20.0)
         assert run.coordinator.phase is RunPhase.TRAINING
         assert threading.active_count() <= threads
         for worker in workers:

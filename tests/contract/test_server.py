@@ -17,14 +17,14 @@ from transport_harness import LIMIT_S, Background
 import holdfast
 from helpers.live import wait_until
 from helpers.scarce import refuse_threads
-from holdfast.cluster import parse_worker
 from holdfast.config import RunConfig, config_from
 from holdfast.control import server
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.effects import Emit, OpenRun, Send
+from holdfast.control.effects import Emit, OpenRun
 from holdfast.control.launcher import warm_up_planner
 from holdfast.control.run import RunPhase
 from holdfast.control.server import Server, listen
+from holdfast.control.strangers import Strangers
 from holdfast.errors import ConfigError, HandshakeFailed, PeerLost
 from holdfast.faults.fault import parse_fault
 from holdfast.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Caller, Identity, call
@@ -67,14 +67,42 @@ def hello(worker: str = "0.0") -> messages.Hello:
 FAILED = messages.Failed(worker="0.0", lost="", exit_code=2, reason="made up", details="")
 
 
+class Listener:
+    """As a listening socket; knows what it has accepted, and may run out of descriptors."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.accepted: dict[tuple[str, int], socket.socket] = {}  # by who has called
+        self.num_refusals = 0  # to come
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        sock, caller = self._listener.accept()
+        self.accepted[caller] = sock
+        return sock, caller
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._listener, name)
+
+
 class Run:
     """A server with a real coordinator in a thread; workers and strangers are scripted."""
 
-    def __init__(self, start_limit_s: float = 60.0, pipelines: int = 1, faults=()) -> None:
+    def __init__(
+        self,
+        start_limit_s: float = 60.0,
+        pipelines: int = 1,
+        faults=(),
+        perform=None,
+        start_more=None,
+        **more: bool,
+    ) -> None:
         settings = {"train": {"steps": 1}, "parallel": {"pipelines": pipelines}}
         config = config_from({**settings, "workers": {"restarts": 0}})
-        listener = listen(config)
-        self.address: tuple[str, int] = listener.getsockname()
+        self.listener = Listener(listen(config))
+        self.address: tuple[str, int] = self.listener.getsockname()
         self.access = Access(*self.address, SECRET, GENERATION)
         self.coordinator = Coordinator(
             config, "/runs/x", None, faults=[parse_fault(text) for text in faults]
@@ -82,29 +110,31 @@ class Run:
         self.effects: list[object] = []
         self.started: list[messages.StartWorkers] = []
         self.server = Server(
-            listener,
+            self.listener,
             self.access,
             self.coordinator,
-            self.effects.append,
+            perform or self.effects.append,
             ORDER,
-            start_more=self.started.append,
+            start_more=start_more or self.started.append,
+            **more,
         )
         self.serving = Background(self.server.run, start_limit_s)
         self.opened: list[Connection | socket.socket] = []
+        self.sockets: dict[Connection, socket.socket] = {}
 
     @contextlib.contextmanager
     def server_busy(self) -> Iterator[None]:
         """All that is sent meanwhile is there when the server looks again."""
-        turn, waits, goes = self.server._turn, threading.Event(), threading.Event()
+        turn, waits, goes = self.server.turn, threading.Event(), threading.Event()
 
         def wait(timeout_s: float) -> None:
             waits.set()
             assert goes.wait(LIMIT_S)
 
-        self.server._turn = wait
+        self.server.turn = wait
         assert waits.wait(LIMIT_S)
         yield
-        self.server._turn = turn
+        self.server.turn = turn
         goes.set()
 
     def connection(self, role: str, name: str = "", generation: int = GENERATION) -> Connection:
@@ -115,8 +145,9 @@ class Run:
         me = Identity(role, name, generation)
         found, stamps = call(sock, access.secret, me, COORDINATOR, 10.0)
         assert found.generation == GENERATION
-        self.opened[-1] = Connection(sock, stamps)
-        return self.opened[-1]
+        made = self.opened[-1] = Connection(sock, stamps)
+        self.sockets[made] = sock
+        return made
 
     def knock(self, data: bytes = b"") -> socket.socket:
         stranger = socket.create_connection(self.address, timeout=20.0)
@@ -324,7 +355,7 @@ def test_the_last_worker_that_closes_or_speaks_nonsense_ends_the_run(run, last_w
     worker = Worker(run)
     worker.begin()
     if last_words:
-        worker.connection._sock.sendall(last_words)
+        run.sockets[worker.connection].sendall(last_words)
     else:
         worker.connection.close()
     assert "worker 0.0 (pid 1) was lost in step 1, closed its connection" in failure_of(run)
@@ -426,15 +457,16 @@ def test_the_last_words_of_a_lost_worker_are_heard_before_its_connection_is_clos
 
 
 def test_a_worker_that_takes_nothing_is_lost_instead_of_holding_up_the_others(two):
-    stays, _ = begin(two)
+    stays, silent = begin(two)
     with two.server_busy():
-        connection = two.server._workers[parse_worker("1.0")]
-        connection._sock.setblocking(False)
+        sock = two.listener.accepted[two.sockets[silent.connection].getsockname()]
+        sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
-                connection._sock.send(bytes(1 << 16))  # until its buffers are full
-        connection._sock.settimeout(server.SEND_LIMIT_S)
-        two.server._apply([Send(parse_worker("1.0"), messages.Halt(epoch=1))])
+                sock.send(bytes(1 << 16))  # until its buffers are full
+        sock.settimeout(server.SEND_LIMIT_S)
+        stays.connection.send(messages.PeerGone(worker="0.0", epoch=1, lost=""))
+    stays.expect(messages.Halt)  # to both
     stays.connection.send(told(stays, stays.expect(messages.Halt)))
     assert stays.expect(messages.Proceed).stages == {"0.0": 0}
     stays.finish()
@@ -609,10 +641,12 @@ def test_s5_nobody_becomes_the_agent_of_a_run_that_has_none_or_has_one(run):
     assert other.read() == [messages.Stop(reason="nobody waits for an agent")]
     agent.send(messages.AgentHello(pid=5))
     assert agent.read() == [ORDER]
-    with run.server_busy():
-        run.server._has_agent, run.server._agent = False, None
-    late = run.connection(AGENT)
-    assert late.read() == [messages.Stop(reason="nobody waits for an agent")]
+    without = Run(has_agent=False)
+    try:
+        late = without.connection(AGENT)
+        assert late.read() == [messages.Stop(reason="nobody waits for an agent")]
+    finally:
+        without.close()
 
 
 def test_s2_who_belongs_to_a_launch_does_not_talk_to_another_one(run):
@@ -667,58 +701,36 @@ def test_s4_strangers_push_out_only_strangers(run):
     worker.begin()
     for _ in range(80):
         run.knock()
-    assert len(run.server._strangers) <= 65
+    assert len(run.server.strangers) <= 65
     worker.finish()
     assert_finished(run)
 
 
-def test_s4_one_that_was_pushed_out_a_moment_ago_is_not_read_any_more(run):
+def test_s4_one_that_was_pushed_out_a_moment_ago_is_not_read_any_more():
     """Both are told in one look: that somebody new is there, and that the old one has spoken."""
-    worker = Worker(run)
-    worker.begin()
-    strangers = run.server._strangers
-    with run.server_busy():
-        strangers._most = 1
-        first = run.knock(b"HFhs")
-        strangers.accept()
-        (stranger,) = strangers._here
-        second = run.knock(b"HFhs")
-        strangers.accept()
-        assert strangers.read(stranger) is None
-    assert was_closed(first)
-    second.close()
-    worker.finish()
-    assert_finished(run)
+    selector, me = selectors.DefaultSelector(), Identity(COORDINATOR, "", GENERATION)
+    with selector, listen(config_from({})) as listener:
+        strangers = Strangers(selector, listener, SECRET, me, most=1)
+        strangers.open()
+        with socket.create_connection(listener.getsockname(), timeout=20.0) as first:
+            selector.select(LIMIT_S)
+            strangers.accept()
+            first.sendall(b"HFhs")
+            [stranger] = [key.fileobj for key, _ in selector.select(LIMIT_S)]
+            with socket.create_connection(listener.getsockname(), timeout=20.0):
+                wait_until(lambda: len(selector.select(0)) == 2, "the second one to be there")
+                strangers.accept()
+                assert strangers.read(stranger) is None
+                assert was_closed(first)
+                strangers.close()
 
 
 def test_s4_out_of_descriptors_nobody_is_let_in_for_a_moment_and_the_run_goes_on(run):
     worker = Worker(run)
     worker.begin()
-    listener, fails = run.server._listener, threading.Event()
-
-    class Exhausted:
-        """As the listener, in a process that has no descriptor left, twice."""
-
-        left = 2
-
-        def accept(self):
-            if self.left:
-                self.left -= 1
-                fails.set()
-                raise OSError(errno.EMFILE, "Too many open files")
-            return listener.accept()
-
-        def __getattr__(self, name):
-            return getattr(listener, name)
-
-    exhausted = Exhausted()
-    with run.server_busy():
-        run.server._selector.unregister(listener)
-        run.server._listener = run.server._strangers._listener = exhausted
-        run.server._selector.register(exhausted, selectors.EVENT_READ)
+    run.listener.num_refusals = 2
     late = run.connection(JOINER, generation=0)  # waits in the queue meanwhile
-    assert fails.is_set()
-    assert exhausted.left == 0
+    assert run.listener.num_refusals == 0
     late.send(wish())
     (stop,) = late.read()
     assert "nobody is missing" in stop.reason
@@ -750,16 +762,16 @@ def test_a_worker_that_is_to_come_back_is_started_by_who_starts_workers(monkeypa
 
 def test_a_thread_that_cannot_be_started_is_a_failed_join_and_no_end(monkeypatch):
     monkeypatch.setattr("holdfast.control.server.STOP_LIMIT_S", 0.5)
-    run = Run(pipelines=2, faults=["join @ 1"])
 
     def refuse(order: messages.StartWorkers) -> None:
         raise RuntimeError("can't start new thread")
+
+    run = Run(pipelines=2, faults=["join @ 1"], start_more=refuse)
 
     def failed() -> list[events.JoinFailed]:
         told = [effect.event for effect in run.effects if isinstance(effect, Emit)]
         return [event for event in told if isinstance(event, events.JoinFailed)]
 
-    run.server._start_more = refuse
     try:
         stays, goes = begin(run)
         goes.connection.close()
@@ -789,17 +801,19 @@ def test_workers_that_never_come_end_the_run_by_name():
         made.close()
 
 
-def test_what_cannot_be_carried_out_ends_the_run(run):
+def test_what_cannot_be_carried_out_ends_the_run(monkeypatch):
+    monkeypatch.setattr("holdfast.control.server.STOP_LIMIT_S", 0.5)
+
     def refuse(effect: object) -> None:
         if isinstance(effect, OpenRun):
             raise ConfigError("the disk is full")
 
-    run.server._perform = refuse
-    worker = Worker(run)
-    worker.connection.send(hello())
-    worker.expect(messages.Assign)
-    worker.connection.send(messages.Ready(worker="0.0"))
-    assert failure_of(run) == "the disk is full"
+    run = Run(perform=refuse)
+    try:
+        Worker(run).build()
+        assert failure_of(run) == "the disk is full"
+    finally:
+        run.close()
 
 
 def test_a_port_in_use_is_refused_with_a_cure():

@@ -85,7 +85,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         me = Identity(COORDINATOR, "", access.generation)
         most = len(coordinator.workers) + MORE_STRANGERS
-        self._strangers = Strangers(self._selector, listener, access.secret, me, most)
+        self.strangers = Strangers(self._selector, listener, access.secret, me, most)
         self._peers: dict[Connection, Identity] = {}  # all who have proven who they are
         self._loading: dict[WorkerId, Connection] = {}  # have not said hello yet
         self._workers: dict[WorkerId, Connection] = {}
@@ -99,6 +99,11 @@ class Server:
         self._num_interrupts = 0
         self._ticked_s = self._counted_s = 0.0
 
+    @property
+    def num_peers(self) -> int:
+        """How many are connected who have proven who they are."""
+        return len(self._peers)
+
     def interrupt(self) -> None:
         """Ask the loop to stop the run; safe in a signal handler."""
         self._num_interrupts += 1
@@ -107,10 +112,10 @@ class Server:
         self, start_limit_s: float, agent_ended: Callable[[], str | None] = lambda: None
     ) -> None:
         """Until the run is over and its workers are gone."""
-        self._strangers.open()
+        self.strangers.open()
         started_s = time.monotonic()
         while not self._coordinator.over:
-            self._turn(TICK_S)
+            self.turn(TICK_S)
             now_s = time.monotonic()
             self._tick(now_s)
             if self._agent is None and (why := agent_ended()):
@@ -125,7 +130,7 @@ class Server:
             self._send(self._agent, messages.Stop(reason="the run is over"))
         for connection in list(self._peers):
             self._drop(connection)
-        self._strangers.close()
+        self.strangers.close()
         self._selector.close()
         self._listener.close()
 
@@ -135,7 +140,7 @@ class Server:
             self._apply(self._coordinator.interrupt(now_s))
         if now_s - self._ticked_s >= TICK_S:
             self._ticked_s = now_s
-            self._strangers.tick(now_s)
+            self.strangers.tick(now_s)
             for connection in [c for c, until_s in self._asking.items() if now_s > until_s]:
                 self._drop(connection)
             self._count_strangers(now_s)
@@ -147,16 +152,17 @@ class Server:
             self._send(connection, messages.Stop(reason="the run is over"))
         deadline_s = time.monotonic() + STOP_LIMIT_S
         while (self._running or self._workers) and time.monotonic() < deadline_s:
-            self._turn(0.05)
+            self.turn(0.05)
 
     # --- what comes in ---
 
-    def _turn(self, timeout_s: float) -> None:
+    def turn(self, timeout_s: float) -> None:
+        """One look at what has come, for at most so long."""
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
-                self._strangers.accept()
+                self.strangers.accept()
             elif isinstance(key.fileobj, Stranger):
-                proven = self._strangers.read(key.fileobj)
+                proven = self.strangers.read(key.fileobj)
                 if proven is not None:
                     self._admit(*proven)
             elif isinstance(key.fileobj, Connection) and key.fileobj in self._peers:
@@ -253,10 +259,10 @@ class Server:
 
     def _count_strangers(self, now_s: float) -> None:
         """One line for many: whoever knocks often must not fill the disk."""
-        number = self._strangers.num_refused
+        number = self.strangers.num_refused
         if not number or now_s - self._counted_s < COUNT_S:
             return
-        self._counted_s, self._strangers.num_refused = now_s, 0
+        self._counted_s, self.strangers.num_refused = now_s, 0
         self._log("strangers", f"{number} did not prove that they belong to the run")
 
     def _answer(self, connection: Connection, request: messages.JoinRequest) -> None:
