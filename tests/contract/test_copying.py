@@ -2,6 +2,7 @@
 
 import math
 import sys
+import threading
 import weakref
 from collections.abc import Mapping
 
@@ -234,8 +235,7 @@ def test_r8_updates_that_wait_for_a_slow_joiner_are_bounded_in_bytes(monkeypatch
         if copy.giver.is_asked:
             num_copies += 1
             copy.giver.send_state(step + 1, tensors())
-            feed = copy.giver._feeds[JOINER]
-            wait_until(lambda feed=feed: feed._thread.is_alive())
+            wait_until(lambda: f"feed-{JOINER}" in [one.name for one in threading.enumerate()])
     assert num_copies == 1 + copying.MOST_COPIES - 1
     assert not copy.giver.joiners
     wait_until(lambda: sum(one() is not None for one in kept) <= copying.MOST_COPIES)

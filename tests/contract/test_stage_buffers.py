@@ -13,11 +13,14 @@ from holdfast.runtime.stage import Stage
 DATA = [torch.randn(16, 32, generator=torch.Generator().manual_seed(m)) * (m + 1) for m in range(4)]
 
 
-def make_stage(**options: bool) -> Stage:
+def make_layers() -> list[nn.Module]:
     torch.manual_seed(0)
     layers = [linear(), nn.Sequential(nn.BatchNorm1d(32), nn.Tanh())]
-    layers.append(nn.utils.parametrizations.spectral_norm(linear()))
-    return Stage(layers, first_layer=1, sink=Sums(), **options)
+    return [*layers, nn.utils.parametrizations.spectral_norm(linear())]
+
+
+def make_stage(layers: list[nn.Module] | None = None, **options: bool) -> Stage:
+    return Stage(layers or make_layers(), first_layer=1, sink=Sums(), **options)
 
 
 def changes_of(stage: Stage, order: tuple[int, ...]) -> dict[int, dict[str, Tensor]]:
@@ -29,8 +32,7 @@ def changes_of(stage: Stage, order: tuple[int, ...]) -> dict[int, dict[str, Tens
     return found
 
 
-def buffers_of(stage: Stage) -> dict[str, Tensor]:
-    layers = stage._stack._layers
+def buffers_of(layers: list[nn.Module]) -> dict[str, Tensor]:
     named = [(f"{i}.{n}", b) for i, layer in enumerate(layers, 1) for n, b in layer.named_buffers()]
     return {name: buffer.clone() for name, buffer in named}
 
@@ -39,10 +41,11 @@ def buffers_of(stage: Stage) -> dict[str, Tensor]:
 def test_a_forward_leaves_buffers_as_they_were_and_reports_its_change(
     checkpoint_activations: bool,
 ) -> None:
-    stage = make_stage(checkpoint_activations=checkpoint_activations)
-    before = buffers_of(stage)
+    layers = make_layers()
+    stage = make_stage(layers, checkpoint_activations=checkpoint_activations)
+    before = buffers_of(layers)
     forwards = changes_of(stage, (0, 1, 2, 3))
-    assert all(same(before[key], value) for key, value in buffers_of(stage).items())
+    assert all(same(before[key], value) for key, value in buffers_of(layers).items())
     backwards = changes_of(make_stage(), (3, 2, 1, 0))
     for microbatch, changes in forwards.items():
         assert changes.keys() == before.keys()
@@ -60,7 +63,8 @@ def test_the_order_of_summing_changes_does_not_show() -> None:
 
 
 def test_the_mean_change_is_one_update_of_a_batch_norm() -> None:
-    stage = make_stage()
+    layers = make_layers()
+    stage = make_stage(layers)
     found = changes_of(stage, (2, 0, 3, 1))
     mean = {key: sum(found[m][key] for m in range(4)) / 4 for key in found[0]}
     stage.apply_buffer_changes(mean)
@@ -68,9 +72,9 @@ def test_the_mean_change_is_one_update_of_a_batch_norm() -> None:
     means = []
     for data in DATA:
         norm.reset_running_stats()
-        norm(stage._stack._layers[0](data))
+        norm(layers[0](data))
         means.append(norm.running_mean.clone())
-    after = buffers_of(stage)
+    after = buffers_of(layers)
     assert after["2.0.num_batches_tracked"] == 1
     torch.testing.assert_close(after["2.0.running_mean"], sum(means) / 4)
 

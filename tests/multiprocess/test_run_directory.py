@@ -33,13 +33,13 @@ def usual_umask():
 @pytest.mark.usefixtures("usual_umask")
 def test_s5_a_run_directory_is_private_whatever_the_umask(tmp_path, monkeypatch):
     seen = []  # logs are gone at the end
-    open_run = server.Server._wait_for_workers
+    open_run = server.Server.wait_for_workers
 
     def look(self):
         seen.append(modes(tmp_path / "above" / "run"))
         open_run(self)
 
-    monkeypatch.setattr(server.Server, "_wait_for_workers", look)
+    monkeypatch.setattr(server.Server, "wait_for_workers", look)
     run_dir = tmp_path / "above" / "run"
     runs.finished(runs.threads(jobs.small(tmp_path), run_dir, *runs.layout("1x2"), *LOGS, steps=4))
     for found in (*seen, modes(run_dir)):

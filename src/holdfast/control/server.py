@@ -123,7 +123,7 @@ class Server:
             elif self._coordinator.starting and now_s - started_s > start_limit_s:
                 waited = f"workers.start_limit_s={start_limit_s:g} reached while "
                 self._fail(HoldfastError(waited + self._coordinator.waiting_for()))
-        self._wait_for_workers()
+        self.wait_for_workers()
 
     def close(self) -> None:
         if self._agent is not None:
@@ -146,7 +146,7 @@ class Server:
             self._count_strangers(now_s)
             self._apply(self._coordinator.tick(now_s))
 
-    def _wait_for_workers(self) -> None:
+    def wait_for_workers(self) -> None:
         """They were told to stop; those that do not are killed by the agent in close()."""
         for connection in list(self._loading.values()):
             self._send(connection, messages.Stop(reason="the run is over"))
