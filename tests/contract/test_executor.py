@@ -458,7 +458,7 @@ def test_a_worker_ends_only_when_its_last_part_is_on_disk_however_long_that_take
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(saving, "write_part", write)
     run = cluster(plain(1, 1), checkpoint={"every_steps": 0, "at_end": True})
-    run.trainings[ALICE]._saver.limit_s = 0.0
+    run.trainings[ALICE]._saver._limit_s = 0.0
     run.check = lambda: freed.set() if begun.is_set() else None  # asked while it waits
     run.run()
     assert [part.step for part in run.parts] == [STEPS]

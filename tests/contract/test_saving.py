@@ -21,10 +21,10 @@ class NotAnException(BaseException):
 class Told:
     """What a saver says, by version."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, limit_s: float = 20.0) -> None:
         self.failed: dict[int, str] = {}
         self.written: dict[int, Written] = {}
-        self.saver = StageSaver(run_dir, NAME, 20.0, self.failed.__setitem__)
+        self.saver = StageSaver(run_dir, NAME, limit_s, self.failed.__setitem__)
 
     def write(self, version: int, **more: bool) -> None:
         tensors = {"0.weight": torch.ones(3)}
@@ -92,14 +92,12 @@ def test_r6_the_part_after_one_that_failed_is_written(told, monkeypatch):
 def test_r6_a_disk_that_is_stuck_costs_the_next_part_and_not_the_run(tmp_path, monkeypatch):
     freed = threading.Event()
     monkeypatch.setattr(saving, "write_part", lambda folder, tensors: freed.wait(20) and {})
-    told = Told(tmp_path)
-    told.saver.limit_s = 0.05
+    told = Told(tmp_path, limit_s=0.05)
     told.write(3)
     told.write(4)
     assert "is still being written" in told.failed[4]
     freed.set()
-    told.saver.limit_s = 20.0
-    assert told.saver.wait()
+    assert told.saver.wait(20.0)
     assert told.written.keys() == {3}
 
 

@@ -316,7 +316,7 @@ def test_the_svg_replaces_the_old_file_and_leaves_no_other(tmp_path, schedule):
 def test_an_unwritable_file_is_one_clear_error_before_anything_is_drawn(
     tmp_path, capsys, monkeypatch, name
 ):
-    monkeypatch.setattr(plan, "make_plan", lambda *_, **__: pytest.fail("planned in vain"))
+    monkeypatch.setattr(plan, "_plan", lambda *_, **__: pytest.fail("planned in vain"))
     with pytest.raises(ConfigError, match=r"--svg .*: cannot be written: "):
         run(*SMALL, "--svg", str(tmp_path / name))
     assert capsys.readouterr().out == ""
@@ -377,7 +377,7 @@ def test_an_unwritable_file_is_one_clear_error_before_anything_is_drawn(
     ],
 )
 def test_a_wrong_value_is_one_clear_error(words, message, monkeypatch):
-    monkeypatch.setattr(plan, "make_plan", lambda *_, **__: pytest.fail("planned in vain"))
+    monkeypatch.setattr(plan, "_plan", lambda *_, **__: pytest.fail("planned in vain"))
     with pytest.raises(ConfigError, match=message) as caught:
         run(*SMALL, *words)
     assert "\n" not in str(caught.value)

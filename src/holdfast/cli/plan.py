@@ -167,7 +167,7 @@ def _run_planned(args: argparse.Namespace, problem: Problem, room: Room, width: 
     if args.svg is not None:
         _require_drawable(problem.shape, f"--svg {args.svg}")
         _require_writable(args.svg)
-    plan = make_plan(problem, only_first=args.first)
+    plan = _plan(problem, only_first=args.first)
     times = None
     if _num_drawn(problem.shape) <= _MOST_DRAWN:
         schedule = plan.schedule()
@@ -188,7 +188,7 @@ def _run_planned(args: argparse.Namespace, problem: Problem, room: Room, width: 
         _say(["", *plan_report.comparison(plan)])
 
 
-def make_plan(problem: Problem, *, only_first: bool) -> Plan:
+def _plan(problem: Problem, *, only_first: bool) -> Plan:
     """The last plan; on a terminal a line tells how far it is, and goes again."""
     if only_first:
         return first_plan(problem)

@@ -75,7 +75,7 @@ class StageSaver:
         """``name``: of the directory for its parts, which nobody else writes to."""
         self._run_dir = run_dir
         self._name = name
-        self.limit_s = limit_s
+        self._limit_s = limit_s
         self._failed = failed
         self._thread: threading.Thread | None = None
         self.newest = 0  # version that was written here, or is being written
@@ -168,7 +168,7 @@ class StageSaver:
     def wait(self, limit_s: float | None = None) -> bool:
         """Until the last part is on disk, or given up; False: it is still being written."""
         if self._thread is not None:
-            self._thread.join(self.limit_s if limit_s is None else limit_s)
+            self._thread.join(self._limit_s if limit_s is None else limit_s)
             if self._thread.is_alive():
                 return False
             self._thread = None

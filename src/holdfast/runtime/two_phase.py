@@ -50,9 +50,9 @@ class TwoPhaseSaver(StageSaver):
         if self._copied.is_set():
             return
         start_s = time.monotonic()
-        if not self._copied.wait(self.limit_s):
+        if not self._copied.wait(self._limit_s):
             raise HoldfastError(
-                f"the state of {self._name} is not copied after {self.limit_s:g} s: "
+                f"the state of {self._name} is not copied after {self._limit_s:g} s: "
                 "is this machine out of memory?"
             )
         self.stalled_s += time.monotonic() - start_s
