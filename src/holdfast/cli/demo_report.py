@@ -62,7 +62,7 @@ class Report:
         for one in found[:1]:
             self.say(
                 f"step {one['step'] + 1}, {one['cause']}: {one['subject']} takes "
-                f"{one['factor']:.2f} x as long since step {one['since'] + 1}: {one['evidence']}"
+                f"{one['factor']:.2f} x as long since step {one['since'] + 1}"
             )
         for one in disturbed["switches"]:
             self.say(
