@@ -69,8 +69,12 @@ def test_no_file_reaches_into_more_private_attributes_than_before():
     paths = {str(path.relative_to(TESTS)): path for path in sorted(TESTS.rglob("*.py"))}
     found = {name: list(pokes(path.read_text())) for name, path in paths.items()}
     left = read_left()
-    more = {name: some for name, some in found.items() if len(some) > left.get(name, 0)}
-    assert not more, "use, or make, something public instead"
+    more = [
+        f"{name}: {len(some)} of {left.get(name, 0)}: {', '.join(some)}"
+        for name, some in found.items()
+        if len(some) > left.get(name, 0)
+    ]
+    assert not more, "use, or make, something public instead\n" + "\n".join(more)
     now = {name: len(some) for name, some in found.items() if some}
     if os.environ.get("HOLDFAST_REWRITE"):
         LEFT.write_text("".join(f"{number} {name}\n" for name, number in now.items()))
