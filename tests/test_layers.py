@@ -41,7 +41,26 @@ PURE = [
     "job_file",
     "arrays",
 ]
+# Inside of a package: again from the top down, parts on one row never meet. A part is a sub-package
+# or a module beside it; modules that are not named here are above all that are.
+INNER: dict[str, list[str]] = {
+    "observability": [
+        "events",
+        "event_files | jsonfile",
+    ],
+    "protocol": [
+        "messages",
+        "records",
+        "fields",
+    ],
+}
 RANK = {part: -row for row, parts in enumerate(LAYERS) for part in parts.split(" | ")}
+INNER_RANK = {
+    (package, part): -row
+    for package, rows in INNER.items()
+    for row, parts in enumerate(rows)
+    for part in parts.split(" | ")
+}
 FILES = sorted(path for path in SRC.rglob("*.py") if path.parent != SRC or path.stem in RANK)
 
 
@@ -69,6 +88,37 @@ def test_imports_point_down(path: Path) -> None:
         top, *rest = module.split(".")
         if top == "holdfast" and rest and rest[0] != here:
             assert RANK[rest[0]] < RANK[here], f"{here} may not import {rest[0]}"
+
+
+def inner_part_of(module: str) -> tuple[str, str] | None:
+    """Package and part of ``holdfast.package.part...``, if there is such a file or folder."""
+    top, *inside = module.split(".")
+    if top != "holdfast" or len(inside) < 2:
+        return None
+    place = SRC / inside[0] / inside[1]
+    found = place.is_dir() or place.with_suffix(".py").is_file()
+    return (inside[0], inside[1]) if found else None
+
+
+def sub_packages() -> set[tuple[str, str]]:
+    return {(path.parts[-3], path.parts[-2]) for path in SRC.glob("*/*/__init__.py")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_imports_point_down_inside_of_a_package_too(path: Path) -> None:
+    here = inner_part_of(".".join(["holdfast", *path.relative_to(SRC).with_suffix("").parts]))
+    if here not in INNER_RANK:
+        return
+    for module in imported(path):
+        there = inner_part_of(module)
+        if there is not None and there[0] == here[0] and there != here:
+            above = f"{'.'.join(here)} may not import {'.'.join(there)}"
+            assert there in INNER_RANK, f"{above}, which is above all that have a row"
+            assert INNER_RANK[there] < INNER_RANK[here], above
+
+
+def test_every_sub_package_has_a_place_in_its_package() -> None:
+    assert sorted(sub_packages() - INNER_RANK.keys()) == []
 
 
 def test_every_part_has_a_place_in_the_layers() -> None:
