@@ -93,7 +93,7 @@ def choose(environment: Mapping[str, str], cpu: Cpu, works: Callable[[Cpu], bool
         return Choice()
     return Choice(
         WITHOUT_AMX,
-        f"AMX is shown but cannot be used on this machine: oneDNN is kept to {WITHOUT_AMX}",
+        f"this CPU reports AMX, but it does not work here: oneDNN is limited to {WITHOUT_AMX}",
     )
 
 

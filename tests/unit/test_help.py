@@ -5,9 +5,10 @@ import shlex
 
 import pytest
 
-from holdfast.cli import diagnose, main, plan, recovery_plan, trace, train, watch, worker
+from holdfast.cli import demo, diagnose, main, plan, recovery_plan, trace, train, watch, worker
 
 COMMANDS = {
+    "demo": demo,
     "train": train,
     "worker": worker,
     "plan": plan,

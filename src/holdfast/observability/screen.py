@@ -11,6 +11,8 @@ import time
 from contextlib import suppress
 from typing import Any, TextIO
 
+from holdfast.observability.text import count
+
 MOST_BYTES = 1 << 20  # that wait to be written
 _CHUNK_BYTES = 1 << 12  # at most so much is in the hands of the system and cannot be told apart
 _AGAIN_S = 0.05  # a terminal that somebody has made non-blocking
@@ -73,7 +75,8 @@ class Screen:
 
     def _note_of_dropped(self) -> bytes:
         num, self._num_dropped = self._num_dropped, 0
-        return f"({num} lines were not shown: nobody took them)\n".encode() if num else b""
+        note = f"({count(num, 'line')} not shown: the reader of this output was too slow)\n"
+        return note.encode() if num else b""
 
     def _start(self) -> None:
         if self._thread is None:
