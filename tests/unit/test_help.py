@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from holdfast.cli import demo, diagnose, main, plan, recovery_plan, trace, train, watch, worker
+from holdfast.errors import ConfigError
 
 COMMANDS = {
     "demo": demo,
@@ -67,6 +68,23 @@ def test_the_help_names_the_exit_codes(capsys, words):
 def test_bad_input_ends_with_the_exit_code_that_the_help_names(capsys, words, code):
     assert main.main(words) == code
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_long_error_is_one_line_in_a_log_and_folded_on_a_terminal(capsys, monkeypatch, tmp_path):
+    words = ["trace", str(tmp_path / "none"), "--out", "x"]
+    monkeypatch.setattr(trace, "run", fails)
+    assert main.main(words) == 2
+    whole = capsys.readouterr().err
+    assert whole.count("\n") == 1
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main.main(words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert " ".join(line.strip() for line in lines) == whole.strip()
+
+
+def fails(args):
+    raise ConfigError("words of an error " * 20)
 
 
 def test_the_help_of_train_and_watch_has_verbose(capsys):

@@ -81,6 +81,12 @@ def test_a_line_that_is_too_long_goes_on_below_with_whole_words():
     assert " ".join([first, *others]).split().count("word") == 40
 
 
+def test_a_command_has_a_line_of_its_own_which_is_never_folded():
+    command = f"holdfast train --resume '/{'long place/' * 12}'"
+    text = f"all workers were stopped. Go on from the last checkpoint with: {command}"
+    assert folded(text)[-2:] == [text.removesuffix(f" {command}"), INDENT + command]
+
+
 def test_a_path_is_never_broken():
     assert folded("warning: " + "x" * 200)[1:] == [INDENT + "x" * 200]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import instruction_set, models
+from holdfast.cli import help_text
 from holdfast.cli.demo_report import FAULTS, Report
 from holdfast.errors import ConfigError
 from holdfast.observability.summary import SUMMARY_FILE
@@ -28,6 +29,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="train a tiny GPT through a slowdown, a kill and a re-join; compare with a calm run",
         description="Train a tiny GPT on 2 x 2 local workers twice: undisturbed, and through "
         f"{len(FAULTS)} faults ({'; '.join(FAULTS)}). The parameters end the same, bit for bit.",
+        **help_text.parts(["holdfast demo", "holdfast demo runs/try"]),
     )
     parser.add_argument(
         "directory",

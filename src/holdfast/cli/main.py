@@ -20,6 +20,7 @@ from holdfast.cli import (
     worker,
 )
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.observability.text import folded
 
 _DESCRIPTION = """\
 PyTorch training over D pipelines x S stages that goes on when workers die,
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed = parser.parse_args(arguments)
         return int(parsed.run(parsed))
     except HoldfastError as why:
-        sys.stderr.write(f"holdfast: {' '.join(str(why).split())}\n")
+        _complain(" ".join(str(why).split()))
         return why.exit_code
     except KeyboardInterrupt:
         return 130
@@ -63,5 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as why:  # e.g. a path that no file system can hold
-        sys.stderr.write(f"holdfast: {why}\n")
+        _complain(str(why))
         return ConfigError.exit_code
+
+
+def _complain(text: str) -> None:
+    """One line, for logs and scripts; folded for people."""
+    lines = folded(f"holdfast: {text}") if sys.stderr.isatty() else [f"holdfast: {text}"]
+    sys.stderr.write("\n".join(lines) + "\n")

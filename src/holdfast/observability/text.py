@@ -1,10 +1,12 @@
 """Numbers, lists and lines as people read them. Knows no events."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 
 WIDTH = 100  # columns of a line that is not a command or a path
 INDENT = "    "  # of what belongs to the line before
+_COMMAND = re.compile("(?<=:) (?=holdfast [a-z-]+ -)")  # before the one at the end of a text
 
 
 def count(number: int, noun: str, plural: str = "s") -> str:
@@ -33,17 +35,24 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes} B" if unit == "B" else f"{number:.1f} {unit}"
 
 
-def folded(text: str, indent: str = "") -> list[str]:
-    """Lines of at most ``WIDTH`` columns, words kept whole; all but the first are indented."""
-    return [
-        row
-        for number, part in enumerate(text.split("\n"))
-        for row in textwrap.wrap(
-            part,
-            WIDTH,
-            initial_indent=indent if not number else INDENT,
-            subsequent_indent=indent + INDENT,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    ]
+def folded(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
+    """Lines of at most ``width`` columns, words kept whole; all but the first are indented.
+
+    A command at the end has a line of its own, however long, so that it can be copied.
+    """
+    text, *command = _COMMAND.split(text, maxsplit=1)
+    first, *others = text.split("\n")
+    lines = _wrapped(first, width, indent, indent + INDENT)
+    lines += [line for part in others for line in _wrapped(part, width, INDENT, indent + INDENT)]
+    return lines + [f"{indent}{INDENT}{part}" for part in command]
+
+
+def _wrapped(text: str, width: int, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -26,7 +26,7 @@ from holdfast.observability.events import (
     WentBack,
 )
 from holdfast.observability.progress import Progress, WorkerState
-from holdfast.observability.text import INDENT, count, folded
+from holdfast.observability.text import INDENT, WIDTH, count, folded
 from holdfast.observability.words import (
     INTERRUPTED,
     NAMES,
@@ -100,12 +100,12 @@ def make_view(stream: TextIO, *, verbose: bool = False) -> View:
     return PlainView(stream, verbose=verbose)
 
 
-def lines_of(event: Event, progress: Progress, *, verbose: bool) -> list[str]:
+def lines_of(event: Event, progress: Progress, *, verbose: bool, width: int = WIDTH) -> list[str]:
     """What is shown of an event; none for steps and all that only changes the panel."""
     short = line(event, progress.standing(event))
-    shown = [] if short is None else folded(short)
+    shown = [] if short is None else folded(short, width=width)
     more = details(event) if verbose else ()
-    return [*shown, *(row for text in more for row in folded(text, INDENT))]
+    return [*shown, *(row for text in more for row in folded(text, INDENT, width))]
 
 
 class PlainView:
@@ -188,7 +188,8 @@ class LiveView:
 
     def handle(self, event: Event) -> None:
         self._progress.handle(event)
-        for text in lines_of(event, self._progress, verbose=self._verbose):
+        width = min(WIDTH, self._live.console.width)
+        for text in lines_of(event, self._progress, verbose=self._verbose, width=width):
             self._live.console.print(Text(text))
         if self._open and self._now() >= self._next_draw_s and not self._is_behind():
             self._next_draw_s = self._now() + _REDRAW_S
