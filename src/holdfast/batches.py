@@ -28,13 +28,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        job: Job,
-        seed: int,
-        num_microbatches: int,
-        *,
-        retries: int = 0,
-        pause_s: float = 0.0,
+        self, job: Job, seed: int, num_microbatches: int, *, retries: int = 0, pause_s: float = 0.0
     ) -> None:
         """What raises is tried again ``retries`` times, after pauses of which each is twice as
         long as the one before."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.detection.diagnosis import Cause, Diagnosis, Over
@@ -149,16 +149,13 @@ def _told(source: str, recorded: Iterable[events.Event]) -> Iterator[_Told]:
 
 
 def _diagnosis(event: events.Diagnosed) -> Diagnosis:
-    return Diagnosis(
-        cause=_cause(event),
-        subject=event.subject,
-        factor=event.factor,
-        excess_s=event.excess_s,
-        since=event.since,
-        confidence=event.confidence,
-        evidence=event.evidence,
-        workers=(),
-    )
+    return Diagnosis(cause=_cause(event), workers=(), **_measured(event))
+
+
+def _measured(told: events.Diagnosed | Diagnosis) -> dict[str, Any]:
+    """What an event, a diagnosis and a slowness all say."""
+    names = ("subject", "factor", "excess_s", "since", "confidence", "evidence")
+    return {name: getattr(told, name) for name in names}
 
 
 def _cause(event: events.Diagnosed | events.SlownessOver) -> Cause:
@@ -238,17 +235,7 @@ def _episodes(told: Iterable[_Told]) -> list[Slowness]:
 
 
 def _begun(told: Diagnosis, step: int) -> Slowness:
-    return Slowness(
-        cause=told.cause.value,
-        subject=told.subject,
-        factor=told.factor,
-        excess_s=told.excess_s,
-        since=told.since,
-        told=step,
-        until=None,
-        confidence=told.confidence,
-        evidence=told.evidence,
-    )
+    return Slowness(cause=told.cause.value, told=step, until=None, **_measured(told))
 
 
 def _speeds(

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from math import inf
+from typing import Any
 
 from holdfast.cli import help_text, recovery_plan_report
 from holdfast.cli.recovery_plan_report import Outcome
@@ -30,6 +31,49 @@ _MOST_STAGES, _MOST_NUMBER, _MOST_S, _MOST_WORD = 512, 1_000_000_000, 1e9, 24
 _MOST_BYTES = 10**18
 _CURVE = (100, 75, 50, 25, 10)  # per cent of what all borders take
 
+_NUMBER: dict[str, Any] = {"type": int}
+_NEEDED: dict[str, Any] = {"required": True}
+_TIME: dict[str, Any] = {"metavar": "TIME"}
+_SIZE: dict[str, Any] = {"metavar": "SIZE"}
+_OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "the training": {
+        "--stages": _NUMBER | _NEEDED | {"metavar": "S", "help": "of the model"},
+        "--microbatches": _NUMBER
+        | _NEEDED
+        | {"metavar": "M", "help": "of one step, all pipelines"},
+        "--forward": _NEEDED
+        | _TIME
+        | {"help": "of a micro-batch at a stage, e.g. 20ms; one for all, or S with commas between"},
+        "--backward": _NEEDED | _TIME | {"help": "the whole backward, likewise"},
+        "--state": _SIZE | {"help": "of a stage in a checkpoint; one or S (default: nothing)"},
+        "--step": _TIME | {"help": "of training (default: one pipeline's, from the times above)"},
+    },
+    "the log": {
+        "--budget": _SIZE | {"help": "for all logs together (default: any size)"},
+        "--interval": _NUMBER
+        | {"default": 100, "metavar": "STEPS", "help": "between checkpoints (100)"},
+        "--activation": _NEEDED
+        | _SIZE
+        | {"help": "over a border in a step, the same again as gradients; one for all, or S-1"},
+        "--bandwidth": _SIZE
+        | {"default": "1GB", "help": "a second, at which the helpers together read the log (1GB)"},
+    },
+    "the recovery": {
+        "--helpers": _NUMBER
+        | {
+            "metavar": "D",
+            "help": "workers that replay together; 0: the replacement alone (default: S-1)",
+        },
+        "--lost": _NUMBER
+        | {"metavar": "STEPS", "help": "since the checkpoint (default: half --interval)"},
+        "--fixed": _TIME | {"default": "1s", "help": "to notice, stop, plan and build (1s)"},
+        "--restart": _TIME | {"default": "60s", "help": "of everyone, without a log (60s)"},
+        "--disk": _SIZE | {"help": "a second, of checkpoints (default: as --bandwidth)"},
+        "--gradients": _SIZE | {"help": "of a stage's weights, summed by the helpers; one or S"},
+        "--network": _SIZE | {"help": "a second, between helpers"},
+    },
+}
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
@@ -38,77 +82,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description=_DESCRIPTION,
         **help_text.parts(_EXAMPLES),
     )
-    _add_training(parser.add_argument_group("the training"))
-    _add_log(parser.add_argument_group("the log"))
-    _add_recovery(parser.add_argument_group("the recovery"))
+    for title, options in _OPTIONS.items():
+        group = parser.add_argument_group(title)
+        for name, words in options.items():
+            group.add_argument(name, **words)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(run=run)
-
-
-def _add_training(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--stages", type=int, required=True, metavar="S", help="of the model")
-    group.add_argument(
-        "--microbatches", type=int, required=True, metavar="M", help="of one step, all pipelines"
-    )
-    group.add_argument(
-        "--forward",
-        required=True,
-        metavar="TIME",
-        help="of a micro-batch at a stage, e.g. 20ms; one for all, or S with commas between",
-    )
-    group.add_argument(
-        "--backward", required=True, metavar="TIME", help="the whole backward, likewise"
-    )
-    group.add_argument(
-        "--state", metavar="SIZE", help="of a stage in a checkpoint; one or S (default: nothing)"
-    )
-    group.add_argument(
-        "--step", metavar="TIME", help="of training (default: one pipeline's, from the times above)"
-    )
-
-
-def _add_log(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--budget", metavar="SIZE", help="for all logs together (default: any size)")
-    group.add_argument(
-        "--interval", type=int, default=100, metavar="STEPS", help="between checkpoints (100)"
-    )
-    group.add_argument(
-        "--activation",
-        required=True,
-        metavar="SIZE",
-        help="over a border in a step, the same again as gradients; one for all, or S-1",
-    )
-    group.add_argument(
-        "--bandwidth",
-        default="1GB",
-        metavar="SIZE",
-        help="a second, at which the helpers together read the log (1GB)",
-    )
-
-
-def _add_recovery(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "--helpers",
-        type=int,
-        metavar="D",
-        help="workers that replay together; 0: the replacement alone (default: S-1)",
-    )
-    group.add_argument(
-        "--lost", type=int, metavar="STEPS", help="since the checkpoint (default: half --interval)"
-    )
-    group.add_argument(
-        "--fixed", default="1s", metavar="TIME", help="to notice, stop, plan and build (1s)"
-    )
-    group.add_argument(
-        "--restart", default="60s", metavar="TIME", help="of everyone, without a log (60s)"
-    )
-    group.add_argument(
-        "--disk", metavar="SIZE", help="a second, of checkpoints (default: as --bandwidth)"
-    )
-    group.add_argument(
-        "--gradients", metavar="SIZE", help="of a stage's weights, summed by the helpers; one or S"
-    )
-    group.add_argument("--network", metavar="SIZE", help="a second, between helpers")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,45 +3,28 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from holdfast.config import operating, training
 from holdfast.config.checks import require
-from holdfast.config.operating import (
-    CheckpointConfig,
-    ControlConfig,
-    MitigationConfig,
-    ObserveConfig,
-    RecoveryConfig,
-    WorkersConfig,
-)
-from holdfast.config.training import (
-    DataConfig,
-    DeviceConfig,
-    GradientsConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    ScheduleConfig,
-    StageConfig,
-    TrainConfig,
-)
 
 PROFILED_STEPS = 100  # before the first checkpoint of recovery.mode=checkfreq, if not set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    gradients: GradientsConfig = field(default_factory=GradientsConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    stage: StageConfig = field(default_factory=StageConfig)
-    workers: WorkersConfig = field(default_factory=WorkersConfig)
-    control: ControlConfig = field(default_factory=ControlConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
-    device: DeviceConfig = field(default_factory=DeviceConfig)
-    mitigation: MitigationConfig = field(default_factory=MitigationConfig)
-    observe: ObserveConfig = field(default_factory=ObserveConfig)
+    parallel: training.ParallelConfig = field(default_factory=training.ParallelConfig)
+    train: training.TrainConfig = field(default_factory=training.TrainConfig)
+    data: training.DataConfig = field(default_factory=training.DataConfig)
+    optimizer: training.OptimizerConfig = field(default_factory=training.OptimizerConfig)
+    gradients: training.GradientsConfig = field(default_factory=training.GradientsConfig)
+    schedule: training.ScheduleConfig = field(default_factory=training.ScheduleConfig)
+    stage: training.StageConfig = field(default_factory=training.StageConfig)
+    workers: operating.WorkersConfig = field(default_factory=operating.WorkersConfig)
+    control: operating.ControlConfig = field(default_factory=operating.ControlConfig)
+    checkpoint: operating.CheckpointConfig = field(default_factory=operating.CheckpointConfig)
+    recovery: operating.RecoveryConfig = field(default_factory=operating.RecoveryConfig)
+    device: training.DeviceConfig = field(default_factory=training.DeviceConfig)
+    mitigation: operating.MitigationConfig = field(default_factory=operating.MitigationConfig)
+    observe: operating.ObserveConfig = field(default_factory=operating.ObserveConfig)
 
     def __post_init__(self) -> None:
         mode, restarts = self.recovery.mode, self.workers.restarts

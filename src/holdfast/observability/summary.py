@@ -1,39 +1,16 @@
 """A run in one small JSON file: what it computed, how fast, with what."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
-from holdfast.observability.events import (
-    CheckpointFailed,
-    Diagnosed,
-    Event,
-    FaultFired,
-    JoinUnfinished,
-    LogChanged,
-    MitigationChosen,
-    PlanSwitched,
-    Recovered,
-    RunFailed,
-    RunFinished,
-    RunStarted,
-    SlownessOver,
-    StageRebuilt,
-    StepFinished,
-    StepTakenBack,
-    Warned,
-    WentBack,
-    WorkerJoined,
-    WorkerLost,
-    WorkerMoved,
-    WorkerReady,
-    WorkerReplaced,
-)
+from holdfast.observability import events as happened
 from holdfast.observability.jsonfile import write_json
 from holdfast.observability.words import seconds_after_fault
 
+Kind = TypeVar("Kind", bound=happened.Event)
 SUMMARY_FILE = "summary.json"  # inside the directory of a run
 
 
@@ -92,13 +69,13 @@ class Summary:
     config: Mapping[str, Any]
 
 
-def summarize(events: Iterable[Event], *, config: Mapping[str, Any]) -> Summary:
+def summarize(events: Iterable[happened.Event], *, config: Mapping[str, Any]) -> Summary:
     """Fold the events of a run. A step that finished twice counts as it finished last."""
     events = list(events)
     steps = sorted(_last_by_step(events).values(), key=lambda event: event.step)
-    ready = {event.worker: event for event in events if isinstance(event, WorkerReady)}
-    finished = [event for event in events if isinstance(event, RunFinished)]
-    started = [event for event in events if isinstance(event, RunStarted)]
+    ready = {event.worker: event for event in _of(events, happened.WorkerReady)}
+    finished = _of(events, happened.RunFinished)
+    started = _of(events, happened.RunStarted)
     return Summary(
         outcome=_outcome(events),
         steps=len(steps),
@@ -110,27 +87,27 @@ def summarize(events: Iterable[Event], *, config: Mapping[str, Any]) -> Summary:
         workers=tuple(sorted(ready)),
         peak_memory_bytes=finished[-1].peak_memory_bytes if finished else {},
         kept_bytes=finished[-1].kept_bytes if finished else {},
-        num_taken_back=sum(isinstance(event, StepTakenBack) for event in events),
+        num_taken_back=len(_of(events, happened.StepTakenBack)),
         skipped_steps=tuple(event.step for event in steps if event.skipped),
-        recoveries=tuple(_recovery(event) for event in events if isinstance(event, Recovered)),
-        faults_fired=tuple(event.fault for event in events if isinstance(event, FaultFired)),
-        joins=_untimed(events, WorkerJoined),
-        moves=_untimed(events, WorkerMoved),
-        went_back=_untimed(events, WentBack),
-        checkpoints_failed=_untimed(events, CheckpointFailed),
-        rebuilt=_untimed(events, StageRebuilt),
+        recoveries=tuple(map(_recovery, _of(events, happened.Recovered))),
+        faults_fired=tuple(event.fault for event in _of(events, happened.FaultFired)),
+        joins=_untimed(events, happened.WorkerJoined),
+        moves=_untimed(events, happened.WorkerMoved),
+        went_back=_untimed(events, happened.WentBack),
+        checkpoints_failed=_untimed(events, happened.CheckpointFailed),
+        rebuilt=_untimed(events, happened.StageRebuilt),
         old_bytes=finished[-1].old_bytes if finished else {},
         log_bytes=finished[-1].log_bytes if finished else {},
-        log_changes=_untimed(events, LogChanged),
-        diagnoses=_untimed(events, Diagnosed),
-        slowness_over=_untimed(events, SlownessOver),
-        mitigations=_untimed(events, MitigationChosen),
-        switches=_untimed(events, PlanSwitched),
-        num_lost=sum(isinstance(event, WorkerLost) for event in events),
-        replaced=_untimed(events, WorkerReplaced),
-        steps_thrown_away=sum(e.thrown_away for e in events if isinstance(e, WentBack)),
-        unfinished_joins=_untimed(events, JoinUnfinished),
-        warnings=tuple(event.reason for event in events if isinstance(event, Warned)),
+        log_changes=_untimed(events, happened.LogChanged),
+        diagnoses=_untimed(events, happened.Diagnosed),
+        slowness_over=_untimed(events, happened.SlownessOver),
+        mitigations=_untimed(events, happened.MitigationChosen),
+        switches=_untimed(events, happened.PlanSwitched),
+        num_lost=len(_of(events, happened.WorkerLost)),
+        replaced=_untimed(events, happened.WorkerReplaced),
+        steps_thrown_away=sum(event.thrown_away for event in _of(events, happened.WentBack)),
+        unfinished_joins=_untimed(events, happened.JoinUnfinished),
+        warnings=tuple(event.reason for event in _of(events, happened.Warned)),
         versions=_versions(ready.values()),
         config=config,
     )
@@ -141,64 +118,58 @@ def write_summary(path: Path, summary: Summary | Mapping[str, Any]) -> None:
     write_json(path, values, indent=2)
 
 
-def _last_by_step(events: Iterable[Event]) -> dict[int, StepFinished]:
+def _last_by_step(events: Iterable[happened.Event]) -> dict[int, happened.StepFinished]:
     """Steps that were gone back on and have not run again are not finished."""
-    last: dict[int, StepFinished] = {}
+    last: dict[int, happened.StepFinished] = {}
     for event in events:
-        if isinstance(event, StepFinished):
+        if isinstance(event, happened.StepFinished):
             last[event.step] = event
-        elif isinstance(event, WentBack):
+        elif isinstance(event, happened.WentBack):
             last = {step: done for step, done in last.items() if step < event.to_step}
     return last
 
 
-def _recovery(event: Recovered) -> Recovery:
+def _recovery(event: happened.Recovered) -> Recovery:
     notice_s, plan_s, resumed_s = seconds_after_fault(event)
+    own = {f.name: getattr(event, f.name) for f in fields(Recovery) if hasattr(event, f.name)}
     return Recovery(
-        step=event.step,
-        cause=event.cause,
-        workers=event.workers,
-        seconds_to_notice=notice_s,
-        seconds_to_plan=plan_s,
-        seconds_to_resume=resumed_s,
-        redone=event.redone,
-        operations=event.operations,
-        members=event.members,
-        period_s=event.period_s,
-        reason=event.reason,
-        thrown_away=event.thrown_away,
+        seconds_to_notice=notice_s, seconds_to_plan=plan_s, seconds_to_resume=resumed_s, **own
     )
 
 
-def _untimed(events: Iterable[Event], kind: type[Event]) -> tuple[dict[str, Any], ...]:
+def _of(events: Iterable[happened.Event], kind: type[Kind]) -> list[Kind]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def _untimed(events: Iterable[happened.Event], kind: type[Kind]) -> tuple[dict[str, Any], ...]:
     """All events of one kind, each without the moment it happened."""
-    found = (asdict(event) for event in events if isinstance(event, kind))
+    found = (asdict(event) for event in _of(events, kind))
     return tuple({name: value for name, value in d.items() if name != "at_s"} for d in found)
 
 
-def _outcome(events: Iterable[Event]) -> str:
+def _outcome(events: Iterable[happened.Event]) -> str:
     for event in reversed(list(events)):
-        if isinstance(event, RunFailed):
+        if isinstance(event, happened.RunFailed):
             return f"failed: {event.reason}"
-        if isinstance(event, RunFinished):
+        if isinstance(event, happened.RunFinished):
             return "finished"
     return "unfinished"
 
 
-def _median_s(steps: list[StepFinished]) -> float | None:
+def _median_s(steps: list[happened.StepFinished]) -> float | None:
     return median(event.took_s for event in _warm(steps)) if steps else None
 
 
-def _tokens_per_s(steps: list[StepFinished]) -> float | None:
+def _tokens_per_s(steps: list[happened.StepFinished]) -> float | None:
     took_s = sum(event.took_s for event in _warm(steps))
     return sum(event.tokens for event in _warm(steps)) / took_s if took_s else None
 
 
-def _warm(steps: list[StepFinished]) -> list[StepFinished]:
+def _warm(steps: list[happened.StepFinished]) -> list[happened.StepFinished]:
     return steps[1:] or steps
 
 
-def _versions(ready: Iterable[WorkerReady]) -> dict[str, str]:
+def _versions(ready: Iterable[happened.WorkerReady]) -> dict[str, str]:
     """Of each library; two workers that differ show as "2.6 / 2.7"."""
     found: dict[str, set[str]] = {}
     for event in ready:

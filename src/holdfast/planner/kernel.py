@@ -28,6 +28,12 @@ NEVER = 1 << 62
 
 
 @compiled
+def put_wake(times: Row, workers: Row, at: int, time: int, worker: int) -> None:
+    times[at] = time
+    workers[at] = worker
+
+
+@compiled
 def push_wake(times: Row, workers: Row, size: int, time: int, worker: int) -> int:
     """Add to the heap of (time, worker); the new size."""
     at = size
@@ -35,11 +41,9 @@ def push_wake(times: Row, workers: Row, size: int, time: int, worker: int) -> in
         parent = (at - 1) >> 1
         if times[parent] < time or (times[parent] == time and workers[parent] <= worker):
             break
-        times[at] = times[parent]
-        workers[at] = workers[parent]
+        put_wake(times, workers, at, times[parent], workers[parent])
         at = parent
-    times[at] = time
-    workers[at] = worker
+    put_wake(times, workers, at, time, worker)
     return size + 1
 
 
@@ -62,11 +66,9 @@ def pop_wake(times: Row, workers: Row, size: int) -> int:
             child = right
         if time < times[child] or (time == times[child] and worker <= workers[child]):
             break
-        times[at] = times[child]
-        workers[at] = workers[child]
+        put_wake(times, workers, at, times[child], workers[child])
         at = child
-    times[at] = time
-    workers[at] = worker
+    put_wake(times, workers, at, time, worker)
     return size
 
 
@@ -186,8 +188,7 @@ def choose(
 @compiled
 def release_successor(
     op: int,
-    end: int,
-    delay: int,
+    at: int,
     ops: Table,
     hosts: Table,
     waits_for: Row,
@@ -195,9 +196,8 @@ def release_successor(
     heads: Row,
     tails: Row,
 ) -> bool:
-    """One thing less that ``op`` waits for; True if it can now be queued."""
+    """One thing less that ``op`` waits for, from ``at`` on; True if it can now be queued."""
     ready = ops[READY]
-    at = end + delay
     if at > ready[op]:
         ready[op] = at
     waits_for[op] -= 1
@@ -211,29 +211,12 @@ def release_successor(
 
 
 @compiled
-def release_both(
-    op: int,
-    end: int,
-    ops: Table,
-    hosts: Table,
-    waits_for: Row,
-    slots: Row,
-    heads: Row,
-    tails: Row,
-) -> int:
-    """Its successors wait for one thing less.
-
-    The one at the neighbour stage, if that is now queued; else -1.
-    """
-    own = ops[OWN_NEXT][op]
-    if own >= 0:
-        release_successor(own, end, 0, ops, hosts, waits_for, slots, heads, tails)
-    other = ops[NEXT][op]
-    if other < 0:
-        return -1
-    delay = ops[DELAY][op]
-    queued = release_successor(other, end, delay, ops, hosts, waits_for, slots, heads, tails)
-    return other if queued else -1
+def first_wakes(times: Row, wakes: Row, first_host: Row, hosts: Table) -> int:
+    """Every worker looks for work when its first host is released; the size of the heap."""
+    size = 0
+    for worker in range(len(first_host) - 1):
+        size = push_wake(times, wakes, size, hosts[RELEASE][first_host[worker]], worker)
+    return size
 
 
 @compiled
@@ -252,14 +235,9 @@ def lay_out(
     wish: Row,
     order: Row,
 ) -> int:
-    """Start every operation as its host's policy says. ``order``: how they were started.
-
-    The number of operations that could be started; fewer than there are if memory is too small.
-    """
+    """How many operations could be started, in ``order``; not all if memory is too small."""
     num_done = 0
-    size = 0
-    for worker in range(len(first_host) - 1):
-        size = push_wake(times, wakes, size, hosts[RELEASE][first_host[worker]], worker)
+    size = first_wakes(times, wakes, first_host, hosts)
     while size > 0:
         now = times[0]
         worker = wakes[0]
@@ -280,10 +258,15 @@ def lay_out(
         account(op, host, now, end, ops, state)
         free[worker] = end
         size = push_wake(times, wakes, size, end, worker)
-        other = release_both(op, end, ops, hosts, waits_for, slots, heads, tails)
+        own = ops[OWN_NEXT][op]
+        if own >= 0:
+            release_successor(own, end, ops, hosts, waits_for, slots, heads, tails)
+        other = ops[NEXT][op]
         if other >= 0:
+            at = end + ops[DELAY][op]
+            queued = release_successor(other, at, ops, hosts, waits_for, slots, heads, tails)
             receiver = hosts[WORKER][ops[HOST][other]]
-            if free[receiver] <= now:
+            if queued and free[receiver] <= now:
                 size = push_wake(times, wakes, size, ops[READY][other], receiver)
     return num_done
 

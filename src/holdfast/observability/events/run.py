@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from holdfast.observability.events.timed import Timed
+
 OpTime: TypeAlias = tuple[str, float, float]
 """Operation in text form (``2F5``: stage 2, forward, micro-batch 5), start, end in seconds."""
 
@@ -12,8 +14,7 @@ TransferTime: TypeAlias = tuple[str, str, int, int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStarted:
-    at_s: float
+class RunStarted(Timed):
     pipelines: int
     stages: int
     microbatches: int  # of a step, over all pipelines
@@ -28,18 +29,25 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReady:
-    at_s: float
+class WorkerReady(Timed):
     worker: str
     pid: int
     versions: Mapping[str, str]  # "python", "torch", ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepFinished:
+class StepTakenBack(Timed):
+    """A worker had applied the step already and went back to the parameters before it."""
+
+    worker: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFinished(Timed):
     """Every stage has committed the step."""
 
-    at_s: float
     step: int
     loss: float
     gradient_norm: float | None
@@ -50,10 +58,9 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStep:
+class WorkerStep(Timed):
     """All operations of one worker in one step; one event, because there are many."""
 
-    at_s: float
     worker: str
     step: int
     ops: tuple[OpTime, ...]
@@ -63,39 +70,24 @@ class WorkerStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTakenBack:
-    """A worker had applied the step already and went back to the parameters before it."""
-
-    at_s: float
-    worker: str
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warned:
+class Warned(Timed):
     """Something about the job, or the machine, that a user should know; each line once a run."""
 
-    at_s: float
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interrupted:
+class Interrupted(Timed):
     """By Ctrl-C, SIGTERM or SIGHUP: the run ends after the running step, with a checkpoint."""
 
-    at_s: float
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFailed:
-    at_s: float
+class RunFailed(Timed):
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFinished:
-    at_s: float
+class RunFinished(Timed):
     parameters_sha256: str | None
     peak_memory_bytes: Mapping[str, int]  # of each worker
     kept_bytes: Mapping[str, int] = field(default_factory=dict)

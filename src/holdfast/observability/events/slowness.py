@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from holdfast.observability.events.timed import Timed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosed:
+class Diagnosed(Timed):
     """Who or what is slow. Told again when the factor has changed."""
 
-    at_s: float
     step: int  # in which it is told
     cause: str  # detection.diagnosis.Cause
     subject: str  # "1.0", "0.0-0.1"; a machine's name; "stage 3", "data"
@@ -21,8 +22,7 @@ class Diagnosed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlownessOver:
-    at_s: float
+class SlownessOver(Timed):
     step: int
     cause: str
     subject: str
@@ -30,10 +30,9 @@ class SlownessOver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MitigationChosen:
+class MitigationChosen(Timed):
     """What is done about slowness, and why; also that nothing is done."""
 
-    at_s: float
     step: int
     action: str  # mitigation.options.Action
     subjects: tuple[str, ...]
@@ -45,10 +44,9 @@ class MitigationChosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSwitched:
+class PlanSwitched(Timed):
     """The same members go over to other lanes, without a stop."""
 
-    at_s: float
     step: int  # the first that runs them
     cause: str
     took_s: float  # until all had the new lanes; training went on

@@ -3,20 +3,20 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from holdfast.observability.events.timed import Timed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSaved:
-    at_s: float
+class CheckpointSaved(Timed):
     step: int
     path: str
     took_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFailed:
+class CheckpointFailed(Timed):
     """A checkpoint could not be written; training goes on."""
 
-    at_s: float
     step: int  # as in CheckpointSaved
     worker: str  # whose part it was; empty: the parts were there, but not the whole
     reason: str
@@ -25,20 +25,18 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalChosen:
+class IntervalChosen(Timed):
     """How often checkpoints are taken from now on."""
 
-    at_s: float
     first: int  # version that is saved first
     every: int  # steps
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogChanged:
+class LogChanged(Timed):
     """Which borders are logged, or that a worker's log has stopped or begun again."""
 
-    at_s: float
     worker: str  # empty: of all workers
     step: int
     logging: bool
@@ -46,10 +44,9 @@ class LogChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayBegan:
+class ReplayBegan(Timed):
     """Stages that nobody holds are computed again, from a checkpoint and the log."""
 
-    at_s: float
     stages: tuple[int, ...]  # that were lost
     replayed: tuple[int, ...]  # those and whatever lies between them and the next logged borders
     from_step: int
@@ -58,10 +55,9 @@ class ReplayBegan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageRebuilt:
+class StageRebuilt(Timed):
     """The replay is done; somebody will load the state."""
 
-    at_s: float
     stages: tuple[int, ...]
     replayed: tuple[int, ...]
     version: int  # optimizer steps that the state has had
@@ -72,10 +68,9 @@ class StageRebuilt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WentBack:
+class WentBack(Timed):
     """A loss could not be made up for. All went back; the steps from ``to_step`` on run again."""
 
-    at_s: float
     lost_stage: int
     to_step: int  # optimizer steps that the state gone back to has had, as in CheckpointSaved
     checkpoint: str  # its directory; empty: a copy in memory, or the initial parameters

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from holdfast.observability.events.timed import Timed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultFired:
+class FaultFired(Timed):
     """An injected fault acted."""
 
-    at_s: float
     worker: str  # empty for a join
     fault: str  # as it was given
     step: int
@@ -16,18 +17,16 @@ class FaultFired:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLost:
-    at_s: float
+class WorkerLost(Timed):
     worker: str
     step: int
     cause: str  # "signal SIGKILL", "closed its connection", "no heartbeat for 2.1 s", ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStuck:
+class WorkerStuck(Timed):
     """It is alive, but has been in one operation for far longer than usual."""
 
-    at_s: float
     worker: str
     step: int
     operation: str  # F, B, W, BW, load (data), optimizer; mute: not known, no heartbeat comes
@@ -40,10 +39,9 @@ class WorkerStuck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
+class Recovered(Timed):
     """A change of who does what is complete: every member runs operations again."""
 
-    at_s: float
     epoch: int
     step: int
     cause: str  # "death", "join", "move", "better plan", "interrupt", or some with " and "
@@ -62,10 +60,9 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerJoined:
+class WorkerJoined(Timed):
     """It has the state of its stage and takes part from now on."""
 
-    at_s: float
     worker: str
     stage: int
     step: int
@@ -74,10 +71,9 @@ class WorkerJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerMoved:
+class WorkerMoved(Timed):
     """It gave up its stage to help at another one."""
 
-    at_s: float
     worker: str
     from_stage: int
     to_stage: int
@@ -86,37 +82,33 @@ class WorkerMoved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReplaced:
+class WorkerReplaced(Timed):
     """A process was started in the place of a lost one. It joins while the others go on."""
 
-    at_s: float
     worker: str
     number: int  # of the times it was tried lately
     limit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinFailed:
-    at_s: float
+class JoinFailed(Timed):
     worker: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinUnfinished:
+class JoinUnfinished(Timed):
     """The run ended before somebody who was on the way took part."""
 
-    at_s: float
     worker: str
     fault: str  # the join that was ordered; empty: none was
     state: str  # "starting", "loading the job" or "copying the state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionDropped:
+class ConnectionDropped(Timed):
     """Somebody at the launcher's port had no business there, or said what it may not say."""
 
-    at_s: float
     who: str  # as it has proven; "strangers": many who have proven nothing
     reason: str
 

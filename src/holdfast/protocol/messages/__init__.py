@@ -4,6 +4,17 @@ One module a topic; a message is known when it is in its topic's union. Tensors 
 they go from worker to worker over ``transport``.
 """
 
+from holdfast.protocol.messages.agent import (
+    AgentHello,
+    AgentMessage,
+    LookAt,
+    ShowStack,
+    StartWorkers,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkerRuns,
+    WorkerStarted,
+)
 from holdfast.protocol.messages.liveness import (
     Failed,
     FaultFired,
@@ -11,13 +22,9 @@ from holdfast.protocol.messages.liveness import (
     Heartbeat,
     JobFailed,
     LivenessMessage,
-    LookAt,
     PeerGone,
-    ShowStack,
     Stop,
     Warned,
-    WorkerExited,
-    WorkerRuns,
 )
 from holdfast.protocol.messages.log import (
     LogBorders,
@@ -51,7 +58,6 @@ from holdfast.protocol.messages.saving import (
 )
 from holdfast.protocol.messages.starting import (
     SAMPLES,
-    AgentHello,
     Assign,
     Copied,
     CopyState,
@@ -63,9 +69,6 @@ from holdfast.protocol.messages.starting import (
     Ready,
     ShareState,
     StartMessage,
-    StartWorkers,
-    WorkerNotStarted,
-    WorkerStarted,
 )
 from holdfast.protocol.messages.steps import (
     Probe,
@@ -75,7 +78,13 @@ from holdfast.protocol.messages.steps import (
 )
 
 Message = (
-    StartMessage | LivenessMessage | ReconfigurationMessage | StepMessage | SaveMessage | LogMessage
+    AgentMessage
+    | StartMessage
+    | LivenessMessage
+    | ReconfigurationMessage
+    | StepMessage
+    | SaveMessage
+    | LogMessage
 )
 
 __all__ = [

@@ -5,30 +5,17 @@ from dataclasses import dataclass
 from holdfast.protocol.fields import (
     Attempt,
     ExitCode,
-    ExitStatus,
     Label,
     Layer,
     MicrobatchOrNone,
     Number,
     NumberOrNone,
-    Pid,
-    PidOrNone,
     Seconds,
     Sha256,
     Step,
     Worker,
     WorkerOrNone,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerExited:
-    """agent -> coordinator, as soon as the process is gone."""
-
-    worker: Worker
-    pid: Pid
-    how: str  # in words, for people: "exit code 1" or "signal SIGKILL"
-    code: ExitStatus = 0  # below 0: the number of the signal that ended it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,31 +33,6 @@ class Heartbeat:
     busy_s: Seconds  # how long it has been in it, by its own clock
     longest: dict[Label, Seconds]  # of each kind that it has ended since the last one
     saving: bool = False  # it writes a part of a checkpoint, or tries to once more
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowStack:
-    """coordinator -> agent, or a worker that it has not started: write down where its threads are.
-
-    A worker does so aside.
-    """
-
-    pid: PidOrNone  # 0: your own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookAt:
-    """coordinator -> agent: a worker is silent; look at its process."""
-
-    pid: Pid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRuns:
-    """agent -> coordinator, after a LookAt: it runs. Of one that is stopped nothing is said."""
-
-    worker: Worker
-    pid: Pid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,17 +109,4 @@ class Stop:
     reason: str
 
 
-LivenessMessage = (
-    WorkerExited
-    | Heartbeat
-    | ShowStack
-    | LookAt
-    | WorkerRuns
-    | PeerGone
-    | FaultFired
-    | JobFailed
-    | Warned
-    | Failed
-    | Finished
-    | Stop
-)
+LivenessMessage = Heartbeat | PeerGone | FaultFired | JobFailed | Warned | Failed | Finished | Stop

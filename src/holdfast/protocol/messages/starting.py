@@ -2,19 +2,15 @@
 
 from dataclasses import dataclass
 
-from holdfast.config import RunConfig
 from holdfast.protocol.fields import (
     Hash,
     Host,
     Label,
     Number,
     PartName,
-    Path,
-    PathOrNone,
     Pid,
     Port,
     Seconds,
-    Sha256,
     Sha256OrNone,
     Stage,
     StateOrNone,
@@ -22,44 +18,10 @@ from holdfast.protocol.fields import (
     Worker,
     WorkerOrNone,
 )
+from holdfast.protocol.messages.what_to_run import WhatToRun
 from holdfast.protocol.records import LogOrder
 
 SAMPLES = "len(Job.data)"  # the trait of a job that is about its data
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentHello:
-    """agent -> coordinator, once: ready to start workers."""
-
-    pid: Pid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartWorkers:
-    """coordinator -> agent."""
-
-    workers: list[Worker]
-    job: Path  # path of the job file
-    job_sha256: Sha256
-    run_dir: Path  # all that is named later is below it
-    resumed: PathOrNone  # checkpoint that the run went on from; empty: none
-    config: RunConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStarted:
-    """agent -> coordinator."""
-
-    worker: Worker
-    pid: Pid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerNotStarted:
-    """agent -> coordinator: it was tried for some seconds."""
-
-    worker: Worker
-    reason: str  # one line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +39,10 @@ class JoinRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinGranted:
+class JoinGranted(WhatToRun):
     """coordinator -> whoever asked to join."""
 
     worker: Worker
-    job: Path  # path of the job file
-    job_sha256: Sha256
-    run_dir: Path  # all that is named later is below it
-    resumed: PathOrNone  # checkpoint that the run went on from; empty: none
-    config: RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,11 +124,7 @@ class Copied:
 
 
 StartMessage = (
-    AgentHello
-    | StartWorkers
-    | WorkerStarted
-    | WorkerNotStarted
-    | JoinRequest
+    JoinRequest
     | JoinGranted
     | Hello
     | MeasureLayers

@@ -1,0 +1,15 @@
+"""What a worker is told of the run that it is part of, however it comes to it."""
+
+from dataclasses import dataclass
+
+from holdfast.config import RunConfig
+from holdfast.protocol.fields import Path, PathOrNone, Sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatToRun:
+    job: Path  # path of the job file
+    job_sha256: Sha256
+    run_dir: Path  # all that is named later is below it
+    resumed: PathOrNone  # checkpoint that the run went on from; empty: none
+    config: RunConfig
