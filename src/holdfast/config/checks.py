@@ -15,6 +15,10 @@ def require(good: bool, key: str, value: object, expected: str) -> None:
         raise ConfigError(f"{key}={value}: {expected}")
 
 
+def at_least(least: int, key: str, value: float, expected: str = "") -> None:
+    require(value >= least, key, value, expected or f"must be at least {least}")
+
+
 def parse_size(key: str, text: str) -> int:
     """``2GB`` -> bytes; units of ten, as disks are sold."""
     match = _SIZE.fullmatch(text.strip())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.config.checks import MAX_LIMIT_S, parse_size, require
+from holdfast.config.checks import MAX_LIMIT_S, at_least, parse_size, require
 
 MAX_THREADS = 1024
 
@@ -36,8 +36,8 @@ class WorkersConfig:
     """How often within 100 steps a lost worker is replaced while the others go on; 0: never."""
 
     def __post_init__(self) -> None:
-        require(self.restarts >= 0, "workers.restarts", self.restarts, "must be 0 or more")
-        require(self.replace >= 0, "workers.replace", self.replace, "must be 0 or more")
+        at_least(0, "workers.restarts", self.restarts, "must be 0 or more")
+        at_least(0, "workers.replace", self.replace, "must be 0 or more")
         silence_s = self.silence_limit_s
         good = silence_s == 0 or 0.1 <= silence_s <= MAX_LIMIT_S
         expected = f"must be 0 (automatic), or from 0.1 to {MAX_LIMIT_S}"
@@ -87,9 +87,9 @@ class CheckpointConfig:
     """For the last one, which everybody waits for: then the disk counts as stuck."""
 
     def __post_init__(self) -> None:
-        require(self.every_steps >= 0, "checkpoint.every_steps", self.every_steps, "must be >= 0")
-        require(self.first_step >= 0, "checkpoint.first_step", self.first_step, "must be >= 0")
-        require(self.keep >= 1, "checkpoint.keep", self.keep, "must be at least 1")
+        at_least(0, "checkpoint.every_steps", self.every_steps, "must be >= 0")
+        at_least(0, "checkpoint.first_step", self.first_step, "must be >= 0")
+        at_least(1, "checkpoint.keep", self.keep)
         limit_s = self.write_limit_s
         is_possible = 0 < limit_s <= MAX_LIMIT_S
         require(
@@ -131,9 +131,8 @@ class RecoveryConfig:
 
     def __post_init__(self) -> None:
         self.log_budget_bytes()
-        require(self.helpers >= -1, "recovery.helpers", self.helpers, "must be -1 (all) or more")
-        every = self.commit_every
-        require(every >= 1, "recovery.commit_every", every, "must be at least 1")
+        at_least(-1, "recovery.helpers", self.helpers, "must be -1 (all) or more")
+        at_least(1, "recovery.commit_every", self.commit_every)
         good = 0 < self.overhead <= 1
         require(good, "recovery.overhead", self.overhead, "must be above 0 and at most 1")
         logs, wants = self.log == "boundary", self.mode in ("holdfast", "swift")
@@ -162,8 +161,7 @@ class MitigationConfig:
     """A change that repays its cost within so many steps is made at once."""
 
     def __post_init__(self) -> None:
-        steps = self.pays_within_steps
-        require(steps >= 1, "mitigation.pays_within_steps", steps, "must be at least 1")
+        at_least(1, "mitigation.pays_within_steps", self.pays_within_steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

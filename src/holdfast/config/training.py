@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.config.checks import MAX_LIMIT_S, require
+from holdfast.config.checks import MAX_LIMIT_S, at_least, require
 
 MAX_WORKERS = 4096
 DEFAULT_MICROBATCHES = 4  # a pipeline
@@ -28,9 +28,8 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         for name in ("pipelines", "stages"):
-            value = getattr(self, name)
-            require(value >= 1, f"parallel.{name}", value, "must be at least 1")
-        require(self.microbatches >= 0, "parallel.microbatches", self.microbatches, "must be >= 0")
+            at_least(1, f"parallel.{name}", getattr(self, name))
+        at_least(0, "parallel.microbatches", self.microbatches, "must be >= 0")
         if self.microbatches == 0:
             object.__setattr__(self, "microbatches", DEFAULT_MICROBATCHES * self.pipelines)
         require(
@@ -60,7 +59,7 @@ class TrainConfig:
     """Of initial parameters, random numbers and the order of the data."""
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, "train.steps", self.steps, "must be at least 1")
+        at_least(1, "train.steps", self.steps)
         require(0 <= self.seed < 2**63, "train.seed", self.seed, "must be in 0 .. 2^63-1")
 
 
@@ -73,9 +72,9 @@ class DataConfig:
     """Before the first of these; before each further one twice as long."""
 
     def __post_init__(self) -> None:
-        require(self.retries >= 0, "data.retries", self.retries, "must be 0 or more")
         good = 0 <= self.pause_s <= MAX_LIMIT_S
         require(good, "data.pause_s", self.pause_s, f"must be from 0 to {MAX_LIMIT_S}")
+        at_least(0, "data.retries", self.retries, "must be 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +95,8 @@ class GradientsConfig:
     """After so many such steps in a row the run ends, with a checkpoint; 0: never."""
 
     def __post_init__(self) -> None:
-        limit = self.nonfinite_limit
-        require(limit >= 0, "gradients.nonfinite_limit", limit, "must be 0 (never) or more")
+        expected = "must be 0 (never) or more"
+        at_least(0, "gradients.nonfinite_limit", self.nonfinite_limit, expected)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +109,7 @@ class ScheduleConfig:
     """Lanes to run instead, in the text form of a schedule; workers without a lane stay away."""
 
     def __post_init__(self) -> None:
-        require(self.memory >= 0, "schedule.memory", self.memory, "must be 0 (automatic) or more")
+        at_least(0, "schedule.memory", self.memory, "must be 0 (automatic) or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

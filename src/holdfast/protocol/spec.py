@@ -31,7 +31,7 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     worker: WorkerId
-    access: Access
+    access: Access  # to the launcher
     job: str  # path of the job file
     job_sha256: str  # as it was when the run began
     config: RunConfig

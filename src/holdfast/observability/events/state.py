@@ -8,7 +8,7 @@ from holdfast.observability.events.timed import Timed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved(Timed):
-    step: int
+    step: int  # optimizer steps that the state has had
     path: str
     took_s: float
 
