@@ -27,8 +27,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "demo",
         help="train a tiny GPT through a slowdown, a kill and a re-join; compare with a calm run",
-        description="Train a tiny GPT on 2 x 2 local workers twice: undisturbed, and through "
-        f"{len(FAULTS)} faults ({'; '.join(FAULTS)}). The parameters end the same, bit for bit.",
+        description="Train a tiny GPT on 2 x 2 local workers twice: undisturbed, and through\n"
+        f"{', '.join(FAULTS)}.\nThe parameters end the same, bit for bit.",
         **help_text.parts(["holdfast demo", "holdfast demo runs/try"]),
     )
     parser.add_argument(
