@@ -13,7 +13,7 @@ from helpers.any_words import AnyWords
 from helpers.fuzz import Fuzzer
 from helpers.live import wait_until
 from holdfast.control.effects import Emit
-from holdfast.control.run import RunPhase
+from holdfast.control.lifecycle import RunPhase
 from holdfast.errors import PeerLost
 from holdfast.handshake import AGENT
 from holdfast.protocol import messages

@@ -22,7 +22,7 @@ from holdfast.control import server
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Emit, OpenRun
 from holdfast.control.launcher import warm_up_planner
-from holdfast.control.run import RunPhase
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.server import Server, listen
 from holdfast.control.strangers import Strangers
 from holdfast.errors import ConfigError, HandshakeFailed, PeerLost

@@ -34,7 +34,7 @@ class Restless:
 
     def _offer(self, coordinator, at_s):
         run, plans = coordinator.run, coordinator._plans
-        if coordinator._joining.under_way or coordinator._moving.under_way or not run.steps_s:
+        if coordinator._joining.under_way or coordinator._moving.under_way or not run.times.steps_s:
             return []  # before the first step is done, some may not have begun it
         speeds = {worker: self.dice.choice(SPEEDS) for worker in run.stages}
         steady = plans.planned(plans.problem(run.stages, health=Health(speeds, {})))
@@ -53,7 +53,7 @@ class Swapping:
 
     def _swap(self, coordinator, at_s):
         run, moving = coordinator.run, coordinator._moving
-        if coordinator._joining.under_way or moving.is_wanted or not run.steps_s:
+        if coordinator._joining.under_way or moving.is_wanted or not run.times.steps_s:
             return []
         leaving = sorted(run.stages)
         self.dice.shuffle(leaving)

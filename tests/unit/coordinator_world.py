@@ -14,8 +14,8 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import config_from
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Effect, Emit, Fence, LookAt, SealCheckpoint, Send, StartWorker
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import JOINING, MISSING, Phase
-from holdfast.control.run import RunPhase
 from holdfast.errors import EpochPast, WaitTimeout
 from holdfast.faults.fault import parse_fault
 from holdfast.planner.problem import Problem
@@ -259,9 +259,9 @@ class World:
     @property
     def step_s(self) -> float:
         """What a step with the lanes of now takes, more or less."""
-        if self.pace is None or self.run.run.steady is None:
+        if self.pace is None or not self.run.run.plan.is_made:
             return 0.1
-        return self.pace.step_s(self.run.run.steady.schedule)
+        return self.pace.step_s(self.run.run.plan.steady.schedule)
 
     def run_step(self, actor: Actor) -> None:
         """Unless it has to wait for the word of an offer."""
@@ -492,7 +492,7 @@ def seals(effects: Iterable[Effect]) -> list[int]:
 
 
 def layers_of(world: World, stage: int) -> list[int]:
-    return list(stage_ranges(world.run.run.cut, NUM_LAYERS)[stage])
+    return list(stage_ranges(world.run.run.plan.cut.layers, NUM_LAYERS)[stage])
 
 
 def hashes_of(world: World, stage: int, step: int) -> dict[str, str]:
@@ -504,7 +504,9 @@ def part(
 ) -> messages.CheckpointPart:
     """In the directory that the worker was given last."""
     owner = (parse_worker(worker), stage)
-    given = [directory for directory, whose in world.run.run.parts.items() if whose == owner]
+    given = [
+        directory for directory, whose in world.run.run.assignments.parts.items() if whose == owner
+    ]
     values: dict[str, Any] = {
         "worker": worker,
         "step": step,

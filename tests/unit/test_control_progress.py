@@ -6,9 +6,9 @@ from coordinator_world import World, emitted
 from holdfast.cluster import WorkerId
 from holdfast.control import progress as p
 from holdfast.control.effects import AskStack, Fence, LookAt, ReportStuck
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import Phase
 from holdfast.control.progress import Progress
-from holdfast.control.run import RunPhase
 from holdfast.observability import events
 from holdfast.observability.stacks import header, read_stack, stack_file, user_frame
 from holdfast.protocol.messages import Heartbeat, WorkerRuns

@@ -22,7 +22,7 @@ from holdfast.control import agent, server, starting
 from holdfast.control.checks import NOTHING, Accepted, check_alike, read_schedule
 from holdfast.control.clock import Clock
 from holdfast.control.effects import Emit, OpenRun
-from holdfast.control.run import RunPhase
+from holdfast.control.lifecycle import RunPhase
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -382,7 +382,7 @@ def test_a_checkpoint_is_sealed_when_every_stage_has_written_its_part() -> None:
     world = World().start()
     assert world.part("0.1", 1, 10) == []
     (seal,) = world.part("0.0", 0, 10)
-    given = {whose: directory for directory, whose in world.run.run.parts.items()}
+    given = {whose: directory for directory, whose in world.run.run.assignments.parts.items()}
     own = [given[WorkerId(0, stage), stage] for stage in (0, 1)]
     assert [p.directory for p in seal.parts] == own
     assert [p.layers for p in seal.parts] == [(0, 1, 2), (3, 4, 5)]

@@ -5,8 +5,8 @@ from coordinator_world import SomePlan, World, emitted, pid_of, report, sent
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Fence
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import Phase
-from holdfast.control.run import RunPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import Kept
@@ -511,7 +511,7 @@ def test_a_better_plan_that_pays_is_adopted_without_a_stop() -> None:
     effects = world.tick()
     assert set(sent(effects, messages.Offer)) == SURVIVORS
     assert set(sent(world.pump(), messages.Adopt)) == SURVIVORS
-    assert world.run.run.steady.reason == "cleverer"
+    assert world.run.run.plan.steady.reason == "cleverer"
     (switched,) = emitted(world.effects, events.PlanSwitched)
     assert (switched.cause, switched.reason) == ("better plan", "cleverer")
     assert [event.cause for event in emitted(world.effects, events.Recovered)] == ["death"]
@@ -541,7 +541,7 @@ def test_a_death_while_a_better_plan_is_adopted_needs_a_plan_of_its_own() -> Non
     world.die("2.0")
     world.pump()
     assert len(world.planner.asked) == 2
-    assert world.run.run.steady.reason == "because"
+    assert world.run.run.plan.steady.reason == "because"
 
 
 def test_a_worker_of_a_well_off_stage_changes_sides_and_becomes_a_member_there() -> None:

@@ -6,7 +6,7 @@ import pytest
 from coordinator_world import World, emitted, part, seals, sent, state_hashes
 
 from holdfast.control.effects import Discard
-from holdfast.control.run import RunPhase
+from holdfast.control.lifecycle import RunPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 
@@ -47,8 +47,8 @@ def test_s3_nor_does_that_of_another_worker_or_other_layers() -> None:
 
 def test_s3_every_assignment_has_a_directory_of_its_own() -> None:
     world = in_step_10()
-    assert len(world.run.run.parts) == 4
-    assert {stage for _, stage in world.run.run.parts.values()} == {0, 1}
+    assert len(world.run.run.assignments.parts) == 4
+    assert {stage for _, stage in world.run.run.assignments.parts.values()} == {0, 1}
 
 
 # --- replicas ---
@@ -199,12 +199,12 @@ def test_r6_a_seal_that_fails_is_tried_again_and_nothing_is_trimmed_before() -> 
     effects = world.part("0.0", 0, 10)
     assert seals(effects) == [10]
     assert not sent(effects, messages.Sealed)
-    assert world.run.run.sealed is None
+    assert world.run.run.saved.sealed is None
     world.seal_error = ""
     effects = world.tick(1.2)
     assert seals(effects) == [10]
     assert sent(effects, messages.Sealed)["1.0"].step == 10
-    assert world.run.run.sealed == 10
+    assert world.run.run.saved.sealed == 10
 
 
 def test_r6_a_seal_that_fails_again_and_again_is_skipped_and_training_goes_on() -> None:
@@ -216,7 +216,7 @@ def test_r6_a_seal_that_fails_again_and_again_is_skipped_and_training_goes_on() 
     (told,) = emitted(effects, events.CheckpointFailed)
     assert (told.step, told.worker, told.reason) == (10, "", FULL)
     assert world.run.phase is RunPhase.TRAINING
-    assert world.run.run.sealed is None
+    assert world.run.run.saved.sealed is None
     world.seal_error = ""
     world.step()
     world.part("0.1", 1, 11)

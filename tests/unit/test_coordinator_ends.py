@@ -90,9 +90,9 @@ def test_a_row_that_was_too_long_ends_the_run_though_a_good_step_is_counted_befo
             losses = [(m, 1.0) for m in range(4)] if stage == 1 else []
             world.handle(report(name, 0, losses, skipped=True))
             world.handle(report(name, 1, losses))
-    assert not world.run.run.interrupted_s
+    assert not world.run.run.ending.asked_s
     world.die("1.0")
-    assert world.run.run.interrupted_s is not None
+    assert world.run.run.ending.is_early
 
 
 def test_a_good_step_between_makes_it_no_row():
@@ -152,7 +152,7 @@ def test_word_of_an_epoch_that_is_over_does_not_count():
     world = World().start()
     world.step(2)
     world.handle(failed(world, 2, epoch=0))
-    assert world.run.run.interrupted_s is None
+    assert not world.run.run.ending.is_early
 
 
 def test_if_somebody_is_past_the_step_the_last_checkpoint_is_all_there_is():

@@ -7,8 +7,8 @@ from coordinator_world import TORCH, TRAITS, World, emitted, much_happens, pid_o
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Fence, StartWorker
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import JOINING, Phase
-from holdfast.control.run import RunPhase
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -482,6 +482,6 @@ def test_a_wait_that_runs_out_before_all_have_taken_up_work_again_counts_too() -
     world.die("2.0")
     for name in ("0.0", "0.1", "1.0", "1.1"):
         world.tell(name)
-    assert not world.run.run.over
+    assert not world.run.run.life.over
     stuck = messages.PeerGone(worker="0.1", epoch=world.run.run.epoch, lost="")
     assert set(sent(world.handle(stuck), messages.Halt)) == {"0.0", "0.1", "1.0", "1.1"}

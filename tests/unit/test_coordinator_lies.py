@@ -8,8 +8,8 @@ from coordinator_world import NUM_LAYERS, World, finished, hello, report
 
 from helpers import wide
 from helpers.any_words import KINDS, AnyWords
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import MISSING
-from holdfast.control.run import RunPhase
 from holdfast.errors import Implausible, ProtocolError
 from holdfast.protocol import codec, messages
 from holdfast.protocol.records import (

@@ -5,8 +5,8 @@ import random
 import pytest
 from coordinator_world import World, emitted, much_happens, sent
 
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.links import MOST_COMPLAINTS, PATIENCE_S
-from holdfast.control.run import RunPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 

@@ -6,8 +6,8 @@ Time is scripted: what takes 100 s here takes none.
 from coordinator_world import World, emitted
 
 from holdfast.control.effects import StartWorker
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import Phase
-from holdfast.control.run import RunPhase
 from holdfast.observability import events
 
 LOAD_S = 100.0  # of a job, below the default limit of 180 s

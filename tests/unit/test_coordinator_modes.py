@@ -13,8 +13,8 @@ from coordinator_world import (
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Fence, StartWorker
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import Phase
-from holdfast.control.run import RunPhase
 from holdfast.control.save_interval import interval
 from holdfast.errors import ConfigError
 from holdfast.observability import events
@@ -350,7 +350,7 @@ def test_work_that_is_thrown_away_counts_as_redone(version) -> None:
         actor.inbox.clear()
         world.handle(messages.Resumed(worker=actor.name, epoch=2, at_s=1.0))
     (recovered,) = emitted(world.effects, events.Recovered)
-    lanes = world.run.run.first.schedule.lanes
+    lanes = world.run.run.plan.first.schedule.lanes
     whole_step = sum(len(lane) for lane in lanes.values())
     assert recovered.redone == (5 - version) * whole_step + 3 * 3
 

@@ -9,8 +9,8 @@ from coordinator_world import Actor, World, emitted, much_happens, sent
 
 from holdfast.cluster import parse_worker
 from holdfast.control.effects import ClearLogs, Discard, Effect, Send, StartWorker
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import Phase
-from holdfast.control.run import RunPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import Verdict
@@ -241,7 +241,7 @@ def test_lost_stages_that_are_no_neighbours_are_replayed_one_after_the_other() -
 
 def test_stages_between_borders_that_are_not_logged_are_replayed_too() -> None:
     world = in_step_6()
-    world.run.run.borders = (1,)
+    world.run.run.logs.choose((1,), {})
     world.die("0.2")
     order = replays(world.pump())["0.0"]
     assert (order.stages, order.lost) == ([2, 3], [2])
@@ -250,7 +250,7 @@ def test_stages_between_borders_that_are_not_logged_are_replayed_too() -> None:
 
 def test_when_no_border_is_logged_all_go_back_and_it_is_said() -> None:
     world = in_step_6()
-    world.run.run.borders = ()
+    world.run.run.logs.choose((), {})
     world.die("0.2")
     (back,) = emitted(world.settle(), events.WentBack)
     assert back.reason.startswith("no border of the lost stage is logged")
@@ -310,7 +310,7 @@ def _orders(effect: Effect) -> list[messages.Replay]:
 
 def test_what_was_logged_before_all_went_back_is_of_no_use() -> None:
     world = in_step_6()
-    before = world.run.run.log().run
+    before = world.run.run.logs.order().run
     world.fails_before = 4
     world.die("0.2")
     world.come("0.2")

@@ -3,7 +3,7 @@
 from coordinator_world import World, emitted, pid_of
 
 from holdfast.control.effects import StartWorker
-from holdfast.control.run import RunPhase
+from holdfast.control.lifecycle import RunPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 

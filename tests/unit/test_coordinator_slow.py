@@ -10,7 +10,7 @@ from coordinator_pace import Pace
 from coordinator_world import ScriptedPlanner, World, emitted, sent
 
 from holdfast.cluster import WorkerId, parse_worker
-from holdfast.control.run import RunPhase
+from holdfast.control.lifecycle import RunPhase
 from holdfast.detection.diagnosis import Health
 from holdfast.observability import events
 from holdfast.planner.planning import first_plan
@@ -123,7 +123,7 @@ def test_when_it_is_over_all_go_back_to_the_lanes_of_the_beginning() -> None:
     assert [over.subject for over in emitted(world.effects, events.SlownessOver)] == ["1.0"]
     assert actions(world) == ["re-plan", "go back"]
     assert now_runs(world) == loads(world.last_proceed.schedule)
-    assert world.run.run.health == Health({}, {})
+    assert world.run.run.health.now == Health({}, {})
 
 
 def test_while_it_stays_slow_lanes_do_not_change_again() -> None:
@@ -147,7 +147,7 @@ def test_if_all_are_equally_slow_nobody_is_the_slow_one() -> None:
     world.pace.slow |= dict.fromkeys(["0.0", "0.1", "1.0", "1.1"], 2.0)
     world.step(30)
     assert emitted(world.effects, events.Diagnosed), "it is told"
-    assert not world.run.run.health.speeds
+    assert not world.run.run.health.now.speeds
     assert not sent(world.effects, messages.Offer)
 
 
@@ -186,7 +186,7 @@ def test_before_steps_are_measured_nothing_is_done() -> None:
     slowness = world.run._slowness
     slowness._beside_each_other = lambda health: Health({WorkerId(1, 0): 0.5}, {})
     world.step(2)
-    assert world.run.run.health.speeds
+    assert world.run.run.health.now.speeds
     assert not emitted(world.effects, events.MitigationChosen)
     assert not sent(world.effects, messages.Offer)
     world.step(3)
@@ -216,7 +216,7 @@ def test_if_the_slow_one_dies_the_others_are_planned_as_usual() -> None:
     world.pump()
     assert all(member.speed == 1.0 for member in world.planner.asked[-1].members)
     world.step(10)
-    assert world.run.run.health == Health({}, {})
+    assert world.run.run.health.now == Health({}, {})
     assert actions(world) == ["re-plan"]
 
 
@@ -230,7 +230,7 @@ def test_who_takes_the_place_of_a_slow_one_is_not_slow() -> None:
     world.pump()
     world.step(6)
     assert "1.0" in world.stages
-    assert world.run.run.health == Health({}, {})
+    assert world.run.run.health.now == Health({}, {})
     world.step(20)
     assert actions(world) == ["re-plan"]
 

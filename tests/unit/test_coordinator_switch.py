@@ -9,9 +9,9 @@ import pytest
 from coordinator_world import SomePlan, World, emitted, much_happens, sent
 
 from holdfast.cluster import WorkerId
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.losses import Work
 from holdfast.control.membership import Phase
-from holdfast.control.run import RunPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import Kept
@@ -23,8 +23,9 @@ VICTIM = "1.0"
 
 
 def find_better(world: World, turn: int = 1) -> None:
+    """Each turn's is better than that of the turn before."""
     problem = [p for p in world.planner.asked if len(p.members) == len(world.stages)][-1]
-    world.planner.found = SomePlan(problem, 0.5, "cleverer", turn)
+    world.planner.found = SomePlan(problem, 0.5**turn, "cleverer", turn)
 
 
 def offered(turn: int = 1, **more) -> World:
@@ -82,7 +83,7 @@ def test_they_change_two_steps_after_the_newest_that_anybody_had_begun() -> None
     adopts = sent(world.effects, messages.Adopt)
     assert {adopt.first_step for adopt in adopts.values()} == {5 + 2}
     (switched,) = emitted(world.effects, events.PlanSwitched)
-    assert switched.step == world.run.run.steady_from == 7
+    assert switched.step == world.run.run.plan.steady_from == 7
 
 
 def test_steps_before_it_run_the_old_lanes_and_steps_after_it_the_new() -> None:
@@ -122,8 +123,6 @@ def test_lanes_may_be_changed_again() -> None:
     world = offered()
     world.pump()
     for turn in (2, 3, 4):
-        world.run._plans._refining = True  # the planner goes on looking
-        world.run.run.steady = world.run.run.steady._replace(period_s=1.0)
         find_better(world, turn)
         world.step(3)
     first_steps = [switched.step for switched in emitted(world.effects, events.PlanSwitched)]
@@ -137,8 +136,6 @@ def test_lanes_may_be_changed_again() -> None:
 def test_an_answer_to_an_older_offer_does_not_count() -> None:
     world = offered()
     world.pump()
-    world.run._plans._refining = True
-    world.run.run.steady = world.run.run.steady._replace(period_s=1.0)
     find_better(world, 2)
     assert sent(world.tick(), messages.Offer)["0.0"].number == 2
     for name in sorted(MEMBERS):
@@ -159,7 +156,8 @@ def test_lanes_for_others_than_the_present_members_are_never_offered() -> None:
     world.pump()
     run, switching = world.run.run, world.run._switching
     fewer = {worker: stage for worker, stage in run.stages.items() if worker != WorkerId(2, 1)}
-    more, elsewhere = run.stages | {WorkerId(1, 0): 0}, run.stages | {WorkerId(2, 1): 0}
+    more = {**run.stages, WorkerId(1, 0): 0}
+    elsewhere = {**run.stages, WorkerId(2, 1): 0}
     for stages in (fewer, more, elsewhere):
         steady = world.run._plans.planned(world.run._plans.problem(stages))
         assert switching.begin(steady, "test", 0.0) == []
@@ -177,7 +175,7 @@ def test_a_death_makes_an_offer_void_for_all(answered, name) -> None:
     world.die(name)
     world.pump()
     assert voided(world)
-    assert world.run.run.steady.reason == "because"
+    assert world.run.run.plan.steady.reason == "because"
     assert world.last_proceed.epoch == 3
     world.finish()
     assert world.run.phase is RunPhase.FINISHED
@@ -283,11 +281,8 @@ def test_a_member_that_falls_silent_with_an_offer_is_lost_like_any_other() -> No
 
 def test_what_is_offered_in_the_last_steps_holds_nobody_up() -> None:
     world = offered(steps=40)
-    world.run.run.end_step = 40
     world.pump()
     world.step(34)
-    world.run._plans._refining = True
-    world.run.run.steady = world.run.run.steady._replace(period_s=90.0)
     find_better(world, 2)
     world.step()
     assert emitted(world.effects, events.PlanSwitched)[-1].step >= 40

@@ -11,6 +11,7 @@ from holdfast.control import membership as m
 from holdfast.control.committing import NO_COPY, Committing
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.joining import Joining
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.losses import Losses, Work
 from holdfast.control.plans import Plans
 from holdfast.control.rebuilding import Rebuilding
@@ -18,7 +19,7 @@ from holdfast.control.recovery import Rests, rests
 from holdfast.control.reports import Reports
 from holdfast.control.restarting import Restarting
 from holdfast.control.returning import Returning
-from holdfast.control.run import Run, RunPhase
+from holdfast.control.run import Run
 from holdfast.control.wish import Change, Wish
 from holdfast.errors import ScheduleError
 from holdfast.observability import events
@@ -87,12 +88,12 @@ class Changes:
     def _halt(self, at_s: float) -> list[Effect]:
         change, run = self.current, self._run
         assert change is not None
-        run.epoch += 1
+        epoch = run.placement.next_epoch()
         change.stopping, change.halted_s = True, at_s
         change.tells.clear()
         change.busy_s.clear()
         change.resumed_s.clear()
-        halt = messages.Halt(epoch=run.epoch)
+        halt = messages.Halt(epoch=epoch)
         # Whoever replays without being a member has nothing to tell, but must stop as well.
         guests = [worker for worker in self._rebuilding.guests() if worker not in self._halted()]
         sends: list[Effect] = [Send(worker, halt) for worker in (*self._halted(), *guests)]
@@ -143,11 +144,11 @@ class Changes:
             return []
         clock = self._run.clock
         # Whoever replays loads the job first, and hears nothing meanwhile.
-        loads_s = clock.start_limit_s if self._run.rebuilds else 0.0
+        loads_s = clock.start_limit_s if self._run.logs.is_replaying else 0.0
         limit_s, since_s = max(clock.answer_s, loads_s), at_s - change.halted_s
         # Whoever has to wait until its part is on disk, before the next one, cannot stop either.
         most_s = limit_s + max(clock.wait_s, clock.start_limit_s)  # as it was told, early or late
-        saving = self._run.saving if since_s <= most_s else set[WorkerId]()
+        saving = self._run.saved.saving if since_s <= most_s else set[WorkerId]()
         missing = [w for w in self._halted() if w not in change.tells and w not in saving]
         for worker in missing:
             if since_s <= busy.get(worker, 0.0):
@@ -159,10 +160,10 @@ class Changes:
     def _go(self, at_s: float) -> list[Effect]:
         change, run = self.current, self._run
         assert change is not None
-        if run.gives_up_step:  # nobody begins a step that others have not ended
+        if run.ending.gives_up_step:  # nobody begins a step that others have not ended
             furthest = [change.tells[worker].reduced for worker in run.stages]
-            run.end_step = min(run.end_step, max(furthest, default=run.end_step))
-        if any(change.tells[worker].reduced > run.end_step for worker in run.stages):
+            run.ending.shorten(max(furthest, default=run.ending.end_step))
+        if any(change.tells[worker].reduced > run.ending.end_step for worker in run.stages):
             raise run.ended_early()  # a step that others have finished cannot be run again
         if set(self._wished(change).values()) != set(range(run.shape.stages)):
             return self._rebuild(change, at_s)
@@ -189,7 +190,7 @@ class Changes:
     def _restore(self, change: Change, at_s: float) -> list[Effect]:
         version = self._committing.version(change)
         if version is None:
-            return self._go_back(change, "" if self._run.lost_stages else NO_COPY, at_s)
+            return self._go_back(change, "" if self._run.placement.lost_stages else NO_COPY, at_s)
         effects = self._committing.restore(change, version, at_s)
         self._clear(change, at_s)
         return [*self._losses.show(at_s), *effects]
@@ -274,14 +275,14 @@ class Changes:
             self._plans.problem(stages),
             stages,
             {worker: change.tells[worker] for worker in stages},
-            staggered=run.staggered,
-            end_step=run.end_step,
+            staggered=run.settings.staggered,
+            end_step=run.ending.end_step,
             dead=[*noted, *(d for w, stage in (*lost, *gone) for d in self._work.dead(w, stage))],
         )
 
     def _reduced(self, change: Change, stage: int) -> int | None:
         """None: nobody holds the stage."""
-        holders = self._run.holders(stage)
+        holders = self._run.placement.holders(stage)
         return max((change.tells[worker].reduced for worker in holders), default=None)
 
     def _change_sides(
@@ -298,7 +299,7 @@ class Changes:
         for worker, joiner in change.leaving.items():
             if worker in stages:
                 continue
-            del self._run.stages[worker]
+            self._run.placement.release(worker)
             self._run.membership.handle(m.Left(worker, at_s))
             effects += self._joining.give(worker, joiner, at_s)
         self._reports.proceed(entered)
@@ -306,16 +307,12 @@ class Changes:
 
     def _adopt(self, change: Change, rest: "Rests", at_s: float) -> None:
         run = self._run
-        if run.interrupted_s is not None:
-            run.end_step, run.end_decided = min(run.end_step, rest.first_step), True
-        if run.stages != run.planned_for:
-            run.steady = self._plans.steady(self._plans.problem(run.stages))
-            run.planned_for = dict(run.stages)
-        assert run.steady is not None
-        run.steady_from = rest.first_step
+        run.ending.decide(rest.first_step)
+        steady = self._plans.for_members()
+        run.plan.begin_at(rest.first_step)
         told = {w: change.tells[w] for w in run.stages}
         progress = {w: (tell.reduced, tell.attempt, tell.done) for w, tell in told.items()}
-        self._work.adopt(run.epoch, rest.running, run.steady.schedule, progress)
+        self._work.adopt(run.epoch, rest.running, steady.schedule, progress)
         change.redone += len(rest.redone)
         change.operations = rest.num_operations
         change.step = _step_of(rest)
@@ -346,7 +343,7 @@ class Changes:
         change.dead.clear()
         change.left.clear()
         change.work.clear()
-        change.plan_s = self._run.now(at_s)
+        change.plan_s = self._run.settings.now(at_s)
 
     def on_resumed(self, worker: WorkerId, resumed_s: float, at_s: float) -> list[Effect]:
         change, run = self.current, self._run
@@ -357,12 +354,11 @@ class Changes:
             return []
         self.current = None
         last_s = max(change.resumed_s.values())
-        run.stop_s = last_s - change.notice_s
+        run.times.note_stop(last_s - change.notice_s)
         return [*self._losses.show(at_s, all_of_them=True), Emit(self._recovered(change, last_s))]
 
     def _recovered(self, change: Change, last_s: float) -> events.Recovered:
         run = self._run
-        assert run.steady is not None
         return events.Recovered(
             at_s=last_s,
             epoch=run.epoch,
@@ -376,8 +372,8 @@ class Changes:
             redone=change.redone,
             operations=change.operations,
             members=len(run.stages),
-            period_s=run.steady.period_s,
-            reason=run.steady.reason,
+            period_s=run.plan.steady.period_s,
+            reason=run.plan.steady.reason,
             thrown_away=change.thrown_away,
             num_lost=change.num_lost,
         )

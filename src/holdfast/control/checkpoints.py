@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Discard, Effect, Emit, SealCheckpoint, Send
-from holdfast.control.run import Run, RunPhase, resume_command
+from holdfast.control.lifecycle import RunPhase
+from holdfast.control.run import Run
+from holdfast.control.saved import resume_command
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -50,7 +52,6 @@ class Checkpoints:
         self._seal_tries, self._seal_at_s = 0, 0.0
         self._last_reason = ""
         self._given_up: set[int] = set()  # versions
-        self._before: int | None = None  # what was sealed before the present one
 
     # --- a history begins ---
 
@@ -76,11 +77,11 @@ class Checkpoints:
         if self._run.phase is RunPhase.RETURNING:
             return []  # all have been told which step they go back to: it stays that one
         worker = parse_worker(part.worker)
-        owner, stage = self._run.parts.get(part.directory, (None, -1))
+        owner, stage = self._run.assignments.parts.get(part.directory, (None, -1))
         if owner != worker or tuple(part.layers) != self._layers_of(stage):
             return []  # not the directory that it was given, or of a history that is over
         self._compare(worker, stage, part.step, part.hashes)
-        if self._run.sealed is not None and part.step <= self._run.sealed:
+        if self._run.saved.sealed is not None and part.step <= self._run.saved.sealed:
             return []  # another holder has saved it as well, or a later one is whole
         self._parts.setdefault(part.step, {}).setdefault(stage, part)
         self._on_disk[stage] = max(part.step, self._on_disk.get(stage, 0))
@@ -95,7 +96,7 @@ class Checkpoints:
 
     def _layers_of(self, stage: int) -> tuple[int, ...]:
         num_layers = self._run.hellos[min(self._run.first_stages)].num_layers
-        return tuple(stage_ranges(self._run.cut, num_layers)[stage])
+        return tuple(stage_ranges(self._run.plan.cut.layers, num_layers)[stage])
 
     # --- replicas ---
 
@@ -114,7 +115,7 @@ class Checkpoints:
         for worker, value in sorted(told.items()):
             groups.setdefault(value, []).append(str(worker))
         sides = " and ".join("/".join(group) for group in groups.values())
-        kept = self._run.sealed == step
+        kept = self._run.saved.sealed == step
         saved = "its checkpoint is not to be trusted" if kept else "it was not saved"
         return (
             f"after step {step} layer {layer} of stage {stage} differs between workers {sides}: "
@@ -148,13 +149,13 @@ class Checkpoints:
             for _, p in sorted(parts.items())
         )
         took_s = max(p.took_s for p in parts.values())
-        self._before, self._run.sealed = self._run.sealed, step
+        self._run.saved.seal(step)
         for known in (self._parts, self._hashes):
             for old in [old for old in known if old < step]:
                 del known[old]
         del self._parts[step]
         self._sealing, self._seal_tries, self._under_seal = None, 0, True
-        return [SealCheckpoint(step, sealed, took_s, keeps_more=self._run.rebuilds)]
+        return [SealCheckpoint(step, sealed, took_s, keeps_more=self._run.logs.is_replaying)]
 
     def on_sealed(self, step: int) -> list[Effect]:
         """It is on disk, with its manifest."""
@@ -164,8 +165,7 @@ class Checkpoints:
 
     def on_seal_failed(self, seal: SealCheckpoint, reason: str, at_s: float) -> list[Effect]:
         """The parts are there; it is tried again, now and then."""
-        if self._run.sealed == seal.step:
-            self._run.sealed = self._before
+        self._run.saved.unseal(seal.step)
         self._seal_tries += 1
         self._last_reason, self._under_seal = reason, False
         if self._seal_tries < _SEAL_TRIES:
@@ -179,13 +179,13 @@ class Checkpoints:
         """Other stages' parts would only take room, of which there may be too little."""
         self._given_up.add(step)
         self._parts.pop(step, None)
-        return Discard(str(partial_directory(self._run.setting.run_dir, step)))
+        return Discard(str(partial_directory(self._run.settings.run_dir, step)))
 
     def tick(self, at_s: float) -> list[Effect]:
         if self._sealing is None or at_s < self._seal_at_s:
             return []
         seal, self._sealing, self._under_seal = self._sealing, None, True
-        self._before, self._run.sealed = self._run.sealed, seal.step
+        self._run.saved.seal(seal.step)
         return [seal]
 
     # --- parts that cannot be written ---
@@ -193,14 +193,14 @@ class Checkpoints:
     def on_failed(self, failed: messages.PartFailed, next_step: int, at_s: float) -> list[Effect]:
         run, worker = self._run, parse_worker(failed.worker)
         stage = run.stages.get(worker)
-        over = failed.step in self._given_up or failed.step <= (run.sealed or 0)
+        over = failed.step in self._given_up or failed.step <= (run.saved.sealed or 0)
         if stage is None or over:
             return []
         is_first = not self._bad
         self._tried.add(failed.step)
         self._last_reason = f"worker {worker}: {failed.reason}"
         self._bad.setdefault(stage, []).append(worker)
-        others = [other for other in run.holders(stage) if other not in self._bad[stage]]
+        others = [other for other in run.placement.holders(stage) if other not in self._bad[stage]]
         later = self._later(failed.step, next_step)
         if not others or later is None:
             self._bad.clear()  # the next one that is due is tried by all of them again
@@ -208,20 +208,20 @@ class Checkpoints:
             return [Emit(told), self._give_up(failed.step)]
         again = self._save_again(failed.step, later, stage, others[0])
         told = self._failed(failed.step, failed.worker, failed.reason, str(others[0]), at_s)
-        partial = partial_directory(run.setting.run_dir, failed.step)
+        partial = partial_directory(run.settings.run_dir, failed.step)
         lost: list[Effect] = [] if later == failed.step else [Discard(str(partial))]
         return [*([Emit(told)] if is_first else []), *lost, *again]
 
     @property
     def _end_is_wanted(self) -> bool:
         config = self._run.config
-        return config.checkpoint.at_end or self._run.end_step < config.train.steps
+        return config.checkpoint.at_end or self._run.ending.end_step < config.train.steps
 
     def _later(self, step: int, next_step: int) -> int | None:
         """At the end of the run the same version; else one that nobody has come to yet."""
         if self._again is not None and self._again.failed == step:
             return self._again.step  # another stage has failed too
-        end, step_s = self._run.end_step, self._run.clock.step_s
+        end, step_s = self._run.ending.end_step, self._run.clock.step_s
         if step >= end:
             return step if self._end_is_wanted else None
         ahead = max(_AHEAD, math.ceil(_HEARD_S / step_s) if step_s else _AHEAD)
@@ -247,7 +247,7 @@ class Checkpoints:
             worker=worker,
             reason=reason,
             next_writer=other,
-            newest=-1 if self._run.sealed is None else self._run.sealed,
+            newest=-1 if self._run.saved.sealed is None else self._run.saved.sealed,
         )
 
     # --- the end of the run ---
@@ -256,20 +256,20 @@ class Checkpoints:
         """Whether the last checkpoint may still come, although it failed at first."""
         if self._sealing is not None or self._under_seal:
             return True
-        end = self._run.end_step
-        return end in self._tried and self._run.sealed != end and end not in self._given_up
+        end = self._run.ending.end_step
+        return end in self._tried and self._run.saved.sealed != end and end not in self._given_up
 
     def check_end(self) -> None:
         """Raises if what the run has come to is not on disk, and was to be."""
-        run, end = self._run, self._run.end_step
-        if end not in self._given_up or run.sealed == end or not self._end_is_wanted:
+        run, end = self._run, self._run.ending.end_step
+        if end not in self._given_up or run.saved.sealed == end or not self._end_is_wanted:
             return
         kept, since = run.start
         place = f"step {since} is kept" if kept else "no checkpoint is left"
         cure = f", then train on with: {resume_command(kept)}" if kept else ", then start again"
         raise HoldfastError(
             f"the last checkpoint, of step {end}, could not be written ({self._last_reason}); "
-            f"{place}, later steps are lost. Make room in {run.setting.run_dir}{cure}"
+            f"{place}, later steps are lost. Make room in {run.settings.run_dir}{cure}"
         )
 
     # --- for changes ---

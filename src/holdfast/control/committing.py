@@ -31,7 +31,7 @@ class Committing:
 
     def version(self, change: Change) -> int | None:
         """The newest that every member has a copy of, if there are members of all stages."""
-        if self._run.lost_stages:
+        if self._run.placement.lost_stages:
             return None
         copies = [set(change.tells[worker].commits) for worker in self._run.stages]
         return max(set.intersection(*copies), default=None)
@@ -41,15 +41,12 @@ class Committing:
         run = self._run
         change.redone += self._num_redone(change, version)
         change.thrown_away += self._num_thrown_away(version)
-        if run.interrupted_s is not None:
-            run.end_step, run.end_decided = min(run.end_step, version + 1), True
-        if run.stages != run.planned_for or run.steady is None:
-            run.steady = self._plans.steady(self._plans.problem(run.stages))
-            run.planned_for = dict(run.stages)
-        run.steady_from = change.step = version
-        change.operations = 0
+        run.ending.decide(version + 1)
+        steady = self._plans.for_members()
+        run.plan.begin_at(version)
+        change.step, change.operations = version, 0
         told = dict.fromkeys(run.stages, (version, 0, 0))
-        self._work.adopt(run.epoch, (), run.steady.schedule, told)
+        self._work.adopt(run.epoch, (), steady.schedule, told)
         saving = [(stage, change.tells[worker].saving) for worker, stage in run.stages.items()]
         restore = messages.Restore(epoch=run.epoch, version=version)
         effects: list[Effect] = [Emit(self._went_back(change, version, at_s))]
@@ -63,8 +60,7 @@ class Committing:
 
     def _num_redone(self, change: Change, version: int) -> int:
         """Operations that were finished, by whomever, and will be run again."""
-        assert self._run.steady is not None
-        lanes, finished = self._run.steady.schedule.lanes, 0
+        lanes, finished = self._run.plan.steady.schedule.lanes, 0
         for worker in self._run.stages:
             tell = change.tells[worker]
             finished += max(0, tell.reduced - version) * len(lanes.get(worker, ())) + tell.done

@@ -21,6 +21,7 @@ from holdfast.control.effects import (
     Send,
 )
 from holdfast.control.joining import Joiner, Joining
+from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.log_policy import LogPolicy
 from holdfast.control.losses import Losses, Work
 from holdfast.control.mitigating import Mitigating
@@ -31,8 +32,9 @@ from holdfast.control.plausible import Plausible
 from holdfast.control.progress import Progress
 from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
-from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase, Setting
+from holdfast.control.run import Run
 from holdfast.control.save_interval import SaveInterval
+from holdfast.control.settings import Settings
 from holdfast.control.slowness import Slowness
 from holdfast.control.starting import Starting
 from holdfast.control.switching import Switching
@@ -65,12 +67,10 @@ class Coordinator:
         run_id: str = "",
         accepted: Accepted = NOTHING,
     ) -> None:
-        setting = Setting(
+        settings = Settings(
             config, run_dir, resume, faults, address, schedule, now, run_id, join_with, accepted
         )
-        self.run = run = Run.of(setting)
-        self.failure: HoldfastError | None = None
-        self.details = ""
+        self.run = run = Run.of(settings)
         self._warned: set[str] = set()
         work, losses = Work(), Losses()
         self._plans = Plans(run, planner)
@@ -143,8 +143,16 @@ class Coordinator:
         return self.run.phase
 
     @property
+    def failure(self) -> HoldfastError | None:
+        return self.run.ending.failure
+
+    @property
+    def details(self) -> str:
+        return self.run.ending.details
+
+    @property
     def over(self) -> bool:
-        return self.run.over
+        return self.run.life.over
 
     @property
     def starting(self) -> bool:
@@ -177,7 +185,7 @@ class Coordinator:
         if handler is None:
             why = HoldfastError(f"unexpected {type(message).__name__} while {self.phase.name}")
             return self.fail(why, at_s)
-        if self.run.over:
+        if self.run.life.over:
             return []
         self._plausible.check(message)
         return self._guarded(lambda: self._heard(message, handler, at_s), at_s)
@@ -224,28 +232,28 @@ class Coordinator:
     def interrupt(self, at_s: float) -> list[Effect]:
         """The first one ends the run at the next step, with a checkpoint; the second at once."""
         run = self.run
-        if run.phase is RunPhase.TRAINING and run.interrupted_s is None:
-            run.end_early("interrupted", at_s)
+        if run.phase is RunPhase.TRAINING and not run.ending.is_early:
+            run.ending.ask("interrupted", at_s)
             return self._guarded(lambda: [Emit(events.Interrupted(at_s=at_s))], at_s)
         return self.fail(run.ended_early(), at_s)
 
     def fail(self, why: HoldfastError, at_s: float, details: str = "") -> list[Effect]:
         """End the run: tell everyone, once."""
         run = self.run
-        if run.over:
+        if run.life.over:
             return []
         effects: list[Effect] = []
         if run.phase not in BEFORE_TRAINING:
             effects += self._losses.show(at_s, all_of_them=True)
             effects += self._joining.unfinished(at_s)
             effects.append(Emit(events.RunFailed(at_s=at_s, reason=str(why))))
-        run.phase, self.failure = RunPhase.FAILED, why
-        self.details = details or self.details
+        run.life.enter(RunPhase.FAILED)
+        run.ending.fail(why, details)
         return effects + self._stop_all(str(why), at_s)
 
     def _guarded(self, act: Callable[[], list[Effect]], at_s: float) -> list[Effect]:
         """What goes wrong ends the run; whatever happened, the next change may be due."""
-        if self.run.over:
+        if self.run.life.over:
             return []
         effects: list[Effect] = []
         try:
@@ -282,8 +290,7 @@ class Coordinator:
 
     def _on_ready(self, ready: messages.Ready, at_s: float) -> list[Effect]:
         worker = parse_worker(ready.worker)
-        self.run.builds[worker] -= 1
-        if self.run.builds[worker]:
+        if not self.run.assignments.built(worker):
             return []  # it was given another stage, or another state, meanwhile
         if self.run.phase is RunPhase.RETURNING:
             return self._changes.on_ready(worker, at_s)
@@ -334,8 +341,8 @@ class Coordinator:
         """Nobody trains worse for it if watching fails."""
         try:
             effects = self._slowness.concluded(step, at_s)
-            if self._quiet and self.run.steps_s:
-                took_s, left = self.run.steps_s[-1], self.reports.steps_left
+            if self._quiet and self.run.times.steps_s:
+                took_s, left = self.run.times.steps_s[-1], self.reports.steps_left
                 effects += self._mitigating.note_step(step, left, took_s, at_s)
         except (HoldfastError, ArithmeticError, ValueError) as why:
             self._slowness.stop()
@@ -377,9 +384,7 @@ class Coordinator:
         kind, why = _told(failed)
         if failed.step <= run.start[1]:
             return self.fail(kind(run.with_advice(why)), at_s, failed.details)
-        run.end_early(why, at_s)
-        self.details = self.details or failed.details
-        run.end_step, run.end_decided = min(run.end_step, failed.step), False
+        run.ending.ask_with(failed.step, why, failed.details, at_s)
         change = self._changes.current
         return [] if change is None or change.stopping else self._changes.again(at_s)
 
@@ -429,13 +434,13 @@ class Coordinator:
         if self.run.phase is not RunPhase.TRAINING:
             return []
         if why := self.reports.nonfinite.reason:
-            self.run.end_early(why, at_s)
+            self.run.ending.ask(why, at_s)
         ordered = [] if self._ending else self._joining.ordered(self.reports.next_step, at_s)
         if not self._quiet:
             return ordered
         if self.reports.all_finished:
             return ordered + self._end(at_s)
-        if self.run.interrupted_s is not None and not self.run.end_decided:
+        if self.run.ending.is_undecided:
             return ordered + self._changes.begin(Wish("interrupt"), at_s)
         if self._ending:
             return ordered
@@ -444,18 +449,18 @@ class Coordinator:
     @property
     def _ending(self) -> bool:
         """Nothing new is begun any more."""
-        return self.run.interrupted_s is not None or bool(self.reports.finished)
+        return self.run.ending.is_early or bool(self.reports.finished)
 
     def _end(self, at_s: float) -> list[Effect]:
         if self._checkpoints.is_pending():
             return []
         finished = self.reports.run_finished(at_s)  # raises if replicas disagree
         self._checkpoints.check_end()
-        if self.run.interrupted_s is not None:
+        if self.run.ending.is_early:
             raise self.run.ended_early()
         self.reports.nonfinite.check_end(self.run.advice)
         unfinished = self._joining.unfinished(at_s)
-        self.run.phase = RunPhase.FINISHED
+        self.run.life.enter(RunPhase.FINISHED)
         return [*unfinished, Emit(finished), *self._stop_all("the run is finished", at_s)]
 
     def _enter(self, at_s: float) -> list[Effect]:

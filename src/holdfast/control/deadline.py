@@ -16,7 +16,7 @@ class Deadline:
         self._saved_s = 0.0  # when somebody was last seen to save
 
     def note_beat(self, worker: WorkerId, beat: messages.Heartbeat) -> None:
-        (self._run.saving.add if beat.saving else self._run.saving.discard)(worker)
+        self._run.saved.note_saving(worker, is_saving=beat.saving)
 
     def note_part(self, part: messages.CheckpointPart) -> None:
         self._part_s = max(self._part_s, part.took_s)
@@ -24,11 +24,12 @@ class Deadline:
     def is_over(self, at_s: float) -> bool:
         """Counted from the signal, or from when nobody saves any more."""
         run = self._run
-        if run.interrupted_s is None:
+        asked_s = run.ending.asked_s
+        if asked_s is None:
             return False
-        if run.saving & run.stages.keys():
+        if run.saved.saving & run.stages.keys():
             self._saved_s = at_s
-        if at_s - run.interrupted_s > run.config.checkpoint.write_limit_s:
+        if at_s - asked_s > run.config.checkpoint.write_limit_s:
             return True
-        since_s = max(run.interrupted_s, self._saved_s)
+        since_s = max(asked_s, self._saved_s)
         return at_s - since_s > run.clock.interrupt_s + self._part_s

@@ -10,9 +10,10 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
 from holdfast.control.checks import check_alike, check_built_alike, check_same_job
 from holdfast.control.effects import Effect, Emit, Send, StartWorker
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.losses import Work
 from holdfast.control.plans import Plans
-from holdfast.control.run import Run, RunPhase
+from holdfast.control.run import Run
 from holdfast.control.starting import worker_ready
 from holdfast.errors import ConfigError
 from holdfast.faults.fault import FaultKind
@@ -70,7 +71,7 @@ class Joining:
         run = self._run
         if run.phase is not RunPhase.TRAINING:
             raise ConfigError(f"nobody can join: the run is {run.phase.name.lower()}; try later")
-        if run.interrupted_s is not None:
+        if run.ending.is_early:
             raise ConfigError("nobody can join: the run was interrupted and is about to end")
         if request.job_sha256 not in ("", job_sha256):
             raise ConfigError(
@@ -121,12 +122,16 @@ class Joining:
         run, limit_s = self._run, self._run.config.workers.start_limit_s
         waiting = run.membership.all_in(m.Phase.STARTING, m.Phase.BUILDING)
         since = {worker: at_s - self._invited_s.get(worker, at_s) for worker in waiting}
-        return [w for w, past_s in since.items() if past_s > limit_s * max(1, run.builds[w])]
+        return [
+            w
+            for w, past_s in since.items()
+            if past_s > limit_s * max(1, run.assignments.num_builds(w))
+        ]
 
     def ordered(self, step: int, at_s: float) -> list[Effect]:
         """``join`` faults whose step has come, as soon as somebody is missing."""
         effects: list[Effect] = []
-        for number, fault in enumerate(self._run.setting.faults):
+        for number, fault in enumerate(self._run.settings.faults):
             if fault.kind is not FaultKind.JOIN or number in self._used or step < fault.step:
                 continue
             missing = self._run.membership.missing
@@ -135,7 +140,7 @@ class Joining:
                 continue
             worker = self.most_wanted(wanted)
             self._used.add(number)
-            self._run.fired.add(str(fault))
+            self._run.assignments.fire(str(fault))
             self._ordered[worker] = str(fault)
             start = self.start(worker, at_s)
             fired = events.FaultFired(at_s=at_s, worker="", fault=str(fault), step=step, point="")
@@ -162,18 +167,18 @@ class Joining:
         check_built_alike({str(first): known, hello.worker: hello.layer_hashes})
         self._check_like(hello.worker, hello.fingerprint)
         run.membership.handle(m.SaidHello(worker, at_s))
-        run.hellos[worker] = hello
-        run.builds[worker] = 0
+        run.roster.enroll(worker, hello)
+        run.assignments.forget(worker)
         self._work.forget(worker)
         return Emit(worker_ready(hello, at_s))
 
     def on_hello(self, hello: messages.Hello, steps_left: int, at_s: float) -> list[Effect]:
         ready, run, worker = self.welcome(hello, at_s), self._run, parse_worker(hello.worker)
         joiners = {other: joiner.stage for other, joiner in self.joiners.items()}
-        taken = {**run.stages, **run.rebuilding, **joiners}
+        taken = {**run.stages, **run.placement.rolling_back, **joiners}
         stage = self._plans.stage_for(worker, taken, steps_left)
         joiner = Joiner(stage, None, "it has come")
-        if stage in run.lost_stages and run.rebuilds:
+        if stage in run.placement.lost_stages and run.logs.is_replaying:
             self.hosts(worker, joiner)
             return [ready]
         return [ready, *self.give(worker, joiner, at_s)]
@@ -220,7 +225,9 @@ class Joining:
         effects: list[Effect] = []
         for worker in self._run.membership.all_in(m.Phase.READY, m.Phase.COPYING):
             joiner = self.joiners.get(worker)
-            if joiner is not None and joiner.source not in self._run.holders(joiner.stage):
+            if joiner is not None and joiner.source not in self._run.placement.holders(
+                joiner.stage
+            ):
                 effects += self._copy(worker, joiner, at_s)
         return effects
 
@@ -249,7 +256,7 @@ class Joining:
 
     def _copy(self, worker: WorkerId, joiner: Joiner, at_s: float) -> list[Effect]:
         busy = [other.source for other in self.joiners.values()]
-        holders = self._run.holders(joiner.stage)
+        holders = self._run.placement.holders(joiner.stage)
         if not holders or joiner.entering:
             return []  # the stage is lost and all go back, or it will be asked for what it has
         # It may wait for somebody who will send nothing any more.
@@ -279,7 +286,7 @@ class Joining:
         self._run.membership.handle(m.Copied(worker, at_s))
         if joiner.version is None:
             joiner.took_s = at_s - joiner.asked_s
-            self._run.copy_s = at_s - joiner.given_s  # so long one that moves helps nobody
+            self._run.times.note_copy(at_s - joiner.given_s)  # so long a mover helps nobody
         joiner.version, joiner.num_bytes = copied.version, copied.num_bytes
 
     # --- becoming a member ---
@@ -295,7 +302,7 @@ class Joining:
         ]
 
     def _step_of(self, stage: int) -> int:
-        return max((self._work.step_of(w) for w in self._run.holders(stage)), default=0)
+        return max((self._work.step_of(w) for w in self._run.placement.holders(stage)), default=0)
 
     def postpone(self, worker: WorkerId, at_s: float) -> list[Effect]:
         """It was too far behind after all: it follows on, and is asked less often."""
@@ -303,14 +310,16 @@ class Joining:
         joiner.entering = False
         joiner.not_before_s = at_s + joiner.retry_s
         joiner.retry_s *= 2
-        goes_on = joiner.source in self._run.holders(joiner.stage)  # else it is given another
+        goes_on = joiner.source in self._run.placement.holders(
+            joiner.stage
+        )  # else it is given another
         return [self.follow(worker)] if goes_on else []
 
     def entered(self, worker: WorkerId, step: int, at_s: float) -> Effect:
         joiner = self.joiners.pop(worker)
         self._invited_s.pop(worker, None)
         self._run.membership.handle(m.Entered(worker, at_s))
-        self._run.stages[worker] = joiner.stage
+        self._run.placement.hold(worker, joiner.stage)
         self._entered.append(worker)
         self._ordered.pop(worker, None)
         if joiner.from_stage is not None:
@@ -337,10 +346,10 @@ class Joining:
         """For those who have just entered: it may have been decided while they built."""
         run, entered = self._run, self._entered
         self._entered = []
-        if not run.log_limits:
+        if not run.logs.limits:
             return []
-        orders = {w: run.log_limits[run.stages[w]] for w in entered if w in run.stages}
-        borders = list(run.borders)
+        orders = {w: run.logs.limits[run.stages[w]] for w in entered if w in run.stages}
+        borders = list(run.logs.borders)
         return [
             Send(worker, messages.LogBorders(borders=borders, limit_bytes=limit))
             for worker, limit in sorted(orders.items())
@@ -360,7 +369,7 @@ class Joining:
                 )
             )
             for worker in waiting
-            if worker not in moving and worker not in self._run.rebuilding
+            if worker not in moving and worker not in self._run.placement.rolling_back
         ]
 
     def forget(self, worker: WorkerId) -> None:

@@ -50,8 +50,7 @@ class LogPolicy:
 
     def _decide(self, step: int, at_s: float) -> list[Effect]:
         run = self._run
-        assert run.costs is not None
-        config, costs = run.config, run.costs
+        config, costs = run.config, run.plan.cut.costs
         activations = self._sums(lambda volume: volume.activation_bytes)
         gradients = self._sums(lambda volume: volume.gradient_bytes)
         ties = self._sums(lambda volume: volume.tied_bytes)
@@ -68,8 +67,7 @@ class LogPolicy:
             # Whoever of a stage is left writes what the others would have: each may write it all.
             other_bytes=[tied + _VERDICT_BYTES for tied in ties],
         )
-        run.borders = tuple(choice.borders)
-        run.log_limits = dict(enumerate(choice.limit_bytes))
+        run.logs.choose(choice.borders, dict(enumerate(choice.limit_bytes)))
         changed = events.LogChanged(
             at_s=at_s,
             worker="",

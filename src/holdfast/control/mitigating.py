@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
+from holdfast.control.current_plan import Steady
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.moving import num_turns
 from holdfast.control.plans import Plans
-from holdfast.control.run import Run, Steady
+from holdfast.control.run import Run
 from holdfast.mitigation.options import Action, Choice, Option, Situation
 from holdfast.mitigation.policy import DEARER_GAIN, Policy
 from holdfast.mitigation.trial import Trial
@@ -103,7 +104,7 @@ class Mitigating:
 
     def _take_back(self) -> None:
         """Predictions err. What was measured not to help does not stay."""
-        if self._before is None or self._run.steady is not self._before[0]:
+        if self._before is None or self._run.plan.steady is not self._before[0]:
             return
         _, steady, factors = self._before
         grew = (f > _GREW * factors.get(subject, 1.0) for subject, f in self._factors().items())
@@ -112,22 +113,22 @@ class Mitigating:
         was_s, is_s = self._trial.was_s, self._trial.after_s
         what = f"it has not helped: {is_s:.3g} s a step, {was_s:.3g} s before"
         subjects = tuple(sorted(factors))
-        option = Option(Action.BACK, was_s, self._run.stop_s, subjects, what)
+        option = Option(Action.BACK, was_s, self._run.times.stop_s, subjects, what)
         self._now = is_s, self._now[1]
         self.wanted = Remedy(option, steady), Choice(option, "go back", factors)
         self._asked = None
 
     def _follow_lanes(self) -> None:
         """Lanes that were made for another reason count on everyone's health as well."""
-        if self._run.steady is not self._lanes:
+        if self._run.plan.steady is not self._lanes:
             self._trial.end()
-            self._lanes, self._answered = self._run.steady, self._factors()
-            if self._run.steady is self._run.first:
+            self._lanes, self._answered = self._run.plan.steady, self._factors()
+            if self._run.plan.steady is self._run.plan.first:
                 self._answered = {}
 
     def _factors(self) -> dict[str, float]:
         """Of members and of links between them."""
-        speeds, links = self._run.health
+        speeds, links = self._run.health.now
         members = self._run.stages.keys()
         unit_s = max(self._plans.operation_s, 1e-9)
         slow = {str(w): 1 / speed for w, speed in speeds.items() if w in members}
@@ -140,12 +141,11 @@ class Mitigating:
     def _work_out(self, factors: Mapping[str, float]) -> None:
         """Anew only if something has changed."""
         run = self._run
-        asked = (dict(factors), dict(run.stages), run.steady)
+        asked = (dict(factors), dict(run.stages), run.plan.steady)
         if asked == self._asked:
             return
-        assert run.steady is not None
         self._asked = asked
-        self._now = self._plans.period_s(run.steady.schedule), self._plans.healthy_s()
+        self._now = self._plans.period_s(run.plan.steady.schedule), self._plans.healthy_s()
         changed = [s for s in {**factors, **self._answered} if self._differs(s, factors)]
         subjects = tuple(sorted(changed or factors))
         self._remedies = list(self._possible(subjects))
@@ -162,7 +162,7 @@ class Mitigating:
         else:
             steady = plans.steady(self._problem(run.stages))
         what = "as nobody is slow any more" if is_over else steady.reason
-        yield Remedy(Option(action, steady.period_s, run.stop_s, subjects, what), steady)
+        yield Remedy(Option(action, steady.period_s, run.times.stop_s, subjects, what), steady)
         nearly_s = (1 + DEARER_GAIN) * self._now[1]
         if self._mode == "falcon" or is_over or steady.period_s < nearly_s:
             return  # nothing dearer could be worth it
@@ -170,7 +170,7 @@ class Mitigating:
         yield from self._without_one(subjects)
 
     def _problem(self, stages: Mapping[WorkerId, int]) -> Problem:
-        return self._plans.problem(stages, health=self._run.health)
+        return self._plans.problem(stages, health=self._run.health.now)
 
     def _changed_places(self, subjects: tuple[str, ...]) -> Iterator[Remedy]:
         run, plans = self._run, self._plans
@@ -182,7 +182,7 @@ class Mitigating:
                 continue  # a stage would have no holder meanwhile
             steady = plans.planned(self._problem(stages))
             # They leave and join: two stops, and their help is missed meanwhile.
-            cost_s = count * (2 * run.stop_s + _COPY_SHARE * run.copy_s)
+            cost_s = count * (2 * run.times.stop_s + _COPY_SHARE * run.times.copy_s)
             what = ", ".join(f"{worker} to stage {stage}" for worker, stage in moves)
             option = Option(Action.PLACES, steady.period_s, cost_s, subjects, what)
             yield Remedy(option, moves=moves)
@@ -191,15 +191,17 @@ class Mitigating:
         run, plans = self._run, self._plans
         if run.config.recovery.mode not in _GOES_ON:
             return
-        speeds, links = run.health
+        speeds, links = run.health.now
         suspects = {*speeds, *(worker for pair in links for worker in pair)} & run.stages.keys()
         for worker in sorted(suspects):
-            if len(run.holders(run.stages[worker])) < 2:
+            if len(run.placement.holders(run.stages[worker])) < 2:
                 continue
             others = {w: stage for w, stage in run.stages.items() if w != worker}
             steady = plans.planned(self._problem(others))
             what = f"{worker} is left out"
-            option = Option(Action.DROP, steady.period_s, run.stop_s + _RETURN_S, subjects, what)
+            option = Option(
+                Action.DROP, steady.period_s, run.times.stop_s + _RETURN_S, subjects, what
+            )
             yield Remedy(option, drops=worker)
 
     def _tell(self, choice: Choice, now: Situation, at_s: float) -> list[Effect]:

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
+from holdfast.control.current_plan import Steady
 from holdfast.control.effects import Effect
 from holdfast.control.losses import Work
 from holdfast.control.plans import Plans
-from holdfast.control.run import Run, Steady
+from holdfast.control.run import Run
 from holdfast.control.switching import Switching
 
 
@@ -64,7 +65,7 @@ class Moving:
             return []
         moves, reason = self._plans.moves(steps_left)
         for move in moves:
-            if move.from_stage is not None and len(run.holders(move.from_stage)) > 1:
+            if move.from_stage is not None and len(run.placement.holders(move.from_stage)) > 1:
                 self._moved_from = dict(run.stages)
                 self._orders = [Order(move.worker, move.to_stage, reason)]
                 return self._spare(at_s)
@@ -74,11 +75,11 @@ class Moving:
         """Those of whom nothing is lost any more when they go; empty: not yet, or not at all."""
         assert self._spared is not None
         orders, lanes = self._spared
-        if self._run.steady is not lanes:  # somebody was lost since, or came: ask anew
+        if self._run.plan.steady is not lanes:  # somebody was lost since, or came: ask anew
             self._spared, self._is_due = None, True
             self._orders.clear()
             return ()
-        if any(self._work.step_of(order.worker) < self._run.steady_from for order in orders):
+        if any(self._work.step_of(order.worker) < self._run.plan.steady_from for order in orders):
             return ()
         self._spared = None
         return orders

@@ -9,12 +9,13 @@ from holdfast.control.change import Changes
 from holdfast.control.effects import AskStack, Effect, Emit, Fence, LookAt, ReportStuck, Send
 from holdfast.control.exits import Deaths
 from holdfast.control.joining import Joining, failed
+from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.links import Links
 from holdfast.control.losses import Loss, Losses, Work
 from holdfast.control.progress import Progress, stuck_event, stuck_words
 from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
-from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase
+from holdfast.control.run import Run
 from holdfast.control.silence import Silence
 from holdfast.control.starting import Starting
 from holdfast.control.wish import Wish
@@ -129,7 +130,7 @@ class Notices:
         """A replacement that dies as the one before it did is the last one, or ends the run."""
         run = self._run
         stage = run.stages.get(worker, self._held.get(worker, worker.stage))
-        is_held = any(holder != worker for holder in run.holders(stage))
+        is_held = any(holder != worker for holder in run.placement.holders(stage))
         step = self._reports.next_step
         try:
             is_last = self._deaths.note(worker, stage, exited.code, step, is_held=is_held)
@@ -191,10 +192,9 @@ class Notices:
             f"worker {by} waited in vain for {run.clock.wait_s:g} s, and again after all had been "
             "stopped and started"
         )
-        if run.gives_up_step or self._reports.next_step <= run.start[1]:
+        if run.ending.gives_up_step or self._reports.next_step <= run.start[1]:
             raise HoldfastError(f"{why}. {run.advice}")
-        run.end_early(why, at_s)
-        run.gives_up_step = True
+        run.ending.ask_before_step(why, at_s)
 
     def on_failed(self, message: messages.Failed, at_s: float) -> list[Effect]:
         """It ends because of another worker, or it is a joiner, whose end harms nobody."""
@@ -241,13 +241,12 @@ class Notices:
 
     def on_fault(self, fired: messages.FaultFired, at_s: float) -> list[Effect]:
         worker = parse_worker(fired.worker)
-        is_known = fired.fault in self._run.fired  # one that lasts, on a worker that came back
-        self._run.fired.add(fired.fault)
+        is_news = self._run.assignments.fire(fired.fault)
         self._work.note(worker, self._run.epoch, fired.step, fired.done, fired.attempt)
         if fired.fault_kind in _DEADLY:
             self._fault_s[worker] = fired.at_s
             self._changes.fault_was(worker, fired.at_s)
-        if is_known:
+        if not is_news:
             return []
         event = events.FaultFired(
             at_s=fired.at_s,
@@ -262,7 +261,9 @@ class Notices:
         worker = parse_worker(name)
         joins = self._run.membership.phase(worker) in m.JOINING
         return (
-            joins and self._run.phase not in BEFORE_TRAINING and worker not in self._run.rebuilding
+            joins
+            and self._run.phase not in BEFORE_TRAINING
+            and worker not in self._run.placement.rolling_back
         )
 
     def refuse(self, worker: WorkerId, reason: str, at_s: float) -> list[Effect]:
@@ -341,18 +342,18 @@ class Notices:
         commands = run.membership.handle(notice)
         if m.Command.FENCE not in commands:
             return []
-        run.builds[worker] = 0
+        run.assignments.forget(worker)
         self._links.forget(worker)
         loss = Loss(worker, self._work.step_of(worker), cause, at_s, explained, silent)
         fence = Fence(worker)
         if m.Command.REPLAN in commands:
             self._losses.add(loss)
-            stage = self._held[worker] = run.stages.pop(worker)
+            stage = self._held[worker] = run.placement.release(worker)
             fault_s = self._fault_s.pop(worker, at_s)
             change = self._changes.lost(worker, stage, fault_s, at_s)
             return self._fenced([fence, *self._reports.fold(at_s), *change])
         self._joining.forget(worker)
-        if worker in run.rebuilding:
+        if worker in run.placement.rolling_back:
             self._losses.add(loss)
             return self._fenced([fence, *self._changes.forget(worker, at_s)])
         forgotten = self._changes.forget(worker, at_s)

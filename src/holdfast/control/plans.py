@@ -8,7 +8,9 @@ from typing import Protocol
 
 from holdfast.cluster import WorkerId
 from holdfast.control.clock import NUM_MEASURED
-from holdfast.control.run import HEALTHY, Run, Steady
+from holdfast.control.current_plan import Steady
+from holdfast.control.known_health import HEALTHY
+from holdfast.control.run import Run
 from holdfast.detection.diagnosis import Health
 from holdfast.errors import WaitTimeout
 from holdfast.planner.places import eased, pace
@@ -83,7 +85,7 @@ class Plans:
     ) -> Problem:
         """``health``: as what was found out is only told (observe), or another than that."""
         run = self._run
-        acted_on = HEALTHY if run.config.mitigation.mode == "observe" else run.health
+        acted_on = HEALTHY if run.config.mitigation.mode == "observe" else run.health.now
         speeds, slow_links = acted_on if health is None else health
         return Problem(
             shape=run.shape,
@@ -94,11 +96,11 @@ class Plans:
                 for worker, stage in sorted(stages.items())
             ),
             links=self._links(stages, slow_links),
-            staggered=run.staggered,
+            staggered=run.settings.staggered,
             may_move=may_move,
             two_stages=False,
             horizon_steps=steps_left,
-            move_s=run.copy_s if may_move else 0.0,
+            move_s=run.times.copy_s if may_move else 0.0,
         )
 
     def _links(
@@ -113,17 +115,28 @@ class Plans:
     def steady(self, problem: Problem) -> Steady:
         """For the members as they are, at once."""
         run = self._run
-        assert run.first is not None
         self._refining, self._to_refine = False, None
         all_there = run.stages == run.first_stages
-        first = run.first._replace(period_s=self.period_s(run.first.schedule))
+        first = run.plan.first._replace(period_s=self.period_s(run.plan.first.schedule))
         if all_there and not self._is_slow:  # as the user has chosen
             return first
         self._to_refine = problem
         found = [self.planned(problem), *([first] if all_there else [])]
-        if self._run.health.links:
+        if self._run.health.now.links:
             found.append(self.planned(eased(problem)))
         return min(found, key=lambda one: one.period_s)
+
+    def for_members(self) -> Steady:
+        """What is in use, planned anew if the members are others than it was made for."""
+        run = self._run
+        if run.stages != run.plan.planned_for:
+            self.replan()
+        return run.plan.steady
+
+    def replan(self) -> Steady:
+        run = self._run
+        run.plan.replan(self.steady(self.problem(run.stages)), run.stages)
+        return run.plan.steady
 
     def planned(self, problem: Problem) -> Steady:
         """What the planner says at once; nothing is looked for later."""
@@ -132,15 +145,14 @@ class Plans:
     def healthy_s(self) -> float:
         """Of a step, if nobody were slow."""
         run = self._run
-        assert run.first is not None
         if run.stages == run.first_stages:
-            return self.period_s(run.first.schedule, HEALTHY)
+            return self.period_s(run.plan.first.schedule, HEALTHY)
         plan = self._planner.plan_now(self.problem(run.stages, health=HEALTHY))
         return plan.period_s
 
     @property
     def _is_slow(self) -> bool:
-        return any(self._run.health)
+        return any(self._run.health.now)
 
     def look_ahead(self) -> None:
         """When all are at work again: look for a better plan, and plan for the next death."""
@@ -162,17 +174,22 @@ class Plans:
     def better(self, steps_left: int) -> Steady | None:
         """A plan that is worth a change for the steps that are left."""
         plan = self._planner.better() if self._refining else None
-        if plan is None or self._run.steady is None or self.unknown_unit:
+        if plan is None or self.unknown_unit:
             return None
-        better, old_s = self._as_steady(plan), self._run.steady.period_s
+        better, old_s = self._as_steady(plan), self._run.plan.steady.period_s
         gained_s = (old_s - better.period_s) * steps_left
-        pays = better.period_s <= _SHORTER * old_s and gained_s > _PAYS_BACK * self._run.stop_s
+        pays = (
+            better.period_s <= _SHORTER * old_s and gained_s > _PAYS_BACK * self._run.times.stop_s
+        )
         return better if pays else None
 
     def moves(self, steps_left: int) -> tuple[tuple[Move, ...], str]:
         """Who should hold another stage, and why."""
         run = self._run
-        if run.steps_s and steps_left * median(run.steps_s) < _PAYS_BACK * run.copy_s:
+        if (
+            run.times.steps_s
+            and steps_left * median(run.times.steps_s) < _PAYS_BACK * run.times.copy_s
+        ):
             return (), ""
         roles = assign(self.problem(run.stages, may_move=True, steps_left=steps_left))
         return roles.moves, roles.reason
@@ -199,10 +216,9 @@ class Plans:
     def whole_pipelines(self) -> Steady:
         """As FALCON does it: shares of whole pipelines, as many micro-batches as each can take."""
         run = self._run
-        assert run.first is not None
         self._refining, self._to_refine = False, None
         if not self._is_slow and run.stages == run.first_stages:
-            return run.first._replace(period_s=self.period_s(run.first.schedule))
+            return run.plan.first._replace(period_s=self.period_s(run.plan.first.schedule))
         schedule = whole_pipelines(self.problem(run.stages), run.config.schedule.name)
         return Steady(schedule, self.period_s(schedule), "shares of whole pipelines")
 
@@ -212,18 +228,17 @@ class Plans:
 
     def _memory(self) -> float:
         run = self._run
-        assert run.first is not None
         if run.config.schedule.memory:
             return run.config.schedule.memory
-        peaks = map(in_flight_peak, run.first.schedule.lanes.values())
+        peaks = map(in_flight_peak, run.plan.first.schedule.lanes.values())
         return max(default_memory(run.shape.stages), *peaks)
 
     def period_s(self, schedule: Schedule, health: Health | None = None) -> float:
         """Of a step in the long run, with those who are slow as slow as they are; 0: unknown."""
         if self.unknown_unit:
             return 0.0
-        costs, staggered = self._costs_s(), self._run.staggered
-        pace = self._pace(self._run.health if health is None else health)
+        costs, staggered = self._costs_s(), self._run.settings.staggered
+        pace = self._pace(self._run.health.now if health is None else health)
         return steady_period_s(schedule, costs, staggered=staggered, pace=pace)
 
     def _pace(self, health: Health) -> Pace | None:
@@ -234,19 +249,17 @@ class Plans:
     @property
     def unknown_unit(self) -> bool:
         """Whether costs are not yet seconds."""
-        return self._run.guessed and len(self._run.steps_s) < NUM_MEASURED
+        return self._run.plan.cut.guessed and len(self._run.times.steps_s) < NUM_MEASURED
 
     def _costs_s(self) -> Costs:
         """Guessed costs are made seconds as soon as steps are measured."""
         run = self._run
-        assert run.costs is not None
-        assert run.first is not None
-        if not run.guessed or self.unknown_unit:
-            return run.costs
+        if not run.plan.cut.guessed or self.unknown_unit:
+            return run.plan.cut.costs
         if self._costs is None:
-            schedule, costs = run.first.schedule, run.costs
-            step_s = max(median(run.steps_s), _LEAST_STEP_S)
-            factor = step_s / steady_period_s(schedule, costs, staggered=run.staggered)
+            schedule, costs = run.plan.first.schedule, run.plan.cut.costs
+            step_s = max(median(run.times.steps_s), _LEAST_STEP_S)
+            factor = step_s / steady_period_s(schedule, costs, staggered=run.settings.staggered)
             self._costs = scaled(costs, factor)
         return self._costs
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.cluster import parse_worker
-from holdfast.control.run import BEFORE_TRAINING, Run, RunPhase
+from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
+from holdfast.control.run import Run
 from holdfast.errors import Implausible
 from holdfast.protocol import messages
 from holdfast.protocol.records import MicrobatchLoss
@@ -84,7 +85,7 @@ class Plausible:
     def _ready(self, ready: messages.Ready) -> None:
         worker = parse_worker(ready.worker)
         gone = worker in self._run.membership.missing  # what it was given is forgotten
-        if not gone and self._run.builds[worker] < 1:
+        if not gone and self._run.assignments.num_builds(worker) < 1:
             raise Implausible("Ready: it was given no stage to build")
 
     # --- in training ---

@@ -53,7 +53,7 @@ class Rebuilding:
         self.why_not = ""
         if run.config.recovery.log == "none":
             return False
-        groups = [self._replaying.together(stage) for stage in run.lost_stages]
+        groups = [self._replaying.together(stage) for stage in run.placement.lost_stages]
         if max(map(len, groups)) == run.shape.stages > 1:
             self.why_not = "no border of the lost stage is logged"
         elif self._num_stuck >= _MOST_STUCK:
@@ -66,18 +66,19 @@ class Rebuilding:
         """Training goes on, or all go back: what was rebuilt is of no use any more."""
         self._replaying.current = self._version = self._reached = None
         self._gap = ""
-        ours = rebuilt_states(self._run.setting.run_dir)  # and no checkpoint
+        ours = rebuilt_states(self._run.settings.run_dir)  # and no checkpoint
         folders = sorted({f for f in self._states.values() if Path(f).parent == ours})
         self._states.clear()
         self._given.clear()
-        self._num_stuck, self._run.rebuilds = 0, False
-        sealed, self._run.untold_seal = self._run.untold_seal, None
+        self._num_stuck = 0
+        self._run.logs.replay_ends()
+        sealed = self._run.logs.take_held_seal()
         trimmed = [] if sealed is None else self._run.tell_sealed(sealed)
         return [*(Discard(folder) for folder in folders), *trimmed]
 
     def free_hosts(self, at_s: float) -> list[Effect]:
         """It cannot be done: those who wait for a state are given an empty stage, as any joiner."""
-        self._run.rebuilds = False
+        self._run.logs.replay_ends()
         waiting = {w: j for w, j in self._joining.joiners.items() if j.awaits_state}
         for joiner in waiting.values():
             joiner.awaits_state = False
@@ -87,12 +88,12 @@ class Rebuilding:
 
     def go_on(self, change: Change, at_s: float) -> list[Effect]:
         """Call it whenever something may have changed. All members have told."""
-        self._run.rebuilds = True
+        self._run.logs.replay_begins()
         effects = self._find_hosts(change, at_s)
         version = self._target(change)
         if version is None or self.why_not:
             return effects
-        missing = [s for s in self._run.lost_stages if (s, version) not in self._states]
+        missing = [s for s in self._run.placement.lost_stages if (s, version) not in self._states]
         if missing and version == self._run.start[1]:
             effects += self._take_checkpoint(missing, at_s)
         elif missing:
@@ -109,7 +110,7 @@ class Rebuilding:
     def entering(self, change: Change) -> list[WorkerId]:
         """Hosts that have the state of every lost stage; empty: not all are there."""
         version, hosts = self._target(change), self._hosts()
-        if version is None or hosts.keys() != set(self._run.lost_stages):
+        if version is None or hosts.keys() != set(self._run.placement.lost_stages):
             return []
         phase = self._run.membership.phase
         ready = [
@@ -144,7 +145,7 @@ class Rebuilding:
         """Whether the steps can be ended with the lost stages at this version."""
         run = self._run
         free = [w for w in run.membership.all_in(*m.Phase) if w not in run.stages]
-        hosts = dict(zip(free, run.lost_stages, strict=False))
+        hosts = dict(zip(free, run.placement.lost_stages, strict=False))
         stages = {**run.stages, **hosts}
         tells = {worker: change.tells[worker] for worker in run.stages}
         tells |= {worker: _empty_tell(worker, run.epoch, version) for worker in hosts}
@@ -153,8 +154,8 @@ class Rebuilding:
                 self._plans.problem(stages),
                 stages,
                 tells,
-                staggered=run.staggered,
-                end_step=run.end_step,
+                staggered=run.settings.staggered,
+                end_step=run.ending.end_step,
             )
         except ScheduleError:
             return False
@@ -165,7 +166,7 @@ class Rebuilding:
     def _hosts(self) -> dict[int, WorkerId]:
         """For each lost stage whoever is to hold it, if there is somebody."""
         hosts: dict[int, WorkerId] = {}
-        lost = self._run.lost_stages
+        lost = self._run.placement.lost_stages
         for worker, joiner in sorted(self._joining.joiners.items(), reverse=True):
             if joiner.stage in lost:
                 hosts[joiner.stage] = worker
@@ -178,7 +179,7 @@ class Rebuilding:
         for worker in hosts.values():
             if self._joining.joiners[worker].awaits_state and not self.replays(worker):
                 self._joining.waits(worker, at_s)
-        for stage in [stage for stage in run.lost_stages if stage not in hosts]:
+        for stage in [stage for stage in run.placement.lost_stages if stage not in hosts]:
             if coming:
                 coming -= 1
                 continue
@@ -192,12 +193,12 @@ class Rebuilding:
     def _take_from_others(self, change: Change, stage: int, at_s: float) -> bool:
         """A member of a stage that others hold too changes sides: they run its work again."""
         run = self._run
-        counts = {held: len(run.holders(held)) for held in run.stages.values()}
+        counts = {held: len(run.placement.holders(held)) for held in run.stages.values()}
         rich = [worker for worker, held in run.stages.items() if counts[held] > 1]
         if not rich:
             return False
         worker = max(rich, key=lambda w: (counts[run.stages[w]], w))
-        from_stage = run.stages.pop(worker)
+        from_stage = run.placement.release(worker)
         change.left.append((worker, from_stage))
         change.add("move", worker)
         run.membership.handle(m.Left(worker, at_s))

@@ -10,8 +10,9 @@ from holdfast.cluster import WorkerId
 from holdfast.control import membership as m
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.joining import Joining
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.reports import Reports
-from holdfast.control.run import Run, RunPhase
+from holdfast.control.run import Run
 from holdfast.observability import events
 
 WITHIN_STEPS = 100  # tries before this are forgotten
@@ -61,7 +62,11 @@ class Replacing:
     def _is_wanted(self) -> bool:
         run = self._run
         plain = run.config.recovery.mode == "holdfast"  # the others are as they were published
-        whole = run.phase is RunPhase.TRAINING and not run.lost_stages and not run.rebuilds
+        whole = (
+            run.phase is RunPhase.TRAINING
+            and not run.placement.lost_stages
+            and not run.logs.is_replaying
+        )
         return plain and whole and self._reports.steps_left >= _LEAST_STEPS_LEFT
 
     def _is_local(self, worker: WorkerId) -> bool:

@@ -44,9 +44,9 @@ class Replaying:
         """The stage and all between the nearest logged borders around it."""
         run = self._run
         first = last = stage
-        while first > 0 and first - 1 not in run.borders:
+        while first > 0 and first - 1 not in run.logs.borders:
             first -= 1
-        while last < run.shape.stages - 1 and last not in run.borders:
+        while last < run.shape.stages - 1 and last not in run.logs.borders:
             last += 1
         return tuple(range(first, last + 1))
 
@@ -67,7 +67,7 @@ class Replaying:
             return []
         stages = self._neighbours(missing)
         lost = tuple(stage for stage in stages if stage in missing)
-        into = str(rebuilt_directory(run.setting.run_dir, version, stages[0], run.epoch))
+        into = str(rebuilt_directory(run.settings.run_dir, version, stages[0], run.epoch))
         self.current = replay = Replay(run.epoch, stages, lost, version, crew, into, at_s)
         began = events.ReplayBegan(
             at_s=at_s,
@@ -83,19 +83,19 @@ class Replaying:
     def _order(self, replay: Replay) -> messages.Replay:
         run = self._run
         checkpoint, first_step = run.start
-        log = run.log()
+        log = run.logs.order()
         assert log is not None, "without a log nothing is replayed"
         return messages.Replay(
             epoch=replay.epoch,
             stages=list(replay.stages),
             lost=list(replay.lost),
-            cut=list(run.cut),
-            checkpoint=run.name_of(checkpoint),
+            cut=list(run.plan.cut.layers),
+            checkpoint=run.settings.name_of(checkpoint),
             first_step=first_step,
             version=replay.version,
             crew=[str(worker) for worker in replay.crew],
-            addresses={str(worker): run.address(worker) for worker in replay.crew},
-            into=run.name_of(replay.into),
+            addresses={str(worker): run.roster.address(worker) for worker in replay.crew},
+            into=run.settings.name_of(replay.into),
             log=log,
             beat_s=run.clock.beat_s,
             wait_s=max(run.clock.wait_s, run.clock.start_limit_s),  # others may still load the job

@@ -33,7 +33,7 @@ class Reports:
 
     @property
     def steps_left(self) -> int:
-        return max(0, self._run.end_step - self.next_step)
+        return max(0, self._run.ending.end_step - self.next_step)
 
     def begin(self, first_step: int, at_s: float) -> None:
         """From the start, or again from a step that all have gone back to."""
@@ -73,7 +73,7 @@ class Reports:
         """Steps that every live member has done. Asked again when one is lost."""
         effects: list[Effect] = []
         members = self._run.stages
-        if self._run.lost_stages:
+        if self._run.placement.lost_stages:
             return []  # all go back; what only the lost had heard of the step is run again
         while members and all(self._done.get(w, 0) > self.next_step for w in members):
             if self.next_step in self._steps:
@@ -94,7 +94,7 @@ class Reports:
         self.nonfinite.note(step, reports, losses)
         took_s = at_s - self._last_end_s
         self.next_step, self._last_end_s = step + 1, at_s
-        self._run.steps_s.append(took_s)
+        self._run.times.note_step(took_s)
         return events.StepFinished(
             at_s=at_s,
             step=step,

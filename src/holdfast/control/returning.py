@@ -10,11 +10,12 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
 from holdfast.control.effects import Effect, Emit, Fence, Send
 from holdfast.control.joining import Joining
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.losses import Losses, Work
 from holdfast.control.plans import Plans
 from holdfast.control.reports import Reports
 from holdfast.control.restarting import Restarting
-from holdfast.control.run import Run, RunPhase
+from holdfast.control.run import Run
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -48,7 +49,7 @@ class Returning:
     ) -> list[Effect]:
         """All members have stopped. Nothing happens yet while it is not clear who can help."""
         run = self._run
-        if run.interrupted_s is not None:
+        if run.ending.is_early:
             raise run.ended_early()
         crew, self._dead = self._crew(), list(dead)
         too_few = len(crew) < run.shape.stages
@@ -57,12 +58,12 @@ class Returning:
         whole = self._reports.checkpoints.whole(at_s, all_have_said=True)
         started = self._more(len(crew), at_s)
         # A stage also counts as lost if nobody has the old weights that its rest needs.
-        lost = [] if self.all_again else run.lost_stages
+        lost = [] if self.all_again else run.placement.lost_stages
         [stage, *_] = [*lost, *(stage for _, stage in dead), 0]
         back = self._went_back(stage, len(crew), len(started), why, at_s)
-        run.phase = RunPhase.RETURNING
-        run.epoch += 1  # a joiner may copy in this one already: it must be halted all the same
-        run.stages.clear()
+        run.life.enter(RunPhase.RETURNING)
+        run.placement.next_epoch()  # a joiner may copy in this one: it must be halted all the same
+        run.placement.release_all()
         lost_logs = run.begin_anew()
         assigned = self._assign(self._places(crew), at_s)
         shown = self._losses.show(at_s, all_of_them=True)
@@ -99,7 +100,7 @@ class Returning:
         """Who can be given any stage now, and which one it is nearest to."""
         joiners = self._joining.joiners
         ready = self._run.membership.all_in(m.Phase.READY, m.Phase.COPYING)
-        here = {**self._run.stages, **self._run.rebuilding}
+        here = {**self._run.stages, **self._run.placement.rolling_back}
         return {**here, **{w: joiners[w].stage for w in ready if w in joiners}}
 
     def _all_explained(self, at_s: float) -> bool:
@@ -125,7 +126,7 @@ class Returning:
 
     def _coming(self) -> list[WorkerId]:
         coming = self._run.membership.all_in(m.Phase.STARTING, m.Phase.BUILDING)
-        return [worker for worker in coming if worker not in self._run.rebuilding]
+        return [worker for worker in coming if worker not in self._run.placement.rolling_back]
 
     def _too_few(self, num_live: int) -> str:
         who = []
@@ -134,7 +135,7 @@ class Returning:
             who.append(
                 f"worker {worker} (pid {pid}) was lost in step {loss.step + 1}, {loss.cause}"
             )
-        held = {*self._run.stages.values(), *self._run.rebuilding.values()}
+        held = {*self._run.stages.values(), *self._run.placement.rolling_back.values()}
         lost = ", ".join(str(s) for s in range(self._run.shape.stages) if s not in held)
         nobody = f"nobody holds stage {lost} any more, and " if lost else ""
         live = f"{num_live} live {'worker' if num_live == 1 else 'workers'}"
@@ -162,8 +163,7 @@ class Returning:
             self._run.membership.handle(m.GaveUp(worker, at_s))
             self._joining.forget(worker)
             effects.append(Fence(worker))
-        self._run.stages.clear()
-        self._run.rebuilding.clear()
+        self._run.placement.hold_all({})
         self._ended_s = at_s
         return effects
 
@@ -172,45 +172,47 @@ class Returning:
     def _assign(self, stages: Mapping[WorkerId, int], at_s: float) -> list[Effect]:
         effects: list[Effect] = []
         for worker, stage in sorted(stages.items()):
-            if self._run.rebuilding.get(worker) != stage:
+            if self._run.placement.rolling_back.get(worker) != stage:
                 effects += self._joining.rebuilds(worker, at_s)
                 self._run.membership.handle(m.Assigned(worker, at_s))
                 effects.append(self._run.assign(worker, stage))
-        self._run.rebuilding = dict(stages)
+        self._run.placement.roll_back(stages)
         return effects
 
     @property
     def is_short(self) -> bool:
         """More have to come before training can go on."""
         if self.all_again:
-            return not self._run.first_stages.keys() <= self._run.rebuilding.keys()
-        return len(self._run.rebuilding) < self._run.shape.stages
+            return not self._run.first_stages.keys() <= self._run.placement.rolling_back.keys()
+        return len(self._run.placement.rolling_back) < self._run.shape.stages
 
     def on_hello(self, hello: messages.Hello, at_s: float) -> list[Effect]:
         """Somebody has come who is needed: it builds at once what the others have left."""
-        worker, held = parse_worker(hello.worker), list(self._run.rebuilding.values())
+        worker, held = parse_worker(hello.worker), list(self._run.placement.rolling_back.values())
         welcome = self._joining.welcome(hello, at_s)
         stage = min(range(self._run.shape.stages), key=lambda stage: (held.count(stage), stage))
         if self.all_again:
             stage = self._run.first_stages.get(worker, stage)
-        return [welcome, *self._assign({**self._run.rebuilding, worker: stage}, at_s)]
+        return [welcome, *self._assign({**self._run.placement.rolling_back, worker: stage}, at_s)]
 
     def on_ready(self, worker: WorkerId, at_s: float) -> list[Effect]:
-        if worker not in self._run.rebuilding:  # a joiner, which must wait until there are members
+        if (
+            worker not in self._run.placement.rolling_back
+        ):  # a joiner, which must wait until there are members
             return [*self._joining.on_ready(worker, at_s), *self._gather(at_s)]
         self._run.membership.handle(m.IsReady(worker, at_s))
         return self._go(at_s)
 
     def lost(self, worker: WorkerId, at_s: float) -> list[Effect]:
         """One of those who build is gone, or a joiner, which harms nobody unless it is needed."""
-        stage = self._run.rebuilding.pop(worker, None)
+        stage = self._run.placement.leave_rollback(worker)
         if stage is not None:
             self._dead.append((worker, stage))
         if self.all_again:
             return [*self.end_all(at_s), *self._more(0, at_s)]
         if stage is None:
             return self._gather(at_s)
-        again = self._assign(self._places(self._run.rebuilding), at_s)
+        again = self._assign(self._places(self._run.placement.rolling_back), at_s)
         return again + self._gather(at_s) or self._go(at_s)
 
     def _gather(self, at_s: float) -> list[Effect]:
@@ -223,17 +225,17 @@ class Returning:
 
     def _go(self, at_s: float) -> list[Effect]:
         run = self._run
-        if any(run.builds[worker] for worker in run.rebuilding) or self.is_short:
+        builds = map(run.assignments.num_builds, run.placement.rolling_back)
+        if any(builds) or self.is_short:
             return []
-        for worker in self._run.rebuilding:
+        for worker in self._run.placement.rolling_back:
             run.membership.handle(m.Entered(worker, at_s))
-        run.stages, run.phase = dict(run.rebuilding), RunPhase.TRAINING
-        run.rebuilding.clear()
-        run.steady = self._plans.steady(self._plans.problem(run.stages))
-        run.planned_for = dict(run.stages)
+        run.placement.hold_all(run.placement.rolling_back)
+        run.life.enter(RunPhase.TRAINING)
+        steady = self._plans.replan()
         _, step = run.start
         told = dict.fromkeys(run.stages, (step, 0, 0))
-        self._work.adopt(run.epoch, (), run.steady.schedule, told)
+        self._work.adopt(run.epoch, (), steady.schedule, told)
         self._reports.begin(step, at_s)
         saved = self._reports.checkpoints.saved()
         return [*run.proceed(first_step=step, saved=saved), *self._joining.find_sources(at_s)]

@@ -54,8 +54,10 @@ class SaveInterval:
 
     def _profile(self, parts: Sequence[messages.CheckpointPart], at_s: float) -> list[Effect]:
         run = self._run
-        undisturbed = run.steps_s[_SKIPPED : run.config.save_every]
-        steps_s = undisturbed if len(undisturbed) >= _LEAST_MEASURED else run.steps_s[_SKIPPED:]
+        undisturbed = run.times.steps_s[_SKIPPED : run.config.save_every]
+        steps_s = (
+            undisturbed if len(undisturbed) >= _LEAST_MEASURED else run.times.steps_s[_SKIPPED:]
+        )
         if len(steps_s) < _LEAST_MEASURED:
             return []
         self._step_s = mean(steps_s)
@@ -70,14 +72,14 @@ class SaveInterval:
     def _tune(self, at_s: float) -> list[Effect]:
         run = self._run
         epoch, num_seen = self._seen
-        steps_s = run.steps_s[num_seen:]
-        self._seen = (run.epoch, len(run.steps_s))
+        steps_s = run.times.steps_s[num_seen:]
+        self._seen = (run.epoch, len(run.times.steps_s))
         if epoch != run.epoch or not steps_s:
             return []  # a failure was among them
         excess = mean(steps_s) / self._step_s - 1
         if excess <= run.config.recovery.overhead:
             return []
-        every = run.saves[-1].every
+        every = run.saved.rules[-1].every
         reason = f"steps took {excess:.1%} longer than without checkpoints"
         return self._set(every + _LONGER, reason, at_s)
 
@@ -85,10 +87,10 @@ class SaveInterval:
         run = self._run
         ahead = max(_AHEAD, math.ceil(_HEARD_S / self._step_s))
         first = max(self._decided + every, self._reports.next_step + ahead)
-        if run.saves:
-            first = max(first, run.saves[-1].first + 1)
-        run.saves.append(SaveRule(first, every))
-        self._seen = (run.epoch, len(run.steps_s))
-        order = messages.SaveAt(rules=list(run.saves))
+        if run.saved.rules:
+            first = max(first, run.saved.rules[-1].first + 1)
+        run.saved.add_rule(SaveRule(first, every))
+        self._seen = (run.epoch, len(run.times.steps_s))
+        order = messages.SaveAt(rules=list(run.saved.rules))
         chosen = events.IntervalChosen(at_s=at_s, first=first, every=every, reason=reason)
         return [Emit(chosen), *(Send(worker, order) for worker in run.membership.live)]

@@ -5,7 +5,8 @@ Orders benchmarks of suspects. What is done about a slow worker or link is decid
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.run import HEALTHY, Run
+from holdfast.control.known_health import HEALTHY
+from holdfast.control.run import Run
 from holdfast.detection.diagnosis import Cause, Diagnosis, Health, Over, Suspicion, link_of
 from holdfast.detection.observation import OpTime, Transfer, WorkerStep
 from holdfast.detection.rounds import rounds
@@ -29,7 +30,8 @@ class Slowness:
 
     def stop(self) -> None:
         """Nothing is looked for any more, and nobody counts as slow."""
-        self._watcher, self._run.health = None, HEALTHY
+        self._watcher = None
+        self._run.health.update(HEALTHY)
 
     def on_report(self, report: messages.StepReport) -> None:
         worker = parse_worker(report.worker)
@@ -60,7 +62,7 @@ class Slowness:
                     effects.append(Emit(_diagnosed(finding, step, at_s)))
                 case Over():
                     effects.append(Emit(_over(finding, step, at_s)))
-        self._run.health = self._beside_each_other(self._watcher.health())
+        self._run.health.update(self._beside_each_other(self._watcher.health()))
         return effects
 
     def _beside_each_other(self, health: Health) -> Health:

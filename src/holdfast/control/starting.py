@@ -13,9 +13,11 @@ from holdfast.control.checks import (
     check_same_run,
 )
 from holdfast.control.costs import emulated_costs, layer_costs, measured_costs
+from holdfast.control.current_plan import Cut, Steady
 from holdfast.control.effects import Effect, Emit, OpenRun, Send
+from holdfast.control.lifecycle import RunPhase
 from holdfast.control.losses import Work
-from holdfast.control.run import Run, RunPhase, Steady
+from holdfast.control.run import Run
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.planner.schedules import make
@@ -56,7 +58,7 @@ class Starting:
         run = self._run
         worker = parse_worker(hello.worker)
         run.membership.handle(m.SaidHello(worker, at_s))
-        run.hellos[worker] = hello
+        run.roster.enroll(worker, hello)
         ready: list[Effect] = [Emit(worker_ready(hello, at_s))]
         if len(run.hellos) < len(run.first_stages):
             return ready
@@ -66,10 +68,10 @@ class Starting:
         )
         check_same_job({str(w): hello.traits for w, hello in sorted(run.hellos.items())})
         check_built_alike({str(w): hello.layer_hashes for w, hello in sorted(run.hellos.items())})
-        if run.setting.resume is not None:
-            check_fits(run.setting.resume, hello.num_layers)
+        if run.settings.resume is not None:
+            check_fits(run.settings.resume, hello.num_layers)
             first = run.hellos[min(run.hellos)]
-            check_same_run(run.setting.resume, first, run.config, run.setting.accepted)
+            check_same_run(run.settings.resume, first, run.config, run.settings.accepted)
         return ready + self._choose_cut(hello.num_layers, tuple(hello.cut))
 
     def _choose_cut(self, num_layers: int, wish: tuple[int, ...]) -> list[Effect]:
@@ -78,40 +80,38 @@ class Starting:
         wish = run.config.parallel.cut or (wish if len(wish) == stages - 1 else ())
         emulated = run.config.device.durations_s()
         if stages == 1 or wish or emulated:
-            cut = wish or equal_cut([1.0] * num_layers, stages)
-            run.reason = "layers cut as asked" if wish else "layers cut by number"
-            lengths = [len(layers) for layers in stage_ranges(cut, num_layers)]
-            run.guessed = not emulated
-            return self._assign(cut, emulated_costs(emulated, stages) or layer_costs(lengths))
+            layers = wish or equal_cut([1.0] * num_layers, stages)
+            reason = "layers cut as asked" if wish else "layers cut by number"
+            lengths = [len(of_stage) for of_stage in stage_ranges(layers, num_layers)]
+            costs = emulated_costs(emulated, stages) or layer_costs(lengths)
+            return self._assign(Cut(layers, costs, not emulated, reason))
         equal_cut([1.0] * num_layers, stages)  # refuses too many stages before anyone measures
-        run.phase = RunPhase.MEASURING
+        run.life.enter(RunPhase.MEASURING)
         return [Send(min(run.first_stages), messages.MeasureLayers())]
 
     def on_costs(self, costs: messages.LayerCosts) -> list[Effect]:
-        run = self._run
         both = [f + b for f, b in zip(costs.forward_s, costs.backward_s, strict=True)]
-        cut = equal_cut(both, run.shape.stages)
-        run.reason = "layers cut by measured time"
-        ranges = stage_ranges(cut, len(both))
-        forward = [sum(costs.forward_s[i] for i in layers) for layers in ranges]
-        backward = [sum(costs.backward_s[i] for i in layers) for layers in ranges]
-        return self._assign(cut, measured_costs(forward, backward))
+        layers = equal_cut(both, self._run.shape.stages)
+        ranges = stage_ranges(layers, len(both))
+        forward = [sum(costs.forward_s[i] for i in of_stage) for of_stage in ranges]
+        backward = [sum(costs.backward_s[i] for i in of_stage) for of_stage in ranges]
+        measured = measured_costs(forward, backward)
+        return self._assign(Cut(layers, measured, False, "layers cut by measured time"))
 
-    def _assign(self, cut: tuple[int, ...], costs: Costs) -> list[Effect]:
+    def _assign(self, cut: Cut) -> list[Effect]:
         run = self._run
-        run.cut, run.costs = cut, costs
-        run.first = run.steady = Steady(self._schedule(costs), 0.0, run.reason)
-        run.planned_for = dict(run.first_stages)
-        run.phase = RunPhase.BUILDING
+        first = Steady(self._schedule(cut.costs), 0.0, cut.reason)
+        run.plan.make(cut, first, run.first_stages)
+        run.life.enter(RunPhase.BUILDING)
         return [run.assign(worker, stage) for worker, stage in sorted(run.first_stages.items())]
 
     def _schedule(self, costs: Costs) -> Schedule:
         run = self._run
-        if run.setting.schedule is not None:
-            return run.setting.schedule
+        if run.settings.schedule is not None:
+            return run.settings.schedule
         memory = run.config.schedule.memory or default_memory(run.shape.stages)
         name = run.config.schedule.name
-        schedule = make(name, run.shape, costs, memory, staggered=run.staggered)
+        schedule = make(name, run.shape, costs, memory, staggered=run.settings.staggered)
         check(schedule, memory)
         return schedule
 
@@ -122,11 +122,12 @@ class Starting:
             return []
         for each in run.first_stages:
             run.membership.handle(m.Entered(each, at_s))
-        run.phase, run.epoch, run.stages = RunPhase.TRAINING, 1, dict(run.first_stages)
+        run.life.enter(RunPhase.TRAINING)
+        run.placement.next_epoch()
+        run.placement.hold_all(run.first_stages)
         _, first_step = run.start
-        assert run.steady is not None
         told = dict.fromkeys(run.stages, (first_step, 0, 0))
-        self._work.adopt(run.epoch, (), run.steady.schedule, told)
+        self._work.adopt(run.epoch, (), run.plan.steady.schedule, told)
         first = run.hellos[min(run.hellos)]
         opened = OpenRun(first.traits, first.fingerprint)
         started: list[Effect] = [opened, Emit(self._started(at_s, first_step))]
@@ -134,7 +135,7 @@ class Starting:
 
     def _started(self, at_s: float, first_step: int) -> events.RunStarted:
         run = self._run
-        own = run.setting.schedule is not None
+        own = run.settings.schedule is not None
         return events.RunStarted(
             at_s=at_s,
             pipelines=run.shape.pipelines,
@@ -143,10 +144,10 @@ class Starting:
             first_step=first_step,
             steps=run.config.train.steps,
             schedule=run.config.schedule.file if own else run.config.schedule.name,
-            reason=run.reason,
-            cut=run.cut,
-            address=run.setting.address,
-            join_with=run.setting.join_with,
+            reason=run.plan.cut.reason,
+            cut=run.plan.cut.layers,
+            address=run.settings.address,
+            join_with=run.settings.join_with,
             limits=run.clock.describe(),
         )
 

@@ -7,9 +7,10 @@ stops everyone makes an offer void. Whether other lanes are wanted is decided el
 from dataclasses import dataclass, field
 
 from holdfast.cluster import WorkerId, parse_worker
+from holdfast.control.current_plan import Steady
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.losses import Work
-from holdfast.control.run import Run, Steady
+from holdfast.control.run import Run
 from holdfast.observability import events
 from holdfast.protocol import messages
 
@@ -53,7 +54,7 @@ class Switching:
             return []
         self._offer = None
         first_step = max(offer.steps.values()) + messages.OFFER_AHEAD
-        run.steady, run.steady_from = offer.steady, first_step
+        run.plan.switch(offer.steady, first_step)
         self._work.switch(first_step, offer.steady.schedule)
         adopt = messages.Adopt(epoch=run.epoch, number=self._number, first_step=first_step)
         switched = events.PlanSwitched(

@@ -1,0 +1,63 @@
+"""Who holds which stage in which epoch. Decides nothing: others ask for every change."""
+
+from collections.abc import Mapping
+
+from holdfast.cluster import WorkerId
+
+
+class Placement:
+    """``rolling_back``: those who build anew from a checkpoint, until they are members again."""
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self._epoch = 0
+        self._stages: dict[WorkerId, int] = {}
+        self._rolling_back: dict[WorkerId, int] = {}
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def stages(self) -> Mapping[WorkerId, int]:
+        """Of the members."""
+        return self._stages
+
+    @property
+    def rolling_back(self) -> Mapping[WorkerId, int]:
+        return self._rolling_back
+
+    def holders(self, stage: int) -> list[WorkerId]:
+        return sorted(worker for worker, held in self._stages.items() if held == stage)
+
+    @property
+    def lost_stages(self) -> list[int]:
+        held = set(self._stages.values())
+        return [stage for stage in range(self._num_stages) if stage not in held]
+
+    def next_epoch(self) -> int:
+        self._epoch += 1
+        return self._epoch
+
+    def hold(self, worker: WorkerId, stage: int) -> None:
+        self._stages[worker] = stage
+
+    def release(self, worker: WorkerId) -> int:
+        """It is no member any more; the stage it held."""
+        return self._stages.pop(worker)
+
+    def release_all(self) -> None:
+        self._stages.clear()
+
+    def hold_all(self, stages: Mapping[WorkerId, int]) -> None:
+        """These are the members, and nobody else; nobody builds anew any more."""
+        self._stages = dict(stages)
+        self._rolling_back.clear()
+
+    def roll_back(self, stages: Mapping[WorkerId, int]) -> None:
+        """These build anew, and nobody else."""
+        self._rolling_back = dict(stages)
+
+    def leave_rollback(self, worker: WorkerId) -> int | None:
+        """The stage it was to build; None: it builds none."""
+        return self._rolling_back.pop(worker, None)
