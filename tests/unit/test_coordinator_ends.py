@@ -90,7 +90,7 @@ def test_a_row_that_was_too_long_ends_the_run_though_a_good_step_is_counted_befo
             losses = [(m, 1.0) for m in range(4)] if stage == 1 else []
             world.handle(report(name, 0, losses, skipped=True))
             world.handle(report(name, 1, losses))
-    assert not world.run.run.ending.asked_s
+    assert not world.run.run.ending.early_since_s
     world.die("1.0")
     assert world.run.run.ending.is_early
 

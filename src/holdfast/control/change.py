@@ -185,7 +185,7 @@ class Changes:
         effects += [*self._rebuilding.forget(), *self._rebuilding.free_hosts(at_s)]
         effects += [*self._joining.log_borders(), *self._losses.show(at_s)]
         effects += self._reports.fold(at_s)  # what nobody counted while a stage had no holder
-        return [*proceed, *effects, *self._joining.find_sources(at_s)]
+        return [*proceed, *effects, *self._joining.copies.find_sources(at_s)]
 
     def _restore(self, change: Change, at_s: float) -> list[Effect]:
         version = self._committing.version(change)

@@ -83,5 +83,7 @@ class Committing:
         for worker in sorted(change.entering):
             self._joining.postpone(worker, at_s)
         copying = self._run.membership.all_in(m.Phase.COPYING)
-        again = [effect for worker in copying for effect in self._joining.starves(worker, at_s)]
-        return again + self._joining.find_sources(at_s)
+        again = [
+            effect for worker in copying for effect in self._joining.copies.starves(worker, at_s)
+        ]
+        return again + self._joining.copies.find_sources(at_s)

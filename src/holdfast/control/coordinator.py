@@ -20,7 +20,8 @@ from holdfast.control.effects import (
     SealCheckpoint,
     Send,
 )
-from holdfast.control.joining import Joiner, Joining
+from holdfast.control.joiner import Joiner
+from holdfast.control.joining import Joining
 from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.log_policy import LogPolicy
 from holdfast.control.losses import Losses, Work
@@ -163,7 +164,7 @@ class Coordinator:
 
     def grant(self, request: messages.JoinRequest, job_sha256: str, at_s: float) -> WorkerId:
         """The place of somebody who wants to join; ConfigError if there is none for it."""
-        return self._joining.grant(request, job_sha256, at_s)
+        return self._joining.admission.grant(request, job_sha256, at_s)
 
     def knows(self, name: str) -> bool:
         return any(name == str(worker) for worker in self.run.membership.all_in(*m.Phase))
@@ -325,7 +326,7 @@ class Coordinator:
         return effects
 
     def _on_copied(self, copied: messages.Copied, at_s: float) -> list[Effect]:
-        self._joining.on_copied(copied, at_s)
+        self._joining.copies.on_copied(copied, at_s)
         return []
 
     def _on_report(self, report: messages.StepReport, at_s: float) -> list[Effect]:
@@ -435,7 +436,9 @@ class Coordinator:
             return []
         if why := self.reports.nonfinite.reason:
             self.run.ending.ask(why, at_s)
-        ordered = [] if self._ending else self._joining.ordered(self.reports.next_step, at_s)
+        ordered = (
+            [] if self._ending else self._joining.admission.ordered(self.reports.next_step, at_s)
+        )
         if not self._quiet:
             return ordered
         if self.reports.all_finished:

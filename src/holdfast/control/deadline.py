@@ -24,7 +24,7 @@ class Deadline:
     def is_over(self, at_s: float) -> bool:
         """Counted from the signal, or from when nobody saves any more."""
         run = self._run
-        asked_s = run.ending.asked_s
+        asked_s = run.ending.early_since_s
         if asked_s is None:
             return False
         if run.saved.saving & run.stages.keys():

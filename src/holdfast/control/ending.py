@@ -15,7 +15,7 @@ class Ending:
     def __init__(self, last_step: int) -> None:
         self._end_step = last_step
         self._phase = EndPhase.AS_PLANNED
-        self._asked_s: float | None = None
+        self._early_since_s: float | None = None
         self._reason = "interrupted"
         self._gives_up_step = False
         self._failure: HoldfastError | None = None
@@ -26,9 +26,9 @@ class Ending:
         return self._end_step
 
     @property
-    def asked_s(self) -> float | None:
+    def early_since_s(self) -> float | None:
         """Since when the run is to end early; None: it is not."""
-        return self._asked_s
+        return self._early_since_s
 
     @property
     def is_early(self) -> bool:
@@ -61,7 +61,7 @@ class Ending:
     def ask(self, why: str, at_s: float) -> None:
         """At the next step, with a checkpoint. What came first stays the reason."""
         if self._phase is EndPhase.AS_PLANNED:
-            self._phase, self._asked_s, self._reason = EndPhase.ASKED, at_s, why
+            self._phase, self._early_since_s, self._reason = EndPhase.ASKED, at_s, why
 
     def ask_before_step(self, why: str, at_s: float) -> None:
         """The running step cannot be ended."""

@@ -169,7 +169,7 @@ class Notices:
         worker = parse_worker(by)
         if worker not in self._run.stages:
             try:
-                return self._joining.starves(worker, at_s)
+                return self._joining.copies.starves(worker, at_s)
             except ConfigError as why:
                 return self.refuse(worker, str(why), at_s)
         change = self._changes.current
@@ -212,7 +212,7 @@ class Notices:
         """
         worker, complainer = parse_worker(about), parse_worker(by)
         if complainer not in self._run.stages:
-            return self._joining.complains(complainer, worker, at_s)
+            return self._joining.copies.complains(complainer, worker, at_s)
         if worker not in self._run.stages:
             return []
         self._links.complain(complainer, worker, self._run.epoch, at_s)
@@ -286,7 +286,7 @@ class Notices:
         for worker in self._changes.overdue(at_s, self._progress.busy()):
             cause = f"did not stop within {clock.answer_s:g} s"
             effects += self._lose(m.SilentTooLong(worker, at_s), cause)
-        for worker in self._joining.late(at_s):
+        for worker in self._joining.admission.late(at_s):
             if worker in self._beats and self._changes.replays(worker):
                 continue  # that may take long, and its silence would be noticed
             cause = f"not ready after workers.start_limit_s={clock.start_limit_s:g}"

@@ -10,7 +10,8 @@ from pathlib import Path
 from holdfast.cluster import WorkerId
 from holdfast.control import membership as m
 from holdfast.control.effects import Discard, Effect, Emit
-from holdfast.control.joining import Joiner, Joining
+from holdfast.control.joiner import Joiner
+from holdfast.control.joining import Joining
 from holdfast.control.plans import Plans
 from holdfast.control.recovery import rests
 from holdfast.control.replaying import Replaying, from_checkpoint, rebuilt
@@ -79,10 +80,7 @@ class Rebuilding:
     def free_hosts(self, at_s: float) -> list[Effect]:
         """It cannot be done: those who wait for a state are given an empty stage, as any joiner."""
         self._run.logs.replay_ends()
-        waiting = {w: j for w, j in self._joining.joiners.items() if j.awaits_state}
-        for joiner in waiting.values():
-            joiner.awaits_state = False
-        return [e for w, joiner in waiting.items() for e in self._joining.give(w, joiner, at_s)]
+        return self._joining.free_hosts(at_s)
 
     # --- what can be done next ---
 
@@ -178,7 +176,7 @@ class Rebuilding:
         coming = len(run.membership.all_in(m.Phase.STARTING))
         for worker in hosts.values():
             if self._joining.joiners[worker].awaits_state and not self.replays(worker):
-                self._joining.waits(worker, at_s)
+                self._joining.admission.waits(worker, at_s)
         for stage in [stage for stage in run.placement.lost_stages if stage not in hosts]:
             if coming:
                 coming -= 1
@@ -213,7 +211,7 @@ class Rebuilding:
                 continue
             if self._given.get(worker) != version:
                 self._given[worker] = version
-                self._joining.waits(worker, at_s)
+                self._joining.admission.waits(worker, at_s)
                 effects += self._joining.stands_by(worker)
                 self._run.membership.handle(m.Assigned(worker, at_s))
                 state = (self._states[stage, version], version)

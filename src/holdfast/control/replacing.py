@@ -93,4 +93,4 @@ class Replacing:
             number=place.num_tried,
             limit=self._run.config.workers.replace,
         )
-        return [Emit(replaced), self._joining.start(worker, at_s)]
+        return [Emit(replaced), self._joining.admission.start(worker, at_s)]

@@ -32,9 +32,9 @@ class Restarting:
             wanted = missing  # a place is a name: anybody can hold any stage
         if not wanted or not self._may_try():
             return []
-        worker = self._joining.most_wanted(wanted)
+        worker = self._joining.admission.most_wanted(wanted)
         self._asked.add(worker)
-        return [self._joining.start(worker, at_s)]
+        return [self._joining.admission.start(worker, at_s)]
 
     def everyone(self, at_s: float) -> list[Effect]:
         """All that the run began with and that are missing now; empty: it was tried too often."""

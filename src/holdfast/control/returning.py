@@ -173,7 +173,7 @@ class Returning:
         effects: list[Effect] = []
         for worker, stage in sorted(stages.items()):
             if self._run.placement.rolling_back.get(worker) != stage:
-                effects += self._joining.rebuilds(worker, at_s)
+                effects += self._joining.rolls_back(worker, at_s)
                 self._run.membership.handle(m.Assigned(worker, at_s))
                 effects.append(self._run.assign(worker, stage))
         self._run.placement.roll_back(stages)
@@ -189,7 +189,7 @@ class Returning:
     def on_hello(self, hello: messages.Hello, at_s: float) -> list[Effect]:
         """Somebody has come who is needed: it builds at once what the others have left."""
         worker, held = parse_worker(hello.worker), list(self._run.placement.rolling_back.values())
-        welcome = self._joining.welcome(hello, at_s)
+        welcome = self._joining.admission.welcome(hello, at_s)
         stage = min(range(self._run.shape.stages), key=lambda stage: (held.count(stage), stage))
         if self.all_again:
             stage = self._run.first_stages.get(worker, stage)
@@ -238,7 +238,10 @@ class Returning:
         self._work.adopt(run.epoch, (), steady.schedule, told)
         self._reports.begin(step, at_s)
         saved = self._reports.checkpoints.saved()
-        return [*run.proceed(first_step=step, saved=saved), *self._joining.find_sources(at_s)]
+        return [
+            *run.proceed(first_step=step, saved=saved),
+            *self._joining.copies.find_sources(at_s),
+        ]
 
 
 def spread(near: Mapping[WorkerId, int], num_stages: int) -> dict[WorkerId, int]:

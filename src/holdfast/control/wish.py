@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from holdfast.cluster import WorkerId
-from holdfast.control.joining import Joiner
+from holdfast.control.joiner import Joiner
 from holdfast.control.recovery import Dead
 from holdfast.protocol import messages
 
