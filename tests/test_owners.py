@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 CONTROL = Path(__file__).parents[1] / "src" / "holdfast" / "control"
-MORE_STATE = {"Joiner", "Joiners"}
+MORE_STATE = {"Joiner", "Joiners", "Reconfiguration"}
 MUTATORS = {
     *("add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"),
     *("setdefault", "sort", "update", "difference_update", "intersection_update", "appendleft"),

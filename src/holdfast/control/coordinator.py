@@ -11,7 +11,6 @@ from typing import Any
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control import membership as m
-from holdfast.control.change import Changes
 from holdfast.control.checks import NOTHING, Accepted
 from holdfast.control.deadline import Deadline
 from holdfast.control.effects import (
@@ -31,6 +30,8 @@ from holdfast.control.notices import Notices
 from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.plausible import Plausible
 from holdfast.control.progress import Progress
+from holdfast.control.reconfiguration import ChangeRequest
+from holdfast.control.reconfiguring import Reconfigurations
 from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
@@ -39,7 +40,6 @@ from holdfast.control.settings import Settings
 from holdfast.control.slowness import Slowness
 from holdfast.control.starting import Starting
 from holdfast.control.switching import Switching
-from holdfast.control.wish import Wish
 from holdfast.errors import ConfigError, HoldfastError, Implausible
 from holdfast.faults.fault import Fault
 from holdfast.observability import events
@@ -79,7 +79,9 @@ class Coordinator:
         self._checkpoints = self.reports.checkpoints
         self._starting = Starting(run, work)
         self._joining = Joining(run, work, self._plans)
-        self._changes = Changes(run, work, losses, self._plans, self.reports, self._joining)
+        self._changes = Reconfigurations(
+            run, work, losses, self._plans, self.reports, self._joining
+        )
         self._replacing = Replacing(run, self.reports, self._joining)
         self._progress = Progress(config.workers.stuck_limit_s, config.workers.start_limit_s)
         self._notices = Notices(
@@ -387,7 +389,7 @@ class Coordinator:
             return self.fail(kind(run.with_advice(why)), at_s, failed.details)
         run.ending.ask_with(failed.step, why, failed.details, at_s)
         change = self._changes.current
-        return [] if change is None or change.stopping else self._changes.again(at_s)
+        return [] if change is None or not change.is_resuming else self._changes.again(at_s)
 
     def _on_warned(self, warned: messages.Warned, at_s: float) -> list[Effect]:
         """Every worker that has loaded the job says the same."""
@@ -444,7 +446,7 @@ class Coordinator:
         if self.reports.all_finished:
             return ordered + self._end(at_s)
         if self.run.ending.is_undecided:
-            return ordered + self._changes.begin(Wish("interrupt"), at_s)
+            return ordered + self._changes.begin(ChangeRequest("interrupt"), at_s)
         if self._ending:
             return ordered
         return ordered + (self._enter(at_s) or self._move(at_s) or self._mitigate(at_s))
@@ -471,7 +473,9 @@ class Coordinator:
         if not entering:
             return []
         moved = all(self._joining.joiners[w].from_stage is not None for w in entering)
-        return self._changes.begin(Wish("move" if moved else "join", entering=entering), at_s)
+        return self._changes.begin(
+            ChangeRequest("move" if moved else "join", entering=entering), at_s
+        )
 
     def _move(self, at_s: float) -> list[Effect]:
         """Only while nobody else is on the way."""
@@ -488,7 +492,11 @@ class Coordinator:
                 self._replacing.leave_out(worker)
                 return self._notices.refuse(worker, "it was too slow and is left out", at_s)
             joiners.append((worker, Joiner(stage, self.run.stages[worker], reason)))
-        return self._changes.begin(Wish("move", leaving=tuple(joiners)), at_s) if joiners else []
+        return (
+            self._changes.begin(ChangeRequest("move", leaving=tuple(joiners)), at_s)
+            if joiners
+            else []
+        )
 
     def _mitigate(self, at_s: float) -> list[Effect]:
         """Something is slow, or is so no longer, and it pays to change who does what."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Effect, Emit
-from holdfast.control.recovery import Dead
+from holdfast.control.lost_work import Dead
 from holdfast.observability import events
 from holdfast.schedule.operation import Op
 from holdfast.schedule.running import RunningStep

@@ -5,7 +5,6 @@ The first notice counts. What is done about a loss is decided elsewhere.
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
-from holdfast.control.change import Changes
 from holdfast.control.effects import AskStack, Effect, Emit, Fence, LookAt, ReportStuck, Send
 from holdfast.control.exits import Deaths
 from holdfast.control.joining import Joining, failed
@@ -13,12 +12,13 @@ from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.links import Links
 from holdfast.control.losses import Loss, Losses, Work
 from holdfast.control.progress import Progress, stuck_event, stuck_words
+from holdfast.control.reconfiguration import ChangeRequest
+from holdfast.control.reconfiguring import Reconfigurations
 from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
 from holdfast.control.silence import Silence
 from holdfast.control.starting import Starting
-from holdfast.control.wish import Wish
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.faults.fault import FaultKind
 from holdfast.observability import events
@@ -50,7 +50,7 @@ class Notices:
         losses: Losses,
         starting: Starting,
         joining: Joining,
-        changes: Changes,
+        changes: Reconfigurations,
         reports: Reports,
         replacing: Replacing,
         progress: Progress,
@@ -173,14 +173,14 @@ class Notices:
             except ConfigError as why:
                 return self.refuse(worker, str(why), at_s)
         change = self._changes.current
-        if change is not None and change.stopping:
+        if change is not None and not change.is_resuming:
             # Whoever does not stop will be found, unless all wait for a replay.
             return self._changes.again(at_s) if self._changes.note_stuck() else []
         if self._stuck_in == self._reports.next_step:
             self._give_up_step(by, at_s)
         self._stuck_in = self._reports.next_step
         return (
-            self._changes.begin(Wish("stuck"), at_s)
+            self._changes.begin(ChangeRequest("stuck"), at_s)
             if change is None
             else self._changes.again(at_s)
         )
@@ -234,8 +234,8 @@ class Notices:
         change = self._changes.current
         if change is None:
             ends = sorted({end for link in judged.mend for end in link})
-            return self._changes.begin(Wish("link", about=tuple(ends)), at_s)
-        if change.stopping and not self._changes.note_stuck():
+            return self._changes.begin(ChangeRequest("link", about=tuple(ends)), at_s)
+        if not change.is_resuming and not self._changes.note_stuck():
             return []
         return self._changes.again(at_s, "link")
 

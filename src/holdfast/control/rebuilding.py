@@ -4,38 +4,59 @@ Asked again and again while all members stand still; does whatever can be done n
 log reaches so far is found out by those who replay; if it does not, all go back instead.
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.cluster import WorkerId
 from holdfast.control import membership as m
+from holdfast.control.decision import LogFacts, Rebuild, newest_version
 from holdfast.control.effects import Discard, Effect, Emit
 from holdfast.control.joiner import Joiner
 from holdfast.control.joining import Joining
-from holdfast.control.plans import Plans
-from holdfast.control.recovery import rests
+from holdfast.control.reconfiguration import Reconfiguration
 from holdfast.control.replaying import Replaying, from_checkpoint, rebuilt
 from holdfast.control.reports import Reports
 from holdfast.control.restarting import Restarting
 from holdfast.control.run import Run
-from holdfast.control.wish import Change
-from holdfast.errors import ScheduleError
+from holdfast.control.situation import Situations
 from holdfast.protocol import messages
 from holdfast.recovery.places import rebuilt_states
 
-_MOST_STUCK = 2  # replays in which a wait ran out
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Somebody is on the way, or a replay is under way: asked again when that has changed."""
+
+    effects: list[Effect]
+
+
+@dataclass(frozen=True, slots=True)
+class HostsReady:
+    """Every lost stage has a host with its state: they can become members."""
+
+    effects: list[Effect]
+    hosts: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CannotRebuild:
+    effects: list[Effect]
+    reason: str
+
+
+RebuildStep = Waits | HostsReady | CannotRebuild
 
 
 class Rebuilding:
     def __init__(
         self,
         run: Run,
-        plans: Plans,
+        situations: Situations,
         reports: Reports,
         joining: Joining,
         restarting: Restarting,
     ) -> None:
-        self._run, self._plans, self._reports = run, plans, reports
+        self._run, self._situations, self._reports = run, situations, reports
         self._joining, self._restarting = joining, restarting
         self._replaying = Replaying(run)
         self._version: tuple[int, int] | None = None  # epoch, version to rebuild
@@ -44,29 +65,27 @@ class Rebuilding:
         self._reached: int | None = None  # the log ends before this step
         self._gap = ""  # why
         self._num_stuck = 0
-        self.why_not = ""
 
-    # --- may it be done? ---
-
-    def possible(self, change: Change) -> bool:
-        """Whether to rebuild what is lost; ``why_not`` says why not."""
+    def facts(self) -> LogFacts | None:
+        """For the decision whether to rebuild what is lost; None: nothing is logged."""
         run = self._run
-        self.why_not = ""
-        if run.config.recovery.log == "none":
-            return False
+        if not run.logs.is_on:
+            return None
         groups = [self._replaying.together(stage) for stage in run.placement.lost_stages]
-        if max(map(len, groups)) == run.shape.stages > 1:
-            self.why_not = "no border of the lost stage is logged"
-        elif self._num_stuck >= _MOST_STUCK:
-            self.why_not = "the replay did not come to an end"
-        elif self._target(change) is None:
-            self.why_not = self._gap or "the others cannot go on from any version of the lost stage"
-        return not self.why_not
+        chosen = self._version if self._version and self._version[0] == run.epoch else None
+        return LogFacts(
+            start=run.start[1],
+            has_border=not max(map(len, groups), default=0) == run.shape.stages > 1,
+            num_stuck=self._num_stuck,
+            reached=self._reached,
+            gap=self._gap,
+            chosen=None if chosen is None else chosen[1],
+        )
 
     def forget(self) -> list[Effect]:
         """Training goes on, or all go back: what was rebuilt is of no use any more."""
-        self._replaying.current = self._version = self._reached = None
-        self._gap = ""
+        self._replaying.forget()
+        self._version, self._reached, self._gap = None, None, ""
         ours = rebuilt_states(self._run.settings.run_dir)  # and no checkpoint
         folders = sorted({f for f in self._states.values() if Path(f).parent == ours})
         self._states.clear()
@@ -84,20 +103,28 @@ class Rebuilding:
 
     # --- what can be done next ---
 
-    def go_on(self, change: Change, at_s: float) -> list[Effect]:
+    def go_on(self, change: Reconfiguration, decision: Rebuild, at_s: float) -> RebuildStep:
         """Call it whenever something may have changed. All members have told."""
         self._run.logs.replay_begins()
-        effects = self._find_hosts(change, at_s)
+        self._version = (self._run.epoch, decision.version)
+        effects, nobody = self._find_hosts(change, at_s)
+        if nobody:
+            return CannotRebuild(effects, nobody)
         version = self._target(change)
-        if version is None or self.why_not:
-            return effects
-        missing = [s for s in self._run.placement.lost_stages if (s, version) not in self._states]
-        if missing and version == self._run.start[1]:
-            effects += self._take_checkpoint(missing, at_s)
-        elif missing:
-            crew = self._crew(missing[0])
-            return effects + self._replaying.begin(missing, version, crew, at_s)
-        return effects + self._give_states(version, at_s)
+        if version is None:
+            return Waits(effects)
+        effects += self._bring_to(version, at_s)
+        hosts = self._ready_hosts(version)
+        return HostsReady(effects, hosts) if hosts else Waits(effects)
+
+    def _bring_to(self, version: int, at_s: float) -> list[Effect]:
+        """A replay of what is missing; if nothing is, the hosts are given their states."""
+        lost = self._run.placement.lost_stages
+        missing = [stage for stage in lost if (stage, version) not in self._states]
+        if missing and version != self._run.start[1]:
+            return self._replaying.begin(missing, version, self._crew(missing[0]), at_s)
+        taken = self._take_checkpoint(missing, at_s) if missing else []
+        return taken + self._give_states(version, at_s)
 
     def _take_checkpoint(self, stages: list[int], at_s: float) -> list[Effect]:
         """No step was settled since the last one: there is nothing to replay."""
@@ -105,59 +132,27 @@ class Rebuilding:
         self._states |= {(stage, version): directory for stage in stages}
         return [Emit(from_checkpoint(stages, version, at_s))]
 
-    def entering(self, change: Change) -> list[WorkerId]:
+    def _ready_hosts(self, version: int) -> tuple[WorkerId, ...]:
         """Hosts that have the state of every lost stage; empty: not all are there."""
-        version, hosts = self._target(change), self._hosts()
-        if version is None or hosts.keys() != set(self._run.placement.lost_stages):
-            return []
+        hosts = self._hosts()
+        if hosts.keys() != set(self._run.placement.lost_stages):
+            return ()
         phase = self._run.membership.phase
         ready = [
             worker
             for worker in hosts.values()
             if phase(worker) is m.Phase.READY and self._given.get(worker) == version
         ]
-        return sorted(ready) if len(ready) == len(hosts) else []
+        return tuple(sorted(ready)) if len(ready) == len(hosts) else ()
 
-    # --- to which version? ---
-
-    def _target(self, change: Change) -> int | None:
-        """The newest from which the members can go on. Found once for each stop."""
-        epoch = self._run.epoch
-        if self._version is None or self._version[0] != epoch:
-            found = next(self._versions(change), None)
-            if found is None:
-                return None
-            self._version = (epoch, found)
-        return self._version[1]
-
-    def _versions(self, change: Change) -> Iterator[int]:
-        _, first = self._run.start
-        settled = [step for tell in change.tells.values() for step in tell.verdicts]
-        newest = max(settled, default=first - 1) + 1
-        for version in sorted({newest, max(first, newest - 1)}, reverse=True):
-            too_far = self._reached is not None and version > self._reached
-            if not too_far and version >= first and self._fits(change, version):
-                yield version
-
-    def _fits(self, change: Change, version: int) -> bool:
-        """Whether the steps can be ended with the lost stages at this version."""
-        run = self._run
-        free = [w for w in run.membership.all_in(*m.Phase) if w not in run.stages]
-        hosts = dict(zip(free, run.placement.lost_stages, strict=False))
-        stages = {**run.stages, **hosts}
-        tells = {worker: change.tells[worker] for worker in run.stages}
-        tells |= {worker: _empty_tell(worker, run.epoch, version) for worker in hosts}
-        try:
-            rests(
-                self._plans.problem(stages),
-                stages,
-                tells,
-                staggered=run.settings.staggered,
-                end_step=run.ending.end_step,
-            )
-        except ScheduleError:
-            return False
-        return True
+    def _target(self, change: Reconfiguration) -> int | None:
+        """The version of the decision, unless somebody has changed sides since."""
+        logs = self.facts()
+        assert logs is not None, "without a log nothing is rebuilt"
+        found = newest_version(change.inventories, self._situations.of(change, logs), logs)
+        if found is not None:
+            self._version = (self._run.epoch, found)
+        return found
 
     # --- who will hold it? ---
 
@@ -170,9 +165,10 @@ class Rebuilding:
                 hosts[joiner.stage] = worker
         return hosts
 
-    def _find_hosts(self, change: Change, at_s: float) -> list[Effect]:
+    def _find_hosts(self, change: Reconfiguration, at_s: float) -> tuple[list[Effect], str]:
+        """What is done to find some, and for which stage there is nobody; empty: for none."""
         run = self._run
-        hosts, effects = self._hosts(), []
+        hosts, effects, nobody = self._hosts(), list[Effect](), ""
         coming = len(run.membership.all_in(m.Phase.STARTING))
         for worker in hosts.values():
             if self._joining.joiners[worker].awaits_state and not self.replays(worker):
@@ -185,10 +181,10 @@ class Rebuilding:
             restarted = self._restarting.ask(at_s, min(own, default=None))
             effects += restarted
             if not restarted and not self._take_from_others(change, stage, at_s):
-                self.why_not = f"nobody is left to hold stage {stage}"
-        return effects
+                nobody = f"nobody is left to hold stage {stage}"
+        return effects, nobody
 
-    def _take_from_others(self, change: Change, stage: int, at_s: float) -> bool:
+    def _take_from_others(self, change: Reconfiguration, stage: int, at_s: float) -> bool:
         """A member of a stage that others hold too changes sides: they run its work again."""
         run = self._run
         counts = {held: len(run.placement.holders(held)) for held in run.stages.values()}
@@ -197,8 +193,7 @@ class Rebuilding:
             return False
         worker = max(rich, key=lambda w: (counts[run.stages[w]], w))
         from_stage = run.placement.release(worker)
-        change.left.append((worker, from_stage))
-        change.add("move", worker)
+        change.give_up_stage(worker, from_stage)
         run.membership.handle(m.Left(worker, at_s))
         self._joining.hosts(worker, Joiner(stage, from_stage, f"nobody holds stage {stage}"))
         self._version = None  # what it had told counts no more
@@ -270,21 +265,3 @@ class Rebuilding:
         """A wait ran out. Whether it was in a replay."""
         self._num_stuck += self._replaying.current is not None
         return self._replaying.current is not None
-
-
-def _empty_tell(worker: WorkerId, epoch: int, version: int) -> messages.Tell:
-    """What a worker tells that holds a stage at ``version`` and has done nothing since."""
-    return messages.Tell(
-        worker=str(worker),
-        epoch=epoch,
-        reduced=version,
-        oldest=version,
-        attempt=0,
-        progress={},
-        kept=[],
-        verdicts={},
-        kept_bytes=0,
-        done=0,
-        saving=0,
-        commits=[],
-    )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.cluster import WorkerId
+from holdfast.control.lost_work import Dead
 from holdfast.control.told import Told, attempt_of, verdicts_of
 from holdfast.errors import MemoryExceeded, ScheduleError
 from holdfast.planner.lineage import Facts
@@ -22,17 +23,6 @@ from holdfast.schedule.schedule import Schedule
 _MOST_DOUBLINGS = 20
 _MOST_APART = 8  # steps: stages are one apart, whoever lies could make it a million
 _PARTS = {Kind.BW: (Kind.B, Kind.W)}
-
-
-@dataclass(frozen=True)
-class Dead:
-    """A lost worker, in the step it was in. Of two steps, if both are known, one entry each."""
-
-    worker: WorkerId
-    stage: int
-    step: int
-    done: tuple[Op, ...]  # operations it had finished of its lane of the step
-    attempt: int | None = None  # what was done in another one is void, not redone; None: not known
 
 
 @dataclass(frozen=True)

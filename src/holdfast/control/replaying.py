@@ -101,6 +101,10 @@ class Replaying:
             wait_s=max(run.clock.wait_s, run.clock.start_limit_s),  # others may still load the job
         )
 
+    def forget(self) -> None:
+        """Whatever is under way is of no use any more."""
+        self.current = None
+
     def note(self, replayed: messages.Replayed) -> Replay | None:
         """The replay, if this was its last part."""
         replay = self.current

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control import membership as m
+from holdfast.control.decision import Rollback
 from holdfast.control.effects import Effect, Emit, Fence, Send
 from holdfast.control.joining import Joining
 from holdfast.control.lifecycle import RunPhase
@@ -16,14 +17,13 @@ from holdfast.control.plans import Plans
 from holdfast.control.reports import Reports
 from holdfast.control.restarting import Restarting
 from holdfast.control.run import Run
+from holdfast.control.situation import ends_all
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
 
-_ALL_AGAIN = ("global", "checkfreq")  # modes in which nobody outlives a loss
 
-
-class Returning:
+class RollingBack:
     def __init__(
         self,
         run: Run,
@@ -42,10 +42,10 @@ class Returning:
     @property
     def all_again(self) -> bool:
         """Whether a loss ends every worker."""
-        return self._run.config.recovery.mode in _ALL_AGAIN
+        return bool(ends_all(self._run))
 
     def begin(
-        self, dead: Sequence[tuple[WorkerId, int]], at_s: float, why: str = ""
+        self, dead: Sequence[tuple[WorkerId, int]], decision: Rollback, at_s: float
     ) -> list[Effect]:
         """All members have stopped. Nothing happens yet while it is not clear who can help."""
         run = self._run
@@ -60,7 +60,7 @@ class Returning:
         # A stage also counts as lost if nobody has the old weights that its rest needs.
         lost = [] if self.all_again else run.placement.lost_stages
         [stage, *_] = [*lost, *(stage for _, stage in dead), 0]
-        back = self._went_back(stage, len(crew), len(started), why, at_s)
+        back = self._went_back(stage, len(crew), len(started), decision.reason, at_s)
         run.life.enter(RunPhase.RETURNING)
         run.placement.next_epoch()  # a joiner may copy in this one: it must be halted all the same
         run.placement.release_all()
@@ -75,24 +75,17 @@ class Returning:
         return spread(crew, self._run.shape.stages)
 
     def _went_back(
-        self, stage: int, num_left: int, num_started: int, why: str, at_s: float
+        self, stage: int, num_left: int, num_started: int, reason: str, at_s: float
     ) -> events.WentBack:
         checkpoint, step = self._run.start
         left = [f"{_count(num_left)} on"] if num_left else []
         new = [f"{num_started} started again"] if num_started else []
-        if self.all_again:
-            why = f"a loss ends all workers (recovery.mode={self._run.config.recovery.mode})"
         return events.WentBack(
             at_s=at_s,
             lost_stage=stage,
             to_step=step,
             checkpoint=checkpoint,
-            reason="; ".join(
-                [
-                    why or f"nobody has the state of stage {stage} any more",
-                    ", ".join([*left, *new]),
-                ]
-            ),
+            reason="; ".join([reason, ", ".join([*left, *new])]),
             thrown_away=max(0, self._reports.next_step - step),
         )
 

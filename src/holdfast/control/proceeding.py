@@ -1,0 +1,89 @@
+"""All go on, with other members than before: who comes and goes, and what they are told.
+
+Which members, and what ends the half-done steps, was decided before.
+"""
+
+from holdfast.control import membership as m
+from holdfast.control.decision import Proceed
+from holdfast.control.effects import Effect
+from holdfast.control.joining import Joining
+from holdfast.control.losses import Losses, Work
+from holdfast.control.plans import Plans
+from holdfast.control.rebuilding import Rebuilding
+from holdfast.control.reconfiguration import Reconfiguration
+from holdfast.control.recovery import Rests
+from holdfast.control.reports import Reports
+from holdfast.control.run import Run
+from holdfast.protocol.half_done import to_record
+
+
+class Proceeding:
+    def __init__(
+        self,
+        run: Run,
+        work: Work,
+        losses: Losses,
+        plans: Plans,
+        reports: Reports,
+        joining: Joining,
+        rebuilding: Rebuilding,
+    ) -> None:
+        self._run, self._work, self._losses, self._plans = run, work, losses, plans
+        self._reports, self._joining, self._rebuilding = reports, joining, rebuilding
+
+    def go_on(self, change: Reconfiguration, decision: Proceed, at_s: float) -> list[Effect]:
+        run, rest = self._run, decision.rest
+        told = change.inventories
+        saving = [(stage, told[worker].saving) for worker, stage in decision.stages.items()]
+        effects = self._change_sides(change, decision, at_s)
+        self._adopt(change, rest, at_s)
+        proceed = run.proceed(
+            first_step=rest.first_step,
+            running=[to_record(one) for one in rest.running],
+            verdicts=rest.verdicts,
+            saved=self._reports.checkpoints.saved(saving),
+        )
+        effects += [*self._rebuilding.forget(), *self._rebuilding.free_hosts(at_s)]
+        effects += [*self._joining.log_borders(), *self._losses.show(at_s)]
+        effects += self._reports.fold(at_s)  # what nobody counted while a stage had no holder
+        return [*proceed, *effects, *self._joining.copies.find_sources(at_s)]
+
+    def _change_sides(
+        self, change: Reconfiguration, decision: Proceed, at_s: float
+    ) -> list[Effect]:
+        effects: list[Effect] = []
+        entered, step = {}, _step_of(decision.rest)
+        for worker in sorted(change.entering):
+            if worker in decision.stages:
+                entered[worker] = change.inventories[worker].reduced
+                effects.append(self._joining.entered(worker, step, at_s))
+            else:
+                effects += self._joining.postpone(worker, at_s)
+        for worker, joiner in change.leaving.items():
+            if worker in decision.stages:
+                continue
+            self._run.placement.release(worker)
+            self._run.membership.handle(m.Left(worker, at_s))
+            effects += self._joining.give(worker, joiner, at_s)
+        self._reports.proceed(entered)
+        return effects
+
+    def _adopt(self, change: Reconfiguration, rest: Rests, at_s: float) -> None:
+        run = self._run
+        run.ending.decide(rest.first_step)
+        steady = self._plans.for_members()
+        run.plan.begin_at(rest.first_step)
+        told = {worker: change.inventories[worker] for worker in run.stages}
+        progress = {w: (tell.reduced, tell.attempt, tell.done) for w, tell in told.items()}
+        self._work.adopt(run.epoch, rest.running, steady.schedule, progress)
+        change.resume(
+            _step_of(rest),
+            redone=len(rest.redone),
+            operations=rest.num_operations,
+            at_s=run.settings.now(at_s),
+        )
+
+
+def _step_of(rest: Rests) -> int:
+    """The step that a change falls into: the oldest that is running."""
+    return rest.running[0].step if rest.running else rest.first_step

@@ -1,0 +1,57 @@
+"""Puts together what a decision needs to know, from those who know it. Decides nothing."""
+
+from holdfast.control import membership as m
+from holdfast.control.decision import Inventories, LogFacts, Situation, Stages
+from holdfast.control.joining import Joining
+from holdfast.control.losses import Work
+from holdfast.control.plans import Plans
+from holdfast.control.reconfiguration import Reconfiguration
+from holdfast.control.recovery import Rests, rests
+from holdfast.control.run import Run
+
+_ENDS_ALL = ("global", "checkfreq")  # modes in which nobody outlives a loss
+
+
+def ends_all(run: Run) -> str:
+    """Why a loss ends every worker; empty: it does not."""
+    mode = run.config.recovery.mode
+    return f"a loss ends all workers (recovery.mode={mode})" if mode in _ENDS_ALL else ""
+
+
+class Situations:
+    def __init__(self, run: Run, plans: Plans, work: Work, joining: Joining) -> None:
+        self._run, self._plans, self._work, self._joining = run, plans, work, joining
+
+    def of(self, change: Reconfiguration, logs: LogFacts | None) -> Situation:
+        run, joiners = self._run, self._joining.joiners
+        everyone = run.membership.all_in(*m.Phase)
+
+        def plan_rest(stages: Stages, inventories: Inventories) -> Rests:
+            return self._rests(change, stages, inventories)
+
+        return Situation(
+            stages=dict(run.stages),
+            num_stages=run.shape.stages,
+            end_step=run.ending.end_step,
+            plan_rest=plan_rest,
+            entering={worker: joiners[worker].stage for worker in change.entering},
+            leaving=tuple(change.leaving),
+            dead=tuple(change.dead),
+            free=tuple(worker for worker in everyone if worker not in run.stages),
+            logs=logs,
+            ends_all=ends_all(run),
+        )
+
+    def _rests(self, change: Reconfiguration, stages: Stages, inventories: Inventories) -> Rests:
+        run = self._run
+        gone = [(worker, run.stages[worker]) for worker in change.leaving if worker not in stages]
+        lost = [(w, s) for w, s in (*change.dead, *change.left) if w not in change.lost_work]
+        noted = [dead for work in change.lost_work.values() for dead in work]
+        return rests(
+            self._plans.problem(stages),
+            stages,
+            {worker: inventories[worker] for worker in stages},
+            staggered=run.settings.staggered,
+            end_step=run.ending.end_step,
+            dead=[*noted, *(d for w, stage in (*lost, *gone) for d in self._work.dead(w, stage))],
+        )
