@@ -4,7 +4,6 @@ Also the jobs they train, and what an undisturbed run of each comes to.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -127,7 +126,6 @@ class Cluster:
             tell=partial(self._hear, worker),
             check=partial(self._check, worker),
             injector=Moments(worker, self.turns),
-            compute=nullcontext(),
         )
 
     def _hear(self, worker: WorkerId, message: messages.Message) -> None:

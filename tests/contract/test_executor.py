@@ -198,9 +198,8 @@ class Cluster:
         for worker in lanes:
             kind = Hasty if worker in self.hasty else Recording
             self.transports[worker] = kind(worker, self.hub)
-        compute = threading.RLock()
         for worker in lanes:
-            self.trainings[worker] = self._build(worker, compute)
+            self.trainings[worker] = self._build(worker)
 
     @property
     def places(self) -> Places:
@@ -215,7 +214,7 @@ class Cluster:
         }
         return config_from(plain | self.settings)
 
-    def _build(self, worker: WorkerId, compute: threading.RLock) -> StageTraining:
+    def _build(self, worker: WorkerId) -> StageTraining:
         job = self.make_job()
         return StageTraining(
             me=worker,
@@ -228,7 +227,6 @@ class Cluster:
             tell=partial(self._hear, worker),
             check=lambda: self.check(),
             injector=Injector([], lambda *_: None),
-            compute=compute,
         )
 
     def _hear(self, worker: WorkerId, message: messages.Message) -> None:

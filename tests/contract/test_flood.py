@@ -110,7 +110,7 @@ def limits(monkeypatch) -> list[float]:
 def test_a_worker_of_the_run_tries_for_as_long_as_a_start_may_take(limits):
     spec = WorkerSpec(WorkerId(0, 0), Access("h", 1, SECRET, 1), "/job.py", "5a" * 32, CONFIG)
     transport = LocalTransport(spec.worker, LocalHub())
-    assert process.run_worker(spec, transport, contextlib.nullcontext()) == 1
+    assert process.run_worker(spec, transport) == 1
     assert limits == [77.0]
     transport.close()
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 
 import pytest
@@ -186,9 +185,9 @@ def test_a_layer_that_writes_to_its_input_cannot_be_checkpointed() -> None:
 
 
 def test_stages_that_are_threads_of_one_process_do_not_disturb_each_other() -> None:
-    alone = [work_off(stage) for stage in dropout_stages(nullcontext())]
+    alone = [work_off(stage) for stage in dropout_stages()]
     together: dict[int, dict[str, Tensor]] = {}
-    stages = dropout_stages(threading.Lock())
+    stages = dropout_stages()
     threads = [
         threading.Thread(target=lambda n=n: together.update({n: work_off(stages[n])}))
         for n in range(len(stages))
@@ -202,10 +201,10 @@ def test_stages_that_are_threads_of_one_process_do_not_disturb_each_other() -> N
         assert all(same(expected[key], together[number][key]) for key in expected)
 
 
-def dropout_stages(lock: AbstractContextManager[object]) -> list[Stage]:
+def dropout_stages() -> list[Stage]:
     torch.manual_seed(0)
     blocks = [Block(dropout=0.3), Block(dropout=0.3)]
-    return [Stage([b], first_layer=n, seed=9, lock=lock, sink=Sums()) for n, b in enumerate(blocks)]
+    return [Stage([b], first_layer=n, seed=9, sink=Sums()) for n, b in enumerate(blocks)]
 
 
 def work_off(stage: Stage) -> dict[str, Tensor]:

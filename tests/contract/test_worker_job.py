@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ class NoLink:
 def worker_of(job: Path) -> Worker:
     spec = WorkerSpec(WorkerId(0, 0), ACCESS, str(job), file_digest(job), RunConfig())
     transport = LocalTransport(spec.worker, LocalHub())
-    return Worker(spec, NoLink(), transport, nullcontext(), lambda *_: None, lambda: False)
+    return Worker(spec, NoLink(), transport, lambda *_: None, lambda: False)
 
 
 def test_a_job_file_that_was_changed_since_the_run_began_is_refused(tmp_path) -> None:

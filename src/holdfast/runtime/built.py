@@ -5,9 +5,7 @@ and no order of operations.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -52,7 +50,6 @@ class Builder:
     job: Job
     config: RunConfig
     cut: Sequence[int]
-    compute: AbstractContextManager[Any]
     ran: Callable[[str], None] = lambda who: None  # told of every layer that has run
 
     def build(
@@ -115,7 +112,6 @@ class Builder:
             loss=self.job.loss if is_last else None,
             loss_scale=1.0 / config.parallel.microbatches,
             checkpoint_activations=config.stage.checkpoint_activations,
-            lock=self.compute,
             ran=self.ran,
         )
 

@@ -7,7 +7,6 @@ run off, it leaves whole operations behind: it can be run again with another pla
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +23,7 @@ from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.job_code import job_code, pause
 from holdfast.runtime.ledger import Ledger
+from holdfast.runtime.seeding import DRAWING
 from holdfast.runtime.stage import Stage
 from holdfast.runtime.step_sums import StepSums
 from holdfast.schedule.operation import Kind, Op
@@ -84,7 +84,6 @@ class Lane:
     on_commit: Callable[[Committed, StepRecord], None]
     on_first: Callable[[], None]  # the first operation of a plan begins
     check: Callable[[], None]  # raises if this worker is to stop
-    compute: AbstractContextManager[Any]  # held while random numbers may be drawn
     device: EmulatedDevice
     staggered: bool
     ran: Callable[[str], None] = lambda who: None  # told which code of the job has run; may raise
@@ -279,7 +278,7 @@ class Executor:
         lane, target = self._lane, None
         is_last = lane.number == self._routes.schedule.shape.last_stage
         if lane.number == 0 or is_last:
-            with lane.compute, lane.activity.doing(LOAD, microbatch):
+            with DRAWING, lane.activity.doing(LOAD, microbatch):
                 loaded, target = lane.batches.load(self._step, microbatch, self._pause)
             lane.ran("Job.data or Job.collate")
             inputs = loaded if lane.number == 0 else inputs

@@ -11,8 +11,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 
@@ -51,7 +49,7 @@ def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
     transport = TcpTransport(
         spec.worker, access.secret, generation=access.generation, limits=limits
     )
-    code = run_worker(spec, transport, nullcontext())
+    code = run_worker(spec, transport)
     if code == CUT_OFF:
         _join_again(spec)
     return code
@@ -73,7 +71,6 @@ def _join_again(spec: WorkerSpec) -> None:
 def run_worker(
     spec: WorkerSpec,
     transport: Transport,
-    compute: AbstractContextManager[Any],
     woken: threading.Event | None = None,
 ) -> int:
     """``woken``: this worker is a thread; set it to wake one that was made to hang."""
@@ -95,7 +92,7 @@ def run_worker(
         worker.abandon_log()
 
     act, is_silent = _actions(lambda fired: worker.tell_fault(fired), die, woken)
-    worker = Worker(spec, link, transport, compute, act, is_silent, is_process=woken is None)
+    worker = Worker(spec, link, transport, act, is_silent, is_process=woken is None)
     link.start()
     try:
         worker.run()

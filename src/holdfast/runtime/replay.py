@@ -8,7 +8,6 @@ has the bits of the one that was lost. Neighbouring stages are replayed as one s
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from holdfast.runtime.commit import Result
 from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.job_code import job_code, pause
 from holdfast.runtime.reduction import Given, reduce_gradients
+from holdfast.runtime.seeding import DRAWING
 from holdfast.runtime.stage_state import OPTIMIZER
 from holdfast.runtime.verdict import Verdict
 from holdfast.schedule.cut import stage_ranges
@@ -58,15 +58,14 @@ class Replayer:
         check: Callable[[], None],
         reach: Callable[[int, str], None],
         log: BoundaryLog,
-        compute: AbstractContextManager[Any],
     ) -> None:
         """``check`` raises when this worker is to stop; ``log``: its own, for what no log has."""
         self._order, self._me, self._config, self._batches = order, me, config, batches
         self._transport, self._check, self._reach = transport, check, reach
-        self._log, self._compute, self._places = log, compute, places
+        self._log, self._places = log, places
         self._crew = [parse_worker(name) for name in order.crew]
         self._ranges = stage_ranges(order.cut, len(job.layers))
-        builder = Builder(job, config, order.cut, compute)
+        builder = Builder(job, config, order.cut)
         self._built = builder.build(order.stages, first_step=order.first_step, keeps_old=False)
         if order.checkpoint:
             self._built.state.load_checkpoint(places.state(order.checkpoint))
@@ -158,7 +157,7 @@ class Replayer:
         first, target = self._order.stages[0], None
         loaded: tuple[Tensor, ...] = ()
         if first == 0 or self._built.is_last:
-            with job_code(step, f"micro-batch {microbatch}", self._check), self._compute:
+            with job_code(step, f"micro-batch {microbatch}", self._check), DRAWING:
                 loaded, target = self._batches.load(
                     step, microbatch, lambda pause_s: pause(pause_s, self._check)
                 )

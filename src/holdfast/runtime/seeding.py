@@ -7,10 +7,15 @@ whatever order.
 
 import random
 import struct
+import threading
 from hashlib import blake2b
 
 import numpy
 import torch
+
+DRAWING = threading.RLock()
+"""Held while random numbers may be drawn: a process has one generator, which all of its workers
+share if they are threads."""
 
 _LARGEST_SEED = 2**63 - 1
 _LARGEST_NUMPY_SEED = 2**32 - 1

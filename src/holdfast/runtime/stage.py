@@ -6,7 +6,7 @@ weight gradients go to a sink. Knows nothing of schedules, peers or optimizers.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from holdfast.errors import ConfigError, ScheduleError
 from holdfast.runtime.layers import LayerStack, Run, Tensors, joined
 from holdfast.runtime.routed import Deferred, Piece
+from holdfast.runtime.seeding import DRAWING
 from holdfast.runtime.split import DeferWeights, run_backward, weight_gradients
 
 BorderGradients = tuple[Tensor | None, ...]
@@ -94,15 +95,13 @@ class Stage:
         loss: Callable[[Any, Any], Tensor] | None = None,
         loss_scale: float = 1.0,
         checkpoint_activations: bool = False,
-        lock: AbstractContextManager[Any] | None = None,
         sink: GradientSink | None = None,
         ran: Callable[[str], None] = lambda who: None,
     ) -> None:
         """``unpack``: several tensors between two layers are passed as several arguments, not
         as one tuple. ``loss``, of the last stage, is called with its output and the target;
-        gradients are those of the loss times ``loss_scale``. ``lock`` is held while computing:
-        stages that are threads of one process share the random number generator. ``ran`` is told
-        of every layer that has run, and of the loss; it may raise.
+        gradients are those of the loss times ``loss_scale``. ``ran`` is told of every layer that
+        has run, and of the loss; it may raise.
         """
         self.slots = _slots(layers, first_layer)
         self.sink = sink
@@ -117,7 +116,6 @@ class Stage:
         self._is_first = first_layer == 0
         self._loss = _checked_loss(loss)
         self._loss_scale = loss_scale
-        self._lock = lock or nullcontext()
         self._slot_of = {id(slot.parameter): index for index, slot in enumerate(self.slots)}
         self._forwarded: dict[int, _Forwarded] = {}
         self._halfway: dict[int, _Halfway] = {}
@@ -147,7 +145,7 @@ class Stage:
         if microbatch in self._forwarded or microbatch in self._halfway:
             raise ScheduleError(f"forward of micro-batch {microbatch}, which is in flight already")
         run = Run(step, microbatch, DeferWeights(self._slot_of) if split else None, {})
-        with self._lock, torch.enable_grad():
+        with DRAWING, torch.enable_grad():
             leaves = tuple(
                 tensor.detach() if index in constants else self._leaf(tensor)
                 for index, tensor in enumerate(inputs)
@@ -184,7 +182,7 @@ class Stage:
         """
         forwarded = self._take_forwarded(microbatch)
         sink = self._require_sink()
-        with self._lock:
+        with DRAWING:
             if sink.native:
                 return forwarded.run_backward(self._roots(forwarded, output_gradients))
             with self._own_gradients() as gradients:
@@ -199,7 +197,7 @@ class Stage:
         forwarded = self._take_forwarded(microbatch)
         deferred = Deferred() if forwarded.mode is None else forwarded.mode.deferred
         deferred.deferring = True
-        with self._lock, self._own_gradients() as gradients:
+        with DRAWING, self._own_gradients() as gradients:
             input_gradients = forwarded.run_backward(self._roots(forwarded, output_gradients))
         self._halfway[microbatch] = _Halfway(gradients, deferred.pieces)
         return input_gradients
@@ -211,7 +209,7 @@ class Stage:
             raise ScheduleError(
                 f"backward_weight of micro-batch {microbatch} before its first part"
             )
-        with self._lock, torch.no_grad():
+        with DRAWING, torch.no_grad():
             self._hand_over(weight_gradients(halfway.pieces, halfway.computed))
 
     def drop(self, microbatch: int) -> None:

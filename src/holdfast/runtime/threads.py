@@ -21,7 +21,7 @@ class WorkerThreads:
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
-        self._hub, self._compute = LocalHub(), threading.RLock()
+        self._hub = LocalHub()
         self.woken = threading.Event()  # set: whoever was made to hang goes on
 
     def start(self, access: Access, order: StartWorkers) -> None:
@@ -35,7 +35,7 @@ class WorkerThreads:
             transport = LocalTransport(spec.worker, self._hub, limits=transport_limits(config))
             thread = threading.Thread(
                 target=run_worker,
-                args=(spec, transport, self._compute, self.woken),
+                args=(spec, transport, self.woken),
                 name=f"holdfast {name}",
                 daemon=True,
             )

@@ -5,10 +5,8 @@ Wires the parts together, reports, tells what it has. What to run comes with eac
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from holdfast.batches import Batches
 from holdfast.cluster import WorkerId, parse_worker
@@ -61,7 +59,6 @@ class StageTraining:
         tell: Callable[[messages.Message], None],
         check: Callable[[], None],
         injector: Injector,
-        compute: AbstractContextManager[Any],
         ran: Callable[[str], None] = lambda who: None,
     ) -> None:
         """``check`` raises when this worker is to stop at the next operation boundary, ``ran`` if
@@ -71,7 +68,7 @@ class StageTraining:
         self._number, self._wait_s, self._injector = assign.stage, assign.wait_s, injector
         self._check = check
         self._clip_norm = job.clip_norm
-        builder = Builder(job, config, assign.cut, compute, ran)
+        builder = Builder(job, config, assign.cut, ran)
         self.ledger, self.activity = Ledger(), Activity()
         self.lanes = Lanes(check)
         saver = TwoPhaseSaver if config.recovery.mode == "checkfreq" else StageSaver
@@ -112,15 +109,9 @@ class StageTraining:
         every = config.recovery.commit_every if config.recovery.mode == "commit" else 0
         self._commits = MemoryCommits(self._state, every, assign.first_step)
         again = builder.stage_of(self._layers)
-        self._executor = Executor(self._lane(again, batches, check, compute))
+        self._executor = Executor(self._lane(again, batches, check))
 
-    def _lane(
-        self,
-        again: Stage,
-        batches: Batches,
-        check: Callable[[], None],
-        compute: AbstractContextManager[Any],
-    ) -> Lane:
+    def _lane(self, again: Stage, batches: Batches, check: Callable[[], None]) -> Lane:
         config = self._config
         return Lane(
             me=self._me,
@@ -139,7 +130,6 @@ class StageTraining:
             on_commit=self._on_commit,
             on_first=self._on_first,
             check=check,
-            compute=compute,
             device=self._device,
             staggered=config.optimizer.mode == "staggered",
             activity=self.activity,

@@ -8,9 +8,7 @@ import os
 import resource
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -42,6 +40,7 @@ from holdfast.runtime.injection import Act, Injector, LastingFaults
 from holdfast.runtime.link import ControlLink, Heart
 from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.replay import Replayer
+from holdfast.runtime.seeding import DRAWING
 from holdfast.runtime.settings import SettingsWatch
 from holdfast.runtime.stacks import Stacks
 from holdfast.runtime.state import hash_of_each
@@ -60,7 +59,6 @@ class Worker:
         spec: WorkerSpec,
         link: ControlLink,
         transport: Transport,
-        compute: AbstractContextManager[Any],
         act: Act,
         is_silent: Callable[[], bool],
         *,
@@ -69,7 +67,6 @@ class Worker:
         self._spec = spec
         self._link = link
         self._transport = transport
-        self._compute = compute
         self._act, self._is_silent = act, is_silent
         self._lasting = LastingFaults(spec.worker, transport.hinder, DutyCycle().set)
         self._heart = Heart(link.send)
@@ -88,7 +85,7 @@ class Worker:
 
     def run(self) -> None:
         """Until told to stop."""
-        with self._compute:
+        with DRAWING:
             job: Job | None = self._load_job()
         assert job is not None
         self._say_hello(job)
@@ -182,7 +179,7 @@ class Worker:
 
     def _load_again(self, assign: messages.Assign) -> Job:
         """The layers have been trained, or given away, since they were first built."""
-        with self._compute:
+        with DRAWING:
             job = self._load_job()
         if not assign.checkpoint:
             stage = stage_ranges(assign.cut, len(job.layers))[assign.stage]
@@ -224,7 +221,7 @@ class Worker:
         self._link.send(hello)
 
     def _measure(self, job: Job) -> None:
-        with self._compute:
+        with DRAWING:
             forward_s, backward_s = measure_layers(job, self._batches(job))
         self._settings.check("a layer or Job.data")
         costs = messages.LayerCosts(
@@ -254,7 +251,6 @@ class Worker:
             injector=Injector(
                 [parse_fault(text) for text in assign.faults], self._act, self._lasting
             ),
-            compute=self._compute,
             ran=self._settings.check,
         )
         self._log = self.training.log
@@ -296,7 +292,7 @@ class Worker:
         self._connect(order.addresses)
         self._heart.start(order.beat_s, self._beat)
         if job is None:
-            with self._compute:
+            with DRAWING:
                 job = self._load_job()
         try:
             self._link.send(self._replayer(order, job).run())
@@ -328,7 +324,6 @@ class Worker:
             check=lambda: self._link.check(self._epoch),
             reach=lambda step, point: None if training is None else training.reach(step, point),
             log=self._log,
-            compute=self._compute,
         )
 
     def _open_log(self, order: messages.Replay) -> BoundaryLog:
