@@ -75,8 +75,17 @@ class OneStage:
         self._learn_buffers(stage)
 
     def enter(self, known: dict[int, Verdict] | None = None) -> None:
-        exchange = VerdictExchange(ME, 0, HOLDERS, self.transport, 10.0, known)
-        self.commit.enter(exchange, self.transport, TIMEOUT_S)
+        """An epoch. What was told in an earlier one is told again."""
+        self.verdicts = VerdictExchange(
+            ME, 0, HOLDERS, self.transport, 10.0, known, timeout_s=TIMEOUT_S
+        )
+        self.commit.tell(self.verdicts)
+
+    def missing(self) -> list[tuple[WorkerId, Tag]]:
+        return self.commit.missing(self.verdicts)
+
+    def settle(self) -> Committed:
+        return self.commit.settle(self.verdicts)
 
     def advance(self, epoch: int) -> None:
         self.peer.advance(epoch)
@@ -88,7 +97,7 @@ class OneStage:
 
     def reduce(self, step: int, attempt: int = 0, scale: float = 1.0) -> Reduced:
         reduced = self.accept(step, attempt, scale)
-        self.commit.tell()
+        self.commit.tell(self.verdicts)
         return reduced
 
     def accept(self, step: int, attempt: int = 0, scale: float = 1.0) -> Reduced:
@@ -138,21 +147,21 @@ def run_step(stage: OneStage, step: int, square: float, *, trust: bool) -> Commi
     if trust:
         stage.commit.apply_on_trust()
     stage.hear(step, square)
-    return stage.commit.settle()
+    return stage.settle()
 
 
 def test_the_phases_follow_each_other():
     stage = OneStage()
     assert stage.commit.phase is Phase.COLLECTING
-    assert stage.commit.missing() == []
+    assert stage.missing() == []
     stage.reduce(0)
     assert stage.commit.phase is Phase.REDUCED
-    assert stage.commit.missing() == [(PEER, Tag(Channel.VERDICT, 0, 0))]
+    assert stage.missing() == [(PEER, Tag(Channel.VERDICT, 0, 0))]
     stage.commit.apply_on_trust()
     assert stage.commit.phase is Phase.ON_TRUST
     stage.hear(0, GOOD)
-    assert stage.commit.missing() == []
-    committed = stage.commit.settle()
+    assert stage.missing() == []
+    committed = stage.settle()
     assert (committed.step, committed.taken_back) == (0, False)
     assert stage.commit.phase is Phase.COLLECTING
 
@@ -246,7 +255,7 @@ def test_an_own_nonfinite_gradient_is_never_applied_not_even_on_trust(bad):
     stage.commit.apply_on_trust()
     assert stage.bits() == before
     stage.hear(1, GOOD)
-    committed = stage.commit.settle()
+    committed = stage.settle()
     assert committed.verdict.skip
     assert stage.bits() == before
 
@@ -256,9 +265,9 @@ def test_a_piece_of_an_earlier_attempt_settles_nothing():
     stage.commit.restart(1)
     stage.reduce(1, attempt=1)
     stage.hear(1, CLIPPED, attempt=0)
-    assert stage.commit.missing() == [(PEER, Tag(Channel.VERDICT, 1, 1))]
+    assert stage.missing() == [(PEER, Tag(Channel.VERDICT, 1, 1))]
     stage.hear(1, GOOD, attempt=1)
-    assert stage.commit.settle().verdict.good
+    assert stage.settle().verdict.good
 
 
 def test_a_lost_stage_ends_the_wait_for_its_verdict_and_the_step_stays_open():
@@ -267,7 +276,7 @@ def test_a_lost_stage_ends_the_wait_for_its_verdict_and_the_step_stays_open():
     stage.commit.apply_on_trust()
     stage.peer.close()
     with pytest.raises(PeerLost) as lost:
-        stage.commit.settle()
+        stage.settle()
     assert lost.value.worker == str(PEER)
     assert stage.commit.phase is Phase.ON_TRUST
 
@@ -291,7 +300,7 @@ def test_the_versions_of_a_step_are_told_apart():
     stage.commit.apply_on_trust()
     assert (stage.commit.reduced, stage.commit.oldest) == (1, 0)
     stage.hear(0, GOOD)
-    stage.commit.settle()
+    stage.settle()
     assert (stage.commit.reduced, stage.commit.oldest) == (1, 0)
     run_step(stage, 1, GOOD, trust=False)
     assert (stage.commit.reduced, stage.commit.oldest) == (2, 1)
@@ -395,7 +404,7 @@ def test_what_is_kept_is_given_up_again():
     on_trust = stage.commit.kept_bytes
     assert on_trust > settled
     stage.hear(1, CLIPPED)
-    stage.commit.settle()
+    stage.settle()
     assert stage.commit.kept_bytes < on_trust <= stage.commit.peak_kept_bytes
     stage.commit.restart(5)
     assert stage.commit.kept_bytes == 0
@@ -434,14 +443,14 @@ def test_what_was_told_in_a_past_epoch_is_told_again_in_the_next(trust):
         stage.commit.apply_on_trust()
     stage.transport.interrupt(1)
     with pytest.raises(EpochPast):
-        stage.commit.settle()
+        stage.settle()
     stage.advance(1)
     stage.enter()
     told = stage.peer.receive(ME, Tag(Channel.VERDICT, 0, 0), TIMEOUT_S)
     assert told.tolist() == [0.0, *reduced.squares]
-    assert len(stage.commit.missing()) == 1
+    assert len(stage.missing()) == 1
     stage.hear(0, CLIPPED)
-    assert stage.commit.settle().taken_back == trust
+    assert stage.settle().taken_back == trust
     assert stage.bits() == calm.bits()
 
 
@@ -455,8 +464,8 @@ def test_a_verdict_that_somebody_else_has_heard_settles_the_step_without_a_messa
         stage.commit.apply_on_trust()
     sent = stage.transport.statistics.sent_messages
     stage.enter({0: heard})
-    assert stage.commit.missing() == []
-    committed = stage.commit.settle()
+    assert stage.missing() == []
+    committed = stage.settle()
     assert repr(committed.verdict) == repr(heard)
     assert committed.taken_back == (trust and not heard.good)
     assert stage.bits() == calm.bits()

@@ -224,5 +224,5 @@ def test_holders_and_the_first_of_them_are_those_of_the_epoch_whatever_their_nam
     hub = LocalHub()
     me = worker("0.0")
     epoch = Epoch(me, 1, stages, LocalTransport(me, hub), group.parts[worker("0.1")], LIMIT_S)
-    assert epoch.holders == [[worker("1.0")], [worker("0.0"), worker("0.1")]]
+    assert epoch.holders == {0: [worker("1.0")], 1: [worker("0.0"), worker("0.1")]}
     assert epoch.is_first_holder

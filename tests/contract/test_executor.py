@@ -18,12 +18,14 @@ from holdfast.config import RunConfig, config_from
 from holdfast.errors import DataError, HoldfastError, JobError, PeerLost
 from holdfast.job import Job
 from holdfast.protocol import messages
+from holdfast.protocol.half_done import to_record
 from holdfast.recovery.places import Places
 from holdfast.runtime import saving
 from holdfast.runtime.injection import Injector
 from holdfast.runtime.training import StageTraining
 from holdfast.schedule.generate import one_f_one_b
 from holdfast.schedule.operation import Shape
+from holdfast.schedule.running import RunningStep
 from holdfast.schedule.schedule import loads
 from holdfast.transport.base import Channel, Tag
 from holdfast.transport.local import LocalHub, LocalTransport
@@ -185,6 +187,7 @@ class Cluster:
     cut: Sequence[int]
     settings: dict
     hasty: frozenset[WorkerId] = frozenset()
+    wait_s: float = 20.0
     hub: LocalHub = field(default_factory=LocalHub)
     transports: dict[WorkerId, Recording] = field(default_factory=dict)
     trainings: dict[WorkerId, StageTraining] = field(default_factory=dict)
@@ -244,7 +247,7 @@ class Cluster:
             checkpoint="",
             first_step=0,
             beat_s=1.0,
-            wait_s=20.0,
+            wait_s=self.wait_s,
             log=None,
             faults=[],
             part="stage-0.0a1b2c3d",
@@ -455,8 +458,8 @@ def test_a_worker_ends_only_when_its_last_part_is_on_disk_however_long_that_take
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(saving, "write_part", write)
-    run = cluster(plain(1, 1), checkpoint={"every_steps": 0, "at_end": True})
-    run.trainings[ALICE]._saver._limit_s = 0.0
+    settings = {"checkpoint": {"every_steps": 0, "at_end": True}}
+    run = Cluster(plain(1, 1), tuples_job, (), settings, wait_s=0.0)
     run.check = lambda: freed.set() if begun.is_set() else None  # asked while it waits
     run.run()
     assert [part.step for part in run.parts] == [STEPS]
@@ -528,12 +531,11 @@ def test_a_sample_that_is_bad_when_an_operation_is_run_again_is_told_with_its_st
     run = cluster(plain(1, 2), bad_later_job, (1,))
     run.run()
     data.is_bad = True
-    training = run.trainings[ALICE]
-    executor = training._executor
-    executor._step, executor._attempt = STEPS - 1, 0
-    executor._routes = training.lanes.of(STEPS - 1, timeout_s=1.0)
+    lanes = loads("schedule pipelines=1 stages=2 microbatches=6\n0.0: 0F0\n0.1:\n")
+    half_done = to_record(RunningStep.whole(STEPS - 1, 0, lanes))
+    run.transports[ALICE].advance(2)
     with pytest.raises(JobError) as caught:
-        executor._run_again(executor._routes)
+        run.trainings[ALICE].run(replace(run.proceed, epoch=2, running=[half_done]))
     assert caught.value.step == STEPS - 1
     assert isinstance(caught.value.__cause__, DataError)
 

@@ -210,7 +210,7 @@ def test_both_stages_of_a_tie_log_the_same_gradient_of_every_step(tmp_path):
     found = reader(tmp_path)
     gradients = [found.tied(1, step, 0) for step in range(STEPS)]
     assert all(values.numel() == WIDTH * WIDTH and touched for values, touched in gradients)
-    result = made.trainings[WorkerId(0, 0)]._commit.result
+    result = made.trainings[WorkerId(0, 0)].built.commit.result
     assert result.step == STEPS - 1
     assert torch.equal(gradients[-1][0], result.reduced.layout.padded(result.reduced.flat, 0))
     for worker in ("0.0", "0.1"):

@@ -72,9 +72,10 @@ class OneStage:
     def _stage(self) -> Stage:
         return Stage(list(self.layers.values()), first_layer=2, seed=7)
 
-    def verdict(self, verdict: Verdict, step: int) -> None:
-        exchange = VerdictExchange(ME, 1, [[PEER], [ME]], self.transport, None, {step: verdict})
-        self.commit.enter(exchange, self.transport, LIMIT_S)
+    def settle(self, verdict: Verdict, step: int) -> None:
+        holders, known = [[PEER], [ME]], {step: verdict}
+        heard = VerdictExchange(ME, 1, holders, self.transport, None, known, timeout_s=LIMIT_S)
+        self.commit.settle(heard)
 
     def forward(self, step: int, microbatch: int) -> Tensor:
         (output,) = self.stage.forward(step, microbatch, (data(step, microbatch),), split=True)
@@ -149,8 +150,7 @@ def apply(stage: OneStage, step: int, how: str) -> None:
         return
     if how != "settled":
         stage.commit.apply_on_trust()
-    stage.verdict(BAD if how == "taken back" else GOOD, step)
-    stage.commit.settle()
+    stage.settle(BAD if how == "taken back" else GOOD, step)
 
 
 HOW = ["on trust", "settled", "trusted and settled", "taken back"]
@@ -194,8 +194,7 @@ def test_the_present_state_and_the_micro_batches_in_flight_do_not_notice(optimiz
     sent |= {1: (outputs[1], bits(gradient)), 2: (outputs[2], bits(stage.backward(2, 2)))}
     if how == "on trust":  # nothing is reduced before the step before is settled
         for one in (stage, calm):
-            one.verdict(GOOD, 1)
-            one.commit.settle()
+            one.settle(GOOD, 1)
     stage.reduce(2)
     assert sent == calm.run_step(2)
     for one in (stage, calm):
@@ -230,8 +229,7 @@ def test_a_step_can_be_run_again_until_the_following_one_is_settled(optimizer, h
     assert stage.rerun(1, 1) == sent[1]
     assert stage.rerun(2, 1) == sent_2[1]
     assert stage.rerun(1, 2) == sent[2]
-    stage.verdict(GOOD, 2)
-    stage.commit.settle()
+    stage.settle(GOOD, 2)
     assert stage.commit.oldest == 2
     assert stage.rerun(2, 0) == sent_2[0]
 
@@ -244,8 +242,7 @@ def test_running_again_does_not_change_how_the_step_on_trust_is_taken_back():
         one.commit.apply_on_trust()
     assert stage.rerun(1, 1) == sent[1]
     for one in (stage, calm):
-        one.verdict(BAD, 2)
-        one.commit.settle()
+        one.settle(BAD, 2)
     assert stage.state() == calm.state()
 
 

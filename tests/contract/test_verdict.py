@@ -1,6 +1,7 @@
 """The verdict on a step: one norm, the same bits for everyone, whoever holds which layers."""
 
 import math
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -97,13 +98,14 @@ def test_a_model_without_parameters_has_norm_zero():
 
 
 Holders = list[list[WorkerId]]
+made = partial(VerdictExchange, timeout_s=TIMEOUT_S)
 
 
 def joined(holders: Holders, known=None) -> dict[WorkerId, tuple[VerdictExchange, LocalTransport]]:
     hub = LocalHub()
     transports = {worker: LocalTransport(worker, hub) for worker in chain.from_iterable(holders)}
     return {
-        worker: (VerdictExchange(worker, worker.stage, holders, transport, 1.0, known), transport)
+        worker: (made(worker, worker.stage, holders, transport, 1.0, known), transport)
         for worker, transport in transports.items()
     }
 
@@ -122,8 +124,7 @@ def test_everyone_hears_each_other_stage_exactly_once_when_holders_are_uneven():
         assert all(transport.has(source, tag) for source, tag in wanted)
         assert transport.statistics.received_messages == 2
     verdicts = {
-        exchange.hear(4, 1, piece_of(worker.stage), TIMEOUT_S)
-        for worker, (exchange, _) in members.items()
+        exchange.hear(4, 1, piece_of(worker.stage)) for worker, (exchange, _) in members.items()
     }
     assert verdicts == {judge([piece_of(stage) for stage in range(3)], 1.0)}
     assert all(transport.statistics.unread_bytes == 0 for _, transport in members.values())
@@ -150,7 +151,7 @@ def test_pieces_of_another_attempt_are_not_heard():
 def test_a_single_stage_needs_no_messages():
     ((exchange, transport),) = joined([[WorkerId(0, 0)]]).values()
     exchange.tell(0, 0, piece(0.25))
-    assert exchange.hear(0, 0, piece(0.25), TIMEOUT_S) == Verdict(0.5, None, False)
+    assert exchange.hear(0, 0, piece(0.25)) == Verdict(0.5, None, False)
     assert transport.statistics.sent_messages == 0
 
 
@@ -160,7 +161,7 @@ def test_a_verdict_that_is_known_is_neither_told_nor_waited_for_and_others_are()
     for exchange, transport in members.values():
         exchange.tell(4, 0, piece(1.0))
         assert exchange.wanted(4, 0) == []
-        assert exchange.hear(4, 0, piece(1.0), TIMEOUT_S) == known
+        assert exchange.hear(4, 0, piece(1.0)) == known
         assert transport.statistics.sent_messages == 0
         assert len(exchange.wanted(5, 0)) == 2
     for exchange, _ in members.values():
@@ -172,7 +173,7 @@ def test_which_name_holds_which_stage_is_what_the_holders_say():
     moved = WorkerId(1, 0)  # its name says stage 0
     hub = LocalHub()
     holders = [[WorkerId(0, 0)], [WorkerId(0, 1), moved]]
-    exchange = VerdictExchange(moved, 1, holders, LocalTransport(moved, hub), None)
+    exchange = made(moved, 1, holders, LocalTransport(moved, hub), None)
     assert exchange.wanted(0, 0) == [(WorkerId(0, 0), Tag(Channel.VERDICT, 0, 0))]
 
 

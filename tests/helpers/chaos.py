@@ -20,7 +20,8 @@ from pathlib import Path
 from helpers import jobs, runs
 from holdfast.faults.fault import parse_fault
 from holdfast.observability.events import WorkerStep
-from holdfast.runtime.executor import Executor
+from holdfast.runtime.operations import StageOperations
+from holdfast.runtime.replay import Replayer
 from holdfast.schedule.operation import Op
 
 PER_CENT = int(os.environ.get("HOLDFAST_SWEEP", "4"))  # of all points that are tried
@@ -87,21 +88,32 @@ class Ran:
 
 
 class Executions:
-    """All operations that executors of this process have computed, in order."""
+    """All operations of a training that this process has computed, in order; none of a replay."""
 
     def __init__(self) -> None:
         self.ran: list[Ran] = []
+        self._own = threading.local()
 
     def watch(self, monkeypatch) -> None:
-        for name, is_again in (("_compute", False), ("_compute_again", True)):
-            monkeypatch.setattr(Executor, name, self._counted(getattr(Executor, name), is_again))
+        for name, is_again in (("run", False), ("run_again", True)):
+            counted = self._counted(getattr(StageOperations, name), is_again)
+            monkeypatch.setattr(StageOperations, name, counted)
+        replay = Replayer.run
 
-    def _counted(self, compute, is_again: bool):
-        def counted(executor, op, incoming):
-            outgoing = compute(executor, op, incoming)
-            if op.microbatch is not None:
-                who, step, attempt = str(executor._lane.me), executor._step, executor._attempt
-                self.ran.append(Ran(who, step, attempt, op, is_again))
+        def replayed(replayer):
+            self._own.replays = True
+            try:
+                return replay(replayer)
+            finally:
+                self._own.replays = False
+
+        monkeypatch.setattr(Replayer, "run", replayed)
+
+    def _counted(self, run, is_again: bool):
+        def counted(operations, op, at, incoming):
+            outgoing = run(operations, op, at, incoming)
+            if not getattr(self._own, "replays", False):
+                self.ran.append(Ran(str(at.me), at.step, at.number, op, is_again))
             return outgoing
 
         return counted

@@ -10,7 +10,7 @@ from helpers import jobs, runs
 from helpers.runs import settings
 from holdfast.observability.events import CheckpointFailed, CheckpointSaved, WentBack
 from holdfast.runtime import saving
-from holdfast.runtime.training import StageTraining
+from holdfast.runtime.stage_saves import EpochSaves
 
 FULL = "No space left on device"
 NUMBERS = {"steps": 12, "microbatches": 4}
@@ -45,11 +45,11 @@ def left_of(run):
 
 def break_disk(monkeypatch, is_broken):
     """``is_broken``: whether a worker cannot write a version's part."""
-    save, write_part, broken = StageTraining._save, saving.write_part, set()
+    save, write_part, broken = EpochSaves.save, saving.write_part, set()
 
     def note(self, version, **more):
-        if is_broken(str(self._me), version):
-            broken.add((version, self._saver._name))
+        if is_broken(str(self.stage.me), version):
+            broken.add((version, self.stage.saver.name))
         save(self, version, **more)
 
     def write(folder, tensors):
@@ -59,7 +59,7 @@ def break_disk(monkeypatch, is_broken):
             raise OSError(28, FULL)
         return digests
 
-    monkeypatch.setattr(StageTraining, "_save", note)
+    monkeypatch.setattr(EpochSaves, "save", note)
     monkeypatch.setattr(saving, "write_part", write)
     return broken
 
@@ -133,18 +133,18 @@ def test_r6_a_full_disk_costs_the_checkpoints_and_not_the_run(job, tmp_path, cal
 
 @pytest.mark.parametrize("what", ["parameter", "buffer", "optimizer"])
 def test_r7_one_flipped_bit_of_one_replica_ends_the_run(monkeypatch, job, tmp_path, what):
-    save, flipped = StageTraining._save, []
+    save, flipped = EpochSaves.save, []
 
     def flip(self, version, **more):
-        if str(self._me) == "1.1" and version == 4:
-            tensors = self._state.live_tensors()
+        if str(self.stage.me) == "1.1" and version == 4:
+            tensors = self.stage.state.live_tensors()
             wanted = {"parameter": "linear.weight", "buffer": "running_var", "optimizer": "exp_avg"}
             key = next(key for key in tensors if key.endswith(wanted[what]))
             tensors[key].view(torch.int32).view(-1)[0] ^= 1
             flipped.append(int(key.partition(".")[0]))
         save(self, version, **more)
 
-    monkeypatch.setattr(StageTraining, "_save", flip)
+    monkeypatch.setattr(EpochSaves, "save", flip)
     cut = settings("parallel.cut=[3]")
     run = runs.threads(job, tmp_path / "run", *runs.layout("2x2"), *cut, *EVERY, **NUMBERS)
     assert run.exit_code == 1

@@ -1,7 +1,7 @@
-"""Tensors over the borders of a stage: how many there are, which get a gradient back.
+"""Tensors of neighbouring stages, over the transport: received, kept for who may ask again, sent.
 
 The number of tensors and whether they take a gradient travel in the tag, so that a receiver
-needs to know nothing beforehand. Who sends to whom is decided elsewhere.
+needs to know nothing beforehand. Who sends to whom is in the routes of a step.
 """
 
 from collections.abc import Sequence
@@ -10,61 +10,67 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError
+from holdfast.runtime.attempt import Attempt
+from holdfast.runtime.boundary_log import BoundaryLog
+from holdfast.runtime.crossings import Crossings, Tensors
+from holdfast.runtime.ledger import Ledger
 from holdfast.schedule.operation import Fact, Kind, Op, What
+from holdfast.schedule.running import RunningStep
 from holdfast.transport.base import Channel, Tag, Transport
 
 MAX_BORDER_TENSORS = 16
 _MORE = 32  # tensor i of k travels as part _MORE * i + k ...
 _CONSTANT = 1024  # ... plus this if it is an activation that takes no gradient
 
-Tensors = tuple[Tensor, ...]
 Address = tuple[WorkerId, Tag]
 
 
-class Border:
-    def __init__(self, me: WorkerId, stage: int, transport: Transport) -> None:
-        self._me, self._stage, self._transport = me, stage, transport
+class TransportBoundary:
+    """Between this worker and those that the routes name. ``ledger`` and ``log`` keep a copy."""
+
+    def __init__(
+        self,
+        me: WorkerId,
+        transport: Transport,
+        ledger: Ledger,
+        log: BoundaryLog,
+        crossings: Crossings,
+        timeout_s: float,
+    ) -> None:
+        self._me, self._transport, self._timeout_s = me, transport, timeout_s
+        self._ledger, self._log, self._crossings = ledger, log, crossings
         self._first_part = 1  # of the last input
-        self._carries: dict[tuple[int, int], list[bool]] = {}  # which outputs get a gradient back
-        self._sizes: dict[tuple[int, int], int] = {}  # elements of a micro-batch's input
 
-    def check(self, op: Op, tensors: Tensors) -> None:
-        if op.kind is Kind.F and not tensors:
-            raise ConfigError(f"stage {op.stage} hands on no tensor; a layer must return some")
-        if len(tensors) > MAX_BORDER_TENSORS:
-            raise ConfigError(
-                f"stage {op.stage} hands on {len(tensors)} tensors; at most {MAX_BORDER_TENSORS}"
-            )
-
-    def note_inputs(self, step: int, microbatch: int, inputs: Tensors) -> None:
-        self._sizes[step, microbatch] = sum(tensor.numel() for tensor in inputs)
-
-    def size_of(self, op: Op, step: int) -> int:
-        """How much work a micro-batch is, next to others; 0: unknown."""
-        return 0 if op.microbatch is None else self._sizes.get((step, op.microbatch), 0)
-
-    def note_outputs(self, step: int, microbatch: int, outputs: Tensors) -> None:
-        self._carries[step, microbatch] = [tensor.requires_grad for tensor in outputs]
-
-    def placed(self, step: int, microbatch: int, gradients: Tensors) -> tuple[Tensor | None, ...]:
-        """Gradients as the stage wants them: None for each output that gets none back."""
-        arrived = iter(gradients)
-        carries = self._carries[step, microbatch]
-        return tuple(next(arrived) if carried else None for carried in carries)
-
-    def release_before(self, step: int) -> None:
-        self._carries = {key: value for key, value in self._carries.items() if key[0] >= step}
-        self._sizes = {key: value for key, value in self._sizes.items() if key[0] >= step}
+    def begin_step(self, step: int) -> None:
+        self._log.begin_step(step)
 
     # --- in ---
 
-    def wanted(self, op: Op, origin: WorkerId, step: int, attempt: int) -> list[Address]:
+    def comes_before(self, op: Op, at: Attempt, others: Sequence[Address]) -> bool:
+        wanted = self._wanted(op, at)
+        if not wanted:
+            return True
+        with self._log.waits():
+            found = self._transport.wait_any([*others, *wanted], self._timeout_s)
+        return found >= len(others)
+
+    def receive(self, op: Op, at: Attempt) -> Tensors:
+        wanted = self._wanted(op, at)
+        if not wanted:
+            return ()
+        with self._log.waits():
+            first = wanted[self._transport.wait_any(wanted, self._timeout_s)]
+            return self._receive(op, *first)
+
+    def _wanted(self, op: Op, at: Attempt) -> list[Address]:
         """First messages any of which says that the operation's input is here; [] if it needs none.
 
         The part of the first one tells how many there are.
         """
-        assert op.microbatch is not None
-        tag = Tag(_channel_in(op), step, attempt, op.microbatch)
+        origin = at.routes.origin(op)
+        if origin is None or op.microbatch is None:
+            return []
+        tag = Tag(_channel_in(op), at.step, at.number, op.microbatch)
         if op.kind is Kind.F:
             as_before = (origin, tag._replace(part=self._first_part))
             if self._transport.has(*as_before):
@@ -73,39 +79,45 @@ class Border:
             return [
                 (origin, tag._replace(part=n + flag)) for n in counts for flag in (0, _CONSTANT)
             ]
-        count = sum(self._carries[step, op.microbatch])
+        count = self._crossings.num_gradients(at.step, op.microbatch)
         return [(origin, tag._replace(part=count))] if count else []
 
-    def receive(
-        self, op: Op, origin: WorkerId, step: int, attempt: int, timeout_s: float
-    ) -> Tensors:
-        wanted = self.wanted(op, origin, step, attempt)
-        if not wanted:
-            return ()
-        first = wanted[self._transport.wait_any(wanted, timeout_s)][1]
+    def _receive(self, op: Op, origin: WorkerId, first: Tag) -> Tensors:
         count = first.part % _MORE
         tags = [first._replace(part=_MORE * i + count) for i in range(count)]
         if op.kind is Kind.F:
             self._first_part = first.part
-            return tuple(self._receive_activation(origin, tag, timeout_s) for tag in tags)
-        return tuple(self._transport.receive(origin, tag, timeout_s) for tag in tags)
+            return tuple(self._receive_activation(origin, tag) for tag in tags)
+        return tuple(self._transport.receive(origin, tag, self._timeout_s) for tag in tags)
 
-    def _receive_activation(self, origin: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
+    def _receive_activation(self, origin: WorkerId, tag: Tag) -> Tensor:
         """With ``requires_grad`` as the sender had it: some kernels are chosen by it."""
         either = [(origin, tag), (origin, tag._replace(part=tag.part + _CONSTANT))]
-        found = self._transport.wait_any(either, timeout_s)
-        tensor = self._transport.receive(*either[found], timeout_s)
+        found = self._transport.wait_any(either, self._timeout_s)
+        tensor = self._transport.receive(*either[found], self._timeout_s)
         return tensor.requires_grad_(found == 0)
 
     # --- out ---
 
-    def send_result(
-        self, to: WorkerId, op: Op, step: int, attempt: int, tensors: Sequence[Tensor]
-    ) -> None:
-        what = What.ACTIVATION if op.kind is Kind.F else What.GRADIENT
-        self.send(to, Fact(what, op.stage, op.microbatch), step, attempt, tensors)
+    def keep(self, op: Op, at: Attempt, tensors: Tensors) -> None:
+        last = at.routes.schedule.shape.last_stage
+        travels = op.stage < last if op.kind is Kind.F else op.stage > 0 and op.kind is not Kind.W
+        if travels:
+            _check(op, tensors)
+            self._ledger.keep(at.step, op, tensors)
+            self._log.keep(at.step, at.number, op, tensors)
 
-    def send(
+    def send(self, op: Op, at: Attempt, tensors: Tensors) -> None:
+        what = What.ACTIVATION if op.kind is Kind.F else What.GRADIENT
+        for to in at.routes.receivers(op):
+            self._send(to, Fact(what, op.stage, op.microbatch), at.step, at.number, tensors)
+
+    def send_again(self, routes: RunningStep) -> None:
+        for fact, to in routes.resend(self._me):
+            tensors = self._ledger.find(routes.step, fact)
+            self._send(to, fact, routes.step, routes.attempt, tensors)
+
+    def _send(
         self, to: WorkerId, fact: Fact, step: int, attempt: int, tensors: Sequence[Tensor]
     ) -> None:
         assert fact.microbatch is not None
@@ -117,6 +129,18 @@ class Border:
                 part += _CONSTANT
             self._transport.send(to, Tag(channel, step, attempt, fact.microbatch, part), tensor)
 
+    def forget(self, step: int, attempt: int) -> None:
+        self._transport.forget(step, attempt)
+
 
 def _channel_in(op: Op) -> Channel:
     return Channel.ACTIVATION if op.kind is Kind.F else Channel.GRADIENT
+
+
+def _check(op: Op, tensors: Tensors) -> None:
+    if op.kind is Kind.F and not tensors:
+        raise ConfigError(f"stage {op.stage} hands on no tensor; a layer must return some")
+    if len(tensors) > MAX_BORDER_TENSORS:
+        raise ConfigError(
+            f"stage {op.stage} hands on {len(tensors)} tensors; at most {MAX_BORDER_TENSORS}"
+        )

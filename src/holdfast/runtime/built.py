@@ -15,6 +15,7 @@ from holdfast.runtime.buckets import ParameterName
 from holdfast.runtime.commit import StageCommit
 from holdfast.runtime.epoch import Parts
 from holdfast.runtime.gradients import ExactGradients, FastGradients, Layout
+from holdfast.runtime.job_code import JobCode
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.results import Form
 from holdfast.runtime.stage import Slot, Stage
@@ -32,6 +33,7 @@ class Built:
     number: int  # of the stage; of several built as one, the first
     layers: Layers
     stage: Stage
+    again: Stage  # of the same layers: for operations that others need once more
     optimizer: StageOptimizer
     state: StageState
     commit: StageCommit
@@ -39,8 +41,8 @@ class Built:
     is_last: bool
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
-        return [slot.parameter for slot in self.stage.slots]
+    def is_first(self) -> bool:
+        return self.number == 0
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Builder:
     job: Job
     config: RunConfig
     cut: Sequence[int]
-    ran: Callable[[str], None] = lambda who: None  # told of every layer that has run
+    code: JobCode
 
     def build(
         self,
@@ -66,15 +68,10 @@ class Builder:
         ranges = stage_ranges(self.cut, len(self.job.layers))
         all_layers, ties = untie(list(self.job.layers))
         layers = {layer: all_layers[layer] for number in numbers for layer in ranges[number]}
-        stage = self.stage_of(layers)
+        stage = self._stage(layers)
         twins = [tie.members for tie in ties]
         gradients = self._gradients(stage, max([1, *map(len, twins)]))
-        optimizer = StageOptimizer(
-            [slot.parameter for slot in stage.slots],
-            [slot.key for slot in stage.slots],
-            self.job.optimizer,
-            self.job.lr_schedule,
-        )
+        optimizer = self._optimizer(stage)
         commit = StageCommit(
             optimizer,
             stage,
@@ -83,9 +80,11 @@ class Builder:
             reduced=first_step,
             keeps_old=keeps_old,
             consistency=self.config.recovery.consistency,
+            staggered=self.config.optimizer.mode == "staggered",
             before_update=before_update,
             reach=reach,
             due=due,
+            activity=self.code.activity,
         )
         shapes, is_last = buffer_shapes(layers), numbers[-1] == len(ranges) - 1
         sums = StepSums(self.config.parallel.microbatches, shapes, is_last=is_last)
@@ -95,6 +94,7 @@ class Builder:
             number=numbers[0],
             layers=layers,
             stage=stage,
+            again=self._stage(layers),
             optimizer=optimizer,
             state=StageState(layers, stage.slots, optimizer, gradients),
             commit=commit,
@@ -102,7 +102,7 @@ class Builder:
             is_last=is_last,
         )
 
-    def stage_of(self, layers: Layers) -> Stage:
+    def _stage(self, layers: Layers) -> Stage:
         config, is_last = self.config, max(layers) == len(self.job.layers) - 1
         return Stage(
             list(layers.values()),
@@ -112,7 +112,15 @@ class Builder:
             loss=self.job.loss if is_last else None,
             loss_scale=1.0 / config.parallel.microbatches,
             checkpoint_activations=config.stage.checkpoint_activations,
-            ran=self.ran,
+            ran=self.code.ran,
+        )
+
+    def _optimizer(self, stage: Stage) -> StageOptimizer:
+        return StageOptimizer(
+            [slot.parameter for slot in stage.slots],
+            [slot.key for slot in stage.slots],
+            self.job.optimizer,
+            self.job.lr_schedule,
         )
 
     def _gradients(self, stage: Stage, num_twins: int) -> ExactGradients | FastGradients:

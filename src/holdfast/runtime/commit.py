@@ -25,8 +25,8 @@ from holdfast.runtime.stage import Stage
 from holdfast.runtime.state import Layers, buffer_values, set_buffer_values, swapped_buffers
 from holdfast.runtime.step_sums import Totals
 from holdfast.runtime.taking_back import KeepOld, TakingBack, Update
-from holdfast.runtime.verdict import Verdict, VerdictExchange, make_piece
-from holdfast.transport.base import Tag, Transport
+from holdfast.runtime.verdict import Verdict, Verdicts, make_piece
+from holdfast.transport.base import Tag
 
 
 class Phase(Enum):
@@ -82,19 +82,23 @@ class StageCommit:
         reduced: int = 0,
         keeps_old: bool = True,
         consistency: Literal["keep-old", "undo"] = "keep-old",
+        staggered: bool = True,
         before_update: Callable[[], None] = lambda: None,
         reach: Callable[[int, str], None] = lambda step, point: None,
         due: Callable[[int, str], bool] = lambda step, point: False,
+        activity: Activity | None = None,
     ) -> None:
-        """``before_update`` may wait until the weights are free to change. ``reach`` is told of
-        every point where a fault may be injected. ``consistency=undo``
-        refuses, with a ConfigError, an optimizer that has no inverse.
+        """``consistency=undo`` refuses, with a ConfigError, an optimizer that has no inverse.
+        ``staggered``: a step may be applied before its verdict is known. ``before_update`` may
+        wait until the weights are free to change. ``reach`` is told of every point where a fault
+        may be injected.
         """
         self._optimizer = optimizer
         self._stage = stage
         self._layers = layers
         self._counted = counted
-        self._keeps_old = keeps_old
+        self._keeps_old, self._staggered = keeps_old, staggered
+        self.speculates = staggered  # until a verdict shows that it costs more than it gains
         self._before_update, self._reach, self._due = before_update, reach, due
         self.reduced = reduced
         self.result: Result | None = None  # of the newest reduced step
@@ -103,12 +107,7 @@ class StageCommit:
         self._buffers: dict[int, Mapping[str, Tensor]] = {}  # as they were before a step
         self._pending: _Pending | None = None
         self._peak_bytes = 0
-        self.activity = Activity()
-
-    def enter(self, exchange: VerdictExchange, transport: Transport, timeout_s: float) -> None:
-        """A new epoch. What was told in an earlier one is lost: tell it again."""
-        self._exchange, self._transport, self._timeout_s = exchange, transport, timeout_s
-        self.tell()
+        self._activity = activity or Activity()
 
     @property
     def phase(self) -> Phase:
@@ -121,6 +120,15 @@ class StageCommit:
         """Operations of this step and of later ones can be run, with the weights they need."""
         applied = self.phase is not Phase.REDUCED
         return min([*self._taking_back.steps, self.reduced if applied else self.reduced - 1])
+
+    def attempt_at(self, step: int) -> int:
+        """1 if ``step`` is to be done once more, because of the verdict of the one before it."""
+        before = self.verdicts.get(step - 1)
+        return int(before is not None and self.voids_the_next(before))
+
+    def voids_the_next(self, verdict: Verdict) -> bool:
+        """Whether what was computed of the next step before this was known is void."""
+        return self._staggered and not verdict.good
 
     def accept(self, result: Result) -> None:
         """The stage's gradient of the running step is here."""
@@ -135,18 +143,20 @@ class StageCommit:
         self.result = result
         self.reduced = result.step + 1
 
-    def tell(self) -> None:
-        """Tell the other stages the norm of what is reduced here, if they may not know it."""
+    def tell(self, verdicts: Verdicts) -> None:
+        """Tell the other stages the norm of what is reduced here, if they may not know it.
+
+        Again at the start of an epoch: what was told in an earlier one is lost.
+        """
         pending = self._pending
         if pending is not None:
-            self._exchange.tell(pending.result.step, pending.result.attempt, pending.piece)
+            verdicts.tell(pending.result.step, pending.result.attempt, pending.piece)
 
-    def missing(self) -> list[tuple[WorkerId, Tag]]:
+    def missing(self, verdicts: Verdicts) -> list[tuple[WorkerId, Tag]]:
         """What the verdict still waits for."""
         if self._pending is None:
             return []
-        wanted = self._exchange.wanted(self._pending.result.step, self._pending.result.attempt)
-        return [(source, tag) for source, tag in wanted if not self._transport.has(source, tag)]
+        return verdicts.missing(self._pending.result.step, self._pending.result.attempt)
 
     def apply_on_trust(self) -> None:
         """Apply the step as if the verdict were good, and keep what is needed to go back."""
@@ -156,13 +166,13 @@ class StageCommit:
         self._pending = replace(pending, is_applied=True)
         self._apply(pending.result, None, skip=pending.result.reduced.nonfinite, on_trust=True)
 
-    def settle(self) -> Committed:
+    def settle(self, verdicts: Verdicts) -> Committed:
         """Wait for the verdict and make the step final."""
         pending = self._pending
         assert pending is not None
         result = pending.result
         self._reach(result.step, "check")
-        verdict = self._exchange.hear(result.step, result.attempt, pending.piece, self._timeout_s)
+        verdict = verdicts.hear(result.step, result.attempt, pending.piece)
         trusted = pending.is_applied
         if not (trusted and verdict.good):
             if trusted:
@@ -171,6 +181,7 @@ class StageCommit:
                 self._pending = replace(pending, is_applied=False)
             self._apply(result, verdict.scale, skip=verdict.skip)
         self._pending = None
+        self.speculates = self._staggered and verdict.good
         self._settled(result.step, verdict)
         return Committed(result, verdict, taken_back=trusted and not verdict.good)
 
@@ -237,7 +248,7 @@ class StageCommit:
             self._taking_back.try_out(
                 Update(step, half, scale), lambda: self._reach(step, "half")
             )  # it only hung for a while
-        with self.activity.doing(OPTIMIZER):
+        with self._activity.doing(OPTIMIZER):
             self._taking_back.apply(Update(step, result.reduced, scale), on_trust=on_trust)
         held = self._taking_back.peak_bytes + self._buffer_bytes
         self._peak_bytes = max(self._peak_bytes, held)

@@ -7,6 +7,7 @@ the whole stage or of a parameter that is tied to another stage. Knows no order 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from holdfast.cluster import WorkerId
 from holdfast.runtime.buckets import Bucket, ParameterName, plan_buckets
@@ -37,6 +38,14 @@ class Parts:
     form: Form
 
 
+class TiedSums(Protocol):
+    """Sums of tied parameters that are known already."""
+
+    def given(self, bucket: Bucket, routes: RunningStep, tag: Tag) -> Given | None:
+        """None: the bucket is to be reduced. ``tag``: channel, step and attempt of the result."""
+        ...
+
+
 @dataclass(frozen=True)
 class Epoch:
     me: WorkerId
@@ -45,14 +54,15 @@ class Epoch:
     transport: Transport
     parts: Parts
     timeout_s: float
+    tied: TiedSums | None = None  # None: from the members that have them
 
     @cached_property
-    def holders(self) -> list[list[WorkerId]]:
+    def holders(self) -> dict[int, list[WorkerId]]:
         """Of every stage, in an order that is the same everywhere."""
-        return [
-            sorted(worker for worker, held in self.stages.items() if held == stage)
-            for stage in range(len(self.parts.slots))
-        ]
+        return {
+            stage: sorted(worker for worker, held in self.stages.items() if held == stage)
+            for stage in self.parts.slots
+        }
 
     @property
     def is_first_holder(self) -> bool:
@@ -60,7 +70,7 @@ class Epoch:
 
     def _buckets(self, routes: RunningStep) -> tuple[Bucket, ...]:
         """Of those who reduce; a stage that is done with the step counts with all its holders."""
-        members = {s: routes.reducers(s) or tuple(all_) for s, all_ in enumerate(self.holders)}
+        members = {s: routes.reducers(s) or tuple(all_) for s, all_ in self.holders.items()}
         key = tuple(members.values())
         if key not in self._planned:
             self._planned[key] = plan_buckets(
@@ -100,8 +110,8 @@ class Epoch:
         if source is not None:
             arrivals = Arrivals(self.transport, source)
             return receive_result(arrivals, tag, self.parts.form, self.timeout_s)[0]
-        buckets = self._buckets(routes)
-        given = {bucket.number: self._given(bucket, routes, tag) for bucket in buckets}
+        buckets, tied = self._buckets(routes), self.tied or self
+        given = {bucket.number: tied.given(bucket, routes, tag) for bucket in buckets}
         reduced = reduce_gradients(
             self.parts.gradients,
             [bucket for bucket in buckets if given[bucket.number] is None],
@@ -117,7 +127,8 @@ class Epoch:
         totals = self.parts.sums.totals(members, self.me, self.transport, tag, self.timeout_s)
         return Result(step, attempt, reduced, totals)
 
-    def _given(self, bucket: Bucket, routes: RunningStep, tag: Tag) -> Given | None:
+    def given(self, bucket: Bucket, routes: RunningStep, tag: Tag) -> Given | None:
+        """From whoever has it."""
         giver = self._giver(bucket, routes)
         if giver is None:
             return None

@@ -1,15 +1,16 @@
-"""What a worker has of its running steps: how far each micro-batch is, and every tensor it sent.
+"""What a worker has of its running steps: how far each micro-batch is, every tensor it sent, times.
 
 What was sent is kept until nobody can ask for it again, so that a failure elsewhere costs no
 operation here. Knows nothing of plans: it only remembers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from holdfast.planner.lineage import Progress
+from holdfast.protocol.records import OperationTime
 from holdfast.schedule.operation import Fact, Kind, Op, What
 
 Tensors = tuple[Tensor, ...]
@@ -45,6 +46,7 @@ class Ledger:
         self.peak_bytes = 0
         self._progress: dict[int, Progress] = {}
         self._kept: dict[int, Kept] = {}
+        self._times: dict[int, list[OperationTime]] = {}
         self._bytes = 0
         self._done_before = (-1, 0)  # step, operations of it
         self._attempt_before = 0
@@ -92,6 +94,14 @@ class Ledger:
         self.num_done += 1
         if op.microbatch is not None:
             self._progress[op.microbatch] = _AFTER[op.kind]
+
+    def took(self, step: int, time: OperationTime) -> None:
+        """Also of an attempt that is abandoned later, and before an epoch ends."""
+        self._times.setdefault(step, []).append(time)
+
+    def take_times(self, step: int) -> Sequence[OperationTime]:
+        """Of a step that is settled. Can be taken once."""
+        return self._times.pop(step, [])
 
     def keep(self, step: int, op: Op, tensors: Tensors) -> None:
         """``tensors``: what ``op`` made for a neighbouring stage."""

@@ -16,6 +16,7 @@ from holdfast.protocol.records import SaveRule
 from holdfast.recovery.checkpoint import write_part
 from holdfast.recovery.manifest import partial_directory
 from holdfast.runtime.link import Stopped
+from holdfast.runtime.stage_state import StageState
 from holdfast.runtime.state import hashes_by_layer
 
 PAUSES_S = (0.5, 1.0)  # between tries of a part on the way ...
@@ -74,7 +75,7 @@ class StageSaver:
     def __init__(self, run_dir: Path, name: str, limit_s: float, failed: Failed) -> None:
         """``name``: of the directory for its parts, which nobody else writes to."""
         self._run_dir = run_dir
-        self._name = name
+        self.name = name
         self._limit_s = limit_s
         self._failed = failed
         self._thread: threading.Thread | None = None
@@ -84,17 +85,21 @@ class StageSaver:
     def has(self, version: int) -> bool:
         return max(self.newest, self.others) >= version
 
+    def save(self, step: int, state: StageState, done: Done, *, is_last: bool = False) -> None:
+        """``state``: as it is now. ``done`` is called from the writing thread."""
+        self.write(step, state.tensors(), done, is_last=is_last)
+
     def write(
         self, step: int, tensors: Mapping[str, Tensor], done: Done, *, is_last: bool = False
     ) -> None:
-        """``tensors``: copies that nobody changes. ``done`` is called from the writing thread."""
+        """``tensors``: copies that nobody changes."""
         if self.wait():
             self._begin(step, lambda: tensors, done, is_last)
         else:
             self.give_up(step)
 
     def give_up(self, step: int) -> None:
-        self._failed(step, f"{self._name} is still being written; is the disk stuck?")
+        self._failed(step, f"{self.name} is still being written; is the disk stuck?")
 
     def _begin(
         self, step: int, take: Callable[[], Mapping[str, Tensor]], done: Done, is_last: bool
@@ -145,14 +150,14 @@ class StageSaver:
         tensors = take()
         copy_s = time.monotonic() - start_s
         hashes = hashes_by_layer(tensors)
-        folder = partial_directory(self._run_dir, step) / self._name
+        folder = partial_directory(self._run_dir, step) / self.name
         pauses = iter(pauses_s)
         while True:
             try:
                 digests = write_part(folder, tensors)
                 sizes = {name: (folder / name).stat().st_size for name in digests}
                 took_s = time.monotonic() - start_s
-                return Written(self._name, digests, sizes, hashes, took_s, copy_s)
+                return Written(self.name, digests, sizes, hashes, took_s, copy_s)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)  # it takes room that others need
                 pause_s = next(pauses, None)

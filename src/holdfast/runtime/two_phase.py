@@ -13,6 +13,7 @@ from torch import Tensor
 
 from holdfast.errors import HoldfastError
 from holdfast.runtime.saving import Done, Failed, StageSaver
+from holdfast.runtime.stage_state import StageState
 
 
 class TwoPhaseSaver(StageSaver):
@@ -25,12 +26,15 @@ class TwoPhaseSaver(StageSaver):
         self.stalled_s = 0.0  # that updates have waited for copies, in all
         self.num_bytes = 0  # copied so far, in all
 
+    def save(self, step: int, state: StageState, done: Done, *, is_last: bool = False) -> None:
+        self.write_live(step, state.live_tensors(), done, is_last=is_last)
+
     def write_live(
         self, step: int, live: Mapping[str, Tensor], done: Done, *, is_last: bool = False
     ) -> None:
         """``live``: the tensors themselves. They must not change before ``before_update``."""
         if not self.wait():
-            self._failed(step, f"{self._name} is still being written; is the disk stuck?")
+            self._failed(step, f"{self.name} is still being written; is the disk stuck?")
             return
         self._copied.clear()
 
@@ -52,7 +56,7 @@ class TwoPhaseSaver(StageSaver):
         start_s = time.monotonic()
         if not self._copied.wait(self._limit_s):
             raise HoldfastError(
-                f"the state of {self._name} is not copied after {self._limit_s:g} s: "
+                f"the state of {self.name} is not copied after {self._limit_s:g} s: "
                 "is this machine out of memory?"
             )
         self.stalled_s += time.monotonic() - start_s

@@ -7,6 +7,7 @@ adds the same numbers in layer order, so everyone comes to the same verdict with
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,6 +43,22 @@ def judge(pieces: Sequence[Tensor], clip_norm: float | None) -> Verdict:
     return Verdict(norm, clip_norm / (norm + _EPSILON), skip)
 
 
+class Verdicts(Protocol):
+    """Where the verdict of a step comes from."""
+
+    def tell(self, step: int, attempt: int, piece: Tensor) -> None:
+        """``piece``: of this stage, for the others."""
+        ...
+
+    def missing(self, step: int, attempt: int) -> list[tuple[WorkerId, Tag]]:
+        """The messages that a verdict still waits for."""
+        ...
+
+    def hear(self, step: int, attempt: int, own: Tensor) -> Verdict:
+        """Waits for it. ``own``: the piece that was told."""
+        ...
+
+
 class VerdictExchange:
     """Who tells whom: holder j of a stage hears from holder j modulo n of each other stage.
 
@@ -56,9 +73,11 @@ class VerdictExchange:
         transport: Transport,
         clip_norm: float | None,
         known: Mapping[int, Verdict] | None = None,
+        *,
+        timeout_s: float,
     ) -> None:
         """``known``: verdicts that somebody has heard already, by step; nobody tells them again."""
-        self._transport = transport
+        self._transport, self._timeout_s = transport, timeout_s
         self._clip_norm = clip_norm
         self._known = dict(known or {})
         self._stage = stage
@@ -83,7 +102,11 @@ class VerdictExchange:
             return []
         return [(source, _tag(step, attempt)) for source in self._sources.values()]
 
-    def hear(self, step: int, attempt: int, own: Tensor, timeout_s: float) -> Verdict:
+    def missing(self, step: int, attempt: int) -> list[tuple[WorkerId, Tag]]:
+        has = self._transport.has
+        return [(source, tag) for source, tag in self.wanted(step, attempt) if not has(source, tag)]
+
+    def hear(self, step: int, attempt: int, own: Tensor) -> Verdict:
         """Waits for all stages' pieces."""
         if step in self._known:
             return self._known[step]
@@ -91,7 +114,7 @@ class VerdictExchange:
         pieces = [
             own
             if stage == self._stage
-            else self._transport.receive(self._sources[stage], tag, timeout_s)
+            else self._transport.receive(self._sources[stage], tag, self._timeout_s)
             for stage in range(self._num_stages)
         ]
         return judge(pieces, self._clip_norm)

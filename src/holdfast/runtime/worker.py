@@ -274,7 +274,7 @@ class Worker:
             microbatch=busy.microbatch if busy else -1,
             busy_s=training.activity.busy_s(busy) if training and busy else 0.0,
             longest={} if training is None else training.activity.take_longest(),
-            saving=training is not None and training.is_saving,
+            saving=training is not None and training.saves.saver.is_busy,
         )
 
     def tell_fault(self, fired: messages.Message) -> None:
@@ -376,9 +376,9 @@ class Worker:
         if self.training is None:
             return  # it comes with the first Proceed
         if isinstance(order, messages.SaveAt):
-            self.training.save_times.change(order.rules)
+            self.training.saves.times.change(order.rules)
         else:
-            self.training.save_once(order)
+            self.training.saves.once(order)
 
     def _change_lanes(self, order: messages.Offer | messages.Adopt) -> None:
         lanes = self._built.lanes
