@@ -18,6 +18,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
 from holdfast.runtime import process
 from holdfast.runtime.activity import Activity
+from holdfast.runtime.heartbeat import heartbeat
 from holdfast.runtime.link import ControlLink, Heart, Stopped
 from holdfast.transport.local import LocalHub, LocalTransport
 
@@ -98,32 +99,20 @@ def test_a_worker_that_cannot_end_is_ended(linked, monkeypatch) -> None:
 
 
 def test_r9_a_heart_whose_worker_gets_another_stage_goes_on_beating() -> None:
-    """``training`` may be taken away between two looks at it."""
-
-    class Worker(process.Worker):
-        def __init__(self) -> None:
-            self._is_silent, self._epoch, self.looks = lambda: False, 1, 0
-            self._spec = type("Spec", (), {"worker": WorkerId(0, 0)})
-
-        @property
-        def training(self):
-            self.looks += 1
-            return None if self.looks > 1 else Training()
-
     class Training:
         ledger = type("Ledger", (), {"step": 2, "attempt": 0, "num_done": 1})
         activity = Activity()
-        is_saving = False
+        saves = type("Saves", (), {"saver": type("Saver", (), {"is_busy": False})})
 
+    held = iter([Training()])
     beats, heart = [], Heart(lambda beat: beats.append(beat))
-    worker = Worker()
-    heart.start(0.01, worker._beat)
+    heart.start(0.01, lambda: heartbeat(WorkerId(0, 0), 1, next(held, None)))
     deadline_s = time.monotonic() + LIMIT_S
     while len(beats) < 3:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     heart.stop()
-    assert beats[0].step == 2
+    assert [beat.step for beat in beats[:3]] == [2, 0, 0]
 
 
 def test_a_worker_without_a_thread_to_hear_or_to_beat_waits_for_one(linked, monkeypatch) -> None:

@@ -29,7 +29,8 @@ from transport_harness import (
 )
 
 from holdfast.errors import ConfigError, EpochPast, PeerLost, TransportClosed, WaitTimeout
-from holdfast.transport.base import Channel, Hindrance, Limits, Tag, Transport
+from holdfast.transport.base import Channel, Limits, Tag, Transport
+from holdfast.transport.hindrance import Hindrance
 from holdfast.transport.line import Line, Parcel
 from holdfast.transport.mailbox import Mailbox
 

@@ -14,31 +14,27 @@ from holdfast.errors import ConfigError
 from holdfast.job import load_job
 from holdfast.protocol.spec import Access, WorkerSpec
 from holdfast.recovery.manifest import file_digest
+from holdfast.runtime.job_loading import JobLoader
 from holdfast.runtime.traits import job_traits
-from holdfast.runtime.worker import Worker
-from holdfast.transport.local import LocalHub, LocalTransport
 
 ACCESS = Access("h", 1, bytes(32), 1)
 
 
-class NoLink:
-    def send(self, message: object) -> None:
-        raise AssertionError(f"nothing is to be sent, but {message}")
+def loader_of(job: Path) -> JobLoader:
+    def warn(line: str) -> None:
+        raise AssertionError(f"nothing is to be told, but {line}")
 
-
-def worker_of(job: Path) -> Worker:
     spec = WorkerSpec(WorkerId(0, 0), ACCESS, str(job), file_digest(job), RunConfig())
-    transport = LocalTransport(spec.worker, LocalHub())
-    return Worker(spec, NoLink(), transport, lambda *_: None, lambda: False)
+    return JobLoader(spec, warn)
 
 
 def test_a_job_file_that_was_changed_since_the_run_began_is_refused(tmp_path) -> None:
     job = jobs.small(tmp_path)
-    worker = worker_of(job)
-    assert len(worker._load_job().layers) == 2
+    loader = loader_of(job)
+    assert len(loader.load().layers) == 2
     job.write_text(job.read_text() + "\n")
     with pytest.raises(ConfigError, match="was changed since the run began"):
-        worker._load_job()
+        loader.load()
 
 
 GROWING = jobs.SMALL.replace("NUM_LAYERS", "2").replace("return 1000", "return len(SAMPLES)")
@@ -49,12 +45,12 @@ def test_data_that_has_grown_when_the_job_is_loaded_again_is_refused_by_name(tmp
     number = tmp_path / "number of samples"
     number.write_text("3")
     read = f"import pathlib; SAMPLES = range(int(pathlib.Path({str(number)!r}).read_text()))"
-    worker = worker_of(jobs.write(tmp_path, "grows", GROWING.replace("SAMPLES = [1]", read)))
-    worker._load_job()
-    worker._load_job()
+    loader = loader_of(jobs.write(tmp_path, "grows", GROWING.replace("SAMPLES = [1]", read)))
+    loader.load()
+    loader.load()
     number.write_text("4")
     with pytest.raises(ConfigError, match=r"len\(Job.data\) is 4, and was 3 when worker 0\.0"):
-        worker._load_job()
+        loader.load()
 
 
 def test_the_order_of_the_samples_stays_when_the_data_set_grows_under_a_run(tmp_path) -> None:

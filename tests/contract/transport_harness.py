@@ -23,6 +23,7 @@ from holdfast.transport.greeting import (
     decode_answer,
     encode_hello,
 )
+from holdfast.transport.hindrance import FaultyTransport
 from holdfast.transport.local import LocalHub, LocalTransport
 from holdfast.transport.tcp import TcpTransport
 
@@ -168,7 +169,7 @@ class Background(threading.Thread):
         return frame is not None and frame.f_code is threading.Condition.wait.__code__
 
 
-def hinder_all(transports: Iterable[Transport], delay_s: float) -> None:
+def hinder_all(transports: Iterable[FaultyTransport], delay_s: float) -> None:
     for transport in transports if delay_s else ():
         for peer in (ALICE, BOB, CAROL):
             transport.hinder(peer, delay_s)

@@ -12,9 +12,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
-from holdfast.faults.fault import BEGIN, PROCEED, Fault, FaultKind
+from holdfast.faults.fault import BEGIN, PROCEED, Fault, FaultKind, parse_fault
 from holdfast.protocol.messages import FaultFired, Message
 from holdfast.schedule.operation import Kind, Op
 
@@ -173,6 +174,18 @@ class Injector:
             if taken:
                 self._waiting = tuple(fault for fault in self._waiting if fault not in taken)
         return taken
+
+
+@dataclass(frozen=True)
+class WorkerFaults:
+    """How faults act on one worker, whichever stage it holds."""
+
+    act: Act
+    is_silent: Callable[[], bool]  # it is made to hang: nobody may hear of it
+    lasting: LastingFaults
+
+    def injector(self, faults: Iterable[str]) -> Injector:
+        return Injector([parse_fault(text) for text in faults], self.act, self.lasting)
 
 
 class Killed(BaseException):

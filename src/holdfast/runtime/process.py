@@ -8,25 +8,33 @@ import ctypes
 import os
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Callable
 
 import torch
 
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError, HoldfastError, PeerLost, TransportClosed
+from holdfast.errors import HoldfastError, PeerLost, TransportClosed
 from holdfast.handshake import WORKER_ROLE
 from holdfast.protocol import messages, signals
 from holdfast.protocol.connection import connect
 from holdfast.protocol.secret import FD_VARIABLE, hand_over
 from holdfast.protocol.spec import REJOIN_VARIABLE, SPEC_VARIABLE, WorkerSpec
-from holdfast.runtime.injection import Act, Killed, ProcessActions, ThreadActions
+from holdfast.runtime.duty_cycle import DutyCycle
+from holdfast.runtime.failures import worker_failed
+from holdfast.runtime.injection import (
+    Act,
+    Killed,
+    LastingFaults,
+    ProcessActions,
+    ThreadActions,
+    WorkerFaults,
+)
 from holdfast.runtime.link import ControlLink, Stopped
 from holdfast.runtime.stacks import ignore_signal
-from holdfast.runtime.worker import Worker, one_line
-from holdfast.scarce import is_scarcity
-from holdfast.transport.base import Limits, Transport
+from holdfast.runtime.worker import Worker
+from holdfast.transport.base import Limits
+from holdfast.transport.hindrance import FaultyTransport
 from holdfast.transport.tcp import TcpTransport
 
 _KILLED = 137  # as a shell tells of SIGKILL
@@ -70,7 +78,7 @@ def _join_again(spec: WorkerSpec) -> None:
 
 def run_worker(
     spec: WorkerSpec,
-    transport: Transport,
+    transport: FaultyTransport,
     woken: threading.Event | None = None,
 ) -> int:
     """``woken``: this worker is a thread; set it to wake one that was made to hang."""
@@ -91,8 +99,10 @@ def run_worker(
         transport.close()
         worker.abandon_log()
 
+    lasting = LastingFaults(spec.worker, transport.hinder, DutyCycle().set)
     act, is_silent = _actions(lambda fired: worker.tell_fault(fired), die, woken)
-    worker = Worker(spec, link, transport, act, is_silent, is_process=woken is None)
+    faults = WorkerFaults(act, is_silent, lasting)
+    worker = Worker(spec, link, transport, faults, is_process=woken is None)
     link.start()
     try:
         worker.run()
@@ -160,14 +170,7 @@ def prepare_torch(config: RunConfig) -> None:
 
 
 def _tell_failure(spec: WorkerSpec, link: ControlLink, why: BaseException) -> int:
-    failed = messages.Failed(
-        worker=str(spec.worker),
-        lost=why.worker if isinstance(why, PeerLost) else "",
-        exit_code=why.exit_code if isinstance(why, HoldfastError) else 1,
-        reason=one_line(why),
-        details="" if isinstance(why, ConfigError) else "".join(traceback.format_exception(why)),
-        scarce=is_scarcity(why),
-    )
+    failed = worker_failed(spec.worker, why)
     try:
         link.send(failed)
     except (PeerLost, Stopped):

@@ -6,18 +6,12 @@ how it ends, is in ``process.py``.
 
 import os
 import resource
-import traceback
-from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
-from holdfast.batches import Batches
 from holdfast.cluster import parse_worker
 from holdfast.config import RunConfig
 from holdfast.errors import (
     CheckpointError,
-    ConfigError,
     EpochPast,
     HoldfastError,
     JobError,
@@ -25,30 +19,24 @@ from holdfast.errors import (
     PeerLost,
     WaitTimeout,
 )
-from holdfast.faults.fault import parse_fault
-from holdfast.job import Job, load_job
-from holdfast.models.emulated import emulated_job
+from holdfast.job import Job
 from holdfast.protocol import messages
 from holdfast.protocol.records import Address
 from holdfast.protocol.spec import WorkerSpec
 from holdfast.recovery.places import Places
-from holdfast.runtime.bit_changers import before_loading, check_bits
 from holdfast.runtime.boundary_log import BoundaryLog, open_log
-from holdfast.runtime.duty_cycle import DutyCycle
+from holdfast.runtime.failures import job_failed, replay_failed
 from holdfast.runtime.fingerprint import fingerprint
-from holdfast.runtime.injection import Act, Injector, LastingFaults
+from holdfast.runtime.heartbeat import heartbeat
+from holdfast.runtime.injection import WorkerFaults
+from holdfast.runtime.job_loading import JobLoader
 from holdfast.runtime.link import ControlLink, Heart
 from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.replay import Replayer
 from holdfast.runtime.seeding import DRAWING
-from holdfast.runtime.settings import SettingsWatch
 from holdfast.runtime.stacks import Stacks
-from holdfast.runtime.state import hash_of_each
 from holdfast.runtime.training import StageTraining
-from holdfast.runtime.traits import check_unchanged, job_traits
-from holdfast.schedule.cut import stage_ranges
 from holdfast.transport.base import Transport
-from holdfast.transport.tcp import TcpTransport
 
 _IDLE_LIMIT_S = 1_000_000.0  # the control connection ends a wait for the launcher, not the clock
 
@@ -59,24 +47,20 @@ class Worker:
         spec: WorkerSpec,
         link: ControlLink,
         transport: Transport,
-        act: Act,
-        is_silent: Callable[[], bool],
+        faults: WorkerFaults,
         *,
         is_process: bool = False,
     ) -> None:
         self._spec = spec
         self._link = link
         self._transport = transport
-        self._act, self._is_silent = act, is_silent
-        self._lasting = LastingFaults(spec.worker, transport.hinder, DutyCycle().set)
+        self._faults = faults
+        self._loader = JobLoader(spec, self._warn)
         self._heart = Heart(link.send)
         self._stacks = Stacks(str(spec.worker), on_signal=is_process)
         self._places = Places.of(spec.run_dir, spec.resumed, spec.config)
         self._epoch = 0
-        self._warnings: list[str] = []  # about the job
         self._log = BoundaryLog()
-        self._hashes: dict[int, str] = {}  # of the layers as they were first built
-        self._traits: dict[str, str] = {}  # of the job as it was first loaded
         self.training: StageTraining | None = None
 
     @property
@@ -85,11 +69,10 @@ class Worker:
 
     def run(self) -> None:
         """Until told to stop."""
-        with DRAWING:
-            job: Job | None = self._load_job()
-        assert job is not None
-        self._say_hello(job)
-        for line in self._warnings:
+        loaded = self._loader.load()
+        self._say_hello(loaded)
+        job: Job | None = loaded
+        for line in self._loader.warnings:
             self._warn(line)
         limit_s = self._config.workers.start_limit_s
         try:
@@ -133,18 +116,6 @@ class Worker:
                 raise
             self._link.send(self._gone(why.worker))
 
-    def _job_failed(self, why: JobError) -> messages.JobFailed:
-        """All that it holds is whole: it waits to be told to save it."""
-        cause = why.__cause__ or why
-        return messages.JobFailed(
-            worker=str(self._spec.worker),
-            epoch=self._epoch,
-            step=why.step,
-            exit_code=cause.exit_code if isinstance(cause, HoldfastError) else 1,
-            reason=one_line(cause),
-            details="".join(traceback.format_exception(cause)),
-        )
-
     def _stand_still(self, order: messages.Halt | messages.Restore) -> None:
         if isinstance(order, messages.Halt):
             if self.training is not None:  # else it only replayed, and has nothing to tell
@@ -161,59 +132,15 @@ class Worker:
             raise HoldfastError("told to train before a stage was assigned")
         return self.training
 
-    def _load_job(self) -> Job:
-        before_loading(self._config)
-        job = load_job(self._spec.job, self._config.train.seed, self._spec.job_sha256)
-        self._settings = SettingsWatch(
-            exact=self._config.gradients.mode == "exact", say=self._warn
-        )  # what the job sets while it is loaded is compared by fingerprint
-        if self._config.device.emulate:
-            torch.manual_seed(self._config.train.seed)
-            job = emulated_job(max(len(job.layers), self._config.parallel.stages))
-        else:
-            self._warnings = check_bits(job, self._config)
-        traits = job_traits(job, self._spec.job, self._spec.job_sha256)
-        self._traits = self._traits or traits
-        check_unchanged(str(self._spec.worker), self._traits, traits)
-        return job
-
-    def _load_again(self, assign: messages.Assign) -> Job:
-        """The layers have been trained, or given away, since they were first built."""
-        with DRAWING:
-            job = self._load_job()
-        if not assign.checkpoint:
-            stage = stage_ranges(assign.cut, len(job.layers))[assign.stage]
-            for number, found in hash_of_each({n: job.layers[n] for n in stage}).items():
-                if found != self._hashes[number]:
-                    raise ConfigError(
-                        f"layer {number} differs from how worker {self._spec.worker} had built it "
-                        "before: the job must build the same layers every time. Seed all it draws "
-                        "at random"
-                    )
-        return job
-
-    def _batches(self, job: Job) -> Batches:
-        config = self._config
-        return Batches(
-            job,
-            config.train.seed,
-            config.parallel.microbatches,
-            retries=config.data.retries,
-            pause_s=config.data.pause_s,
-        )
-
     def _say_hello(self, job: Job) -> None:
-        host, port = "", 0
-        if isinstance(self._transport, TcpTransport):
-            host, port = self._transport.listen()
-        self._hashes = hash_of_each(dict(enumerate(job.layers)))
+        host, port = self._transport.listen()
         hello = messages.Hello(
             worker=str(self._spec.worker),
             pid=os.getpid(),
             fingerprint=fingerprint(),
-            traits=self._traits,
+            traits=self._loader.traits,
             num_layers=len(job.layers),
-            layer_hashes=list(self._hashes.values()),
+            layer_hashes=list(self._loader.hashes.values()),
             cut=list(job.cut or ()),
             host=host,
             port=port,
@@ -222,8 +149,8 @@ class Worker:
 
     def _measure(self, job: Job) -> None:
         with DRAWING:
-            forward_s, backward_s = measure_layers(job, self._batches(job))
-        self._settings.check("a layer or Job.data")
+            forward_s, backward_s = measure_layers(job, self._loader.batches(job))
+        self._loader.settings.check("a layer or Job.data")
         costs = messages.LayerCosts(
             worker=str(self._spec.worker), forward_s=forward_s, backward_s=backward_s
         )
@@ -237,45 +164,28 @@ class Worker:
         self._transport.expect_copies(True)
         self._log.close()  # of a replay
         if job is None:
-            job = self._load_again(assign)
+            job = self._loader.load_again(assign)
         self.training = StageTraining(
             me=self._spec.worker,
             config=self._config,
             job=job,
-            batches=self._batches(job),
+            batches=self._loader.batches(job),
             transport=self._transport,
             assign=assign,
             places=self._places,
             tell=self._link.send,
             check=lambda: self._link.check(self._epoch),
-            injector=Injector(
-                [parse_fault(text) for text in assign.faults], self._act, self._lasting
-            ),
-            ran=self._settings.check,
+            injector=self._faults.injector(assign.faults),
+            ran=self._loader.settings.check,
         )
         self._log = self.training.log
         self._heart.start(assign.beat_s, self._beat)
         self._link.send(messages.Ready(worker=str(self._spec.worker)))
 
     def _beat(self) -> messages.Heartbeat | None:
-        if self._is_silent():
+        if self._faults.is_silent():
             return None
-        training = self.training  # once: another thread may take it away
-        ledger = None if training is None else training.ledger
-        busy = None if training is None else training.activity.current
-        return messages.Heartbeat(
-            worker=str(self._spec.worker),
-            epoch=self._epoch,
-            step=max(0, ledger.step) if ledger else 0,
-            attempt=ledger.attempt if ledger else 0,
-            done=ledger.num_done if ledger else 0,
-            operation=busy.kind if busy else "",
-            number=busy.number if busy else -1,
-            microbatch=busy.microbatch if busy else -1,
-            busy_s=training.activity.busy_s(busy) if training and busy else 0.0,
-            longest={} if training is None else training.activity.take_longest(),
-            saving=training is not None and training.saves.saver.is_busy,
-        )
+        return heartbeat(self._spec.worker, self._epoch, self.training)
 
     def tell_fault(self, fired: messages.Message) -> None:
         """A fault knows the step it acts in, but not which attempt at it this is."""
@@ -292,22 +202,11 @@ class Worker:
         self._connect(order.addresses)
         self._heart.start(order.beat_s, self._beat)
         if job is None:
-            with DRAWING:
-                job = self._load_job()
+            job = self._loader.load()
         try:
             self._link.send(self._replayer(order, job).run())
         except (LogGap, CheckpointError, JobError) as why:
-            # Without its checkpoint, or a place for the state, no version can be had.
-            reached = order.first_step - 1 if isinstance(why, CheckpointError) else why.step
-            # What the job raises may be over when all train these steps again, or ends the run.
-            cause = why.__cause__ if isinstance(why, JobError) else None
-            failed = messages.ReplayFailed(
-                worker=str(self._spec.worker),
-                epoch=order.epoch,
-                reached=reached,
-                reason=one_line(cause or why),
-            )
-            self._link.send(failed)
+            self._link.send(replay_failed(self._spec.worker, order, why))
 
     def _replayer(self, order: messages.Replay, job: Job) -> Replayer:
         training = self.training
@@ -319,7 +218,7 @@ class Worker:
             places=self._places,
             config=self._config,
             job=job,
-            batches=self._batches(job),
+            batches=self._loader.batches(job),
             transport=self._transport,
             check=lambda: self._link.check(self._epoch),
             reach=lambda step, point: None if training is None else training.reach(step, point),
@@ -341,7 +240,7 @@ class Worker:
 
     def close(self) -> None:
         """Leave no thread behind, and no helper."""
-        self._lasting.stop_contending()
+        self._faults.lasting.stop_contending()
         if self.training is not None:
             self.training.close()
         self._log.close()
@@ -407,7 +306,7 @@ class Worker:
         try:
             training.run(proceed)
         except JobError as why:
-            self._link.send(self._job_failed(why))
+            self._link.send(job_failed(self._spec.worker, self._epoch, why))
             return
         self._link.send(training.finished(_peak_memory_bytes()))
 
@@ -416,16 +315,9 @@ class Worker:
         self._transport.advance(epoch)
 
     def _connect(self, addresses: dict[str, Address]) -> None:
-        if isinstance(self._transport, TcpTransport):
-            self._transport.connect(
-                {parse_worker(name): (at.host, at.port) for name, at in addresses.items()}
-            )
-
-
-def one_line(why: BaseException) -> str:
-    """What was raised, with the notes on it. Our own errors need no kind."""
-    text = str(why) if isinstance(why, HoldfastError) else f"{type(why).__name__}: {why}"
-    return " ".join("; ".join([text, *getattr(why, "__notes__", [])]).split())
+        self._transport.connect(
+            {parse_worker(name): (at.host, at.port) for name, at in addresses.items()}
+        )
 
 
 def _peak_memory_bytes() -> int:

@@ -4,8 +4,7 @@ A message is a tensor under a :class:`Tag`. Receivers ask for a tag, so the orde
 messages arrive never matters; messages of one tag keep their order. Knows nothing of pipelines.
 """
 
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
@@ -14,6 +13,8 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError
+
+Address = tuple[str, int]
 
 
 class Channel(IntEnum):
@@ -88,25 +89,6 @@ class TransferTime(NamedTuple):
     took_s: float
 
 
-class Hindrance(NamedTuple):
-    """How a link is made slower on purpose: as if it were longer, or narrower."""
-
-    delay_s: float = 0.0
-    bytes_s: float = math.inf
-
-    @classmethod
-    def checked(cls, peer: WorkerId, delay_s: float, bytes_s: float) -> "Hindrance":
-        if not (0 <= delay_s < math.inf and bytes_s > 0):
-            raise ConfigError(
-                f"link to worker {peer}: delay_s={delay_s} bytes_s={bytes_s}: "
-                "need a delay of 0 or more and a rate above 0 (0 and inf: not slower)"
-            )
-        return cls(delay_s, bytes_s)
-
-
-NO_HINDRANCE = Hindrance()
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
     """How much may wait, and for how long. Byte limits can be exceeded by one message."""
@@ -167,6 +149,18 @@ class Transport(Protocol):
     A broken connection is made anew, and what had not arrived is sent again: nobody notices
     unless the peer stays away for longer than the reconnect limit. Then it is gone.
     """
+
+    def listen(self) -> Address:
+        """Start to take what others send. Returns the host and port to give to them."""
+        ...
+
+    def connect(self, addresses: Mapping[WorkerId, Address]) -> None:
+        """Say where peers are; connections are made at the first send to each.
+
+        A peer named here is taken to be alive: one that was lost may be sent to and waited
+        for again, and one whose address changed is a new process. Others stay as they were.
+        """
+        ...
 
     def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
         """Hand over ``tensor``; neither side may change its contents afterwards.
@@ -244,15 +238,6 @@ class Transport(Protocol):
         """What came in on timed channels since the last call, refused messages too.
 
         The newest few thousand, in the order of their arrival.
-        """
-        ...
-
-    def hinder(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
-        """Make what is sent to ``peer`` from now on arrive later, or at most at that rate.
-
-        Order is kept, and messages are delayed side by side, not one after the other. Held
-        messages wait to leave, to every other promise here. Stays until it is taken off, by
-        the defaults, whoever comes or goes; what is held already keeps its time.
         """
         ...
 

@@ -6,9 +6,9 @@ import socket
 from collections.abc import Callable
 
 from holdfast.stamps import Stamps
-from holdfast.transport.base import Limits
+from holdfast.transport.base import Address, Limits
 from holdfast.transport.greeting import ANSWER_BYTES, Hello, decode_answer, encode_hello
-from holdfast.transport.sockets import Address, read_exactly, tune_outgoing
+from holdfast.transport.sockets import read_exactly, tune_outgoing
 
 
 class Dialer:

@@ -17,8 +17,9 @@ from holdfast.errors import ProtocolError
 from holdfast.handshake import WORKER_ROLE, Answerer, Identity
 from holdfast.scarce import patiently
 from holdfast.stamps import Stamps
+from holdfast.transport.base import Address
 from holdfast.transport.greeting import HELLO_BYTES, Hello, decode_hello
-from holdfast.transport.sockets import BUFFER_BYTES, Address, shut
+from holdfast.transport.sockets import BUFFER_BYTES, shut
 
 MOST_WAITING = 128  # who have not yet proven who they are
 _ACCEPT_AT_ONCE = 64

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import PeerLost, TransportClosed
-from holdfast.transport.base import Hindrance, Limits, Tag
+from holdfast.transport.base import Limits, Tag
 from holdfast.transport.frame import FRAME_HEADER_BYTES
+from holdfast.transport.hindrance import Hindrance
 from holdfast.transport.mailbox import Mailbox
 from holdfast.transport.outbox import Outbox, Waiting
 

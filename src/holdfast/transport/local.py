@@ -6,7 +6,7 @@ of what neither side may change.
 
 import math
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from time import monotonic, monotonic_ns
 
@@ -14,19 +14,15 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, ProtocolError, TransportClosed
-from holdfast.transport.base import (
-    NO_HINDRANCE,
-    Hindrance,
-    Limits,
-    Statistics,
-    Tag,
-    TransferTime,
-)
+from holdfast.transport.base import Address, Limits, Statistics, Tag
 from holdfast.transport.frame import encode_frame, wire_form
+from holdfast.transport.hindrance import NO_HINDRANCE, Hindrance
 from holdfast.transport.line import Line, Parcel
 from holdfast.transport.mailbox import Mailbox
+from holdfast.transport.receiving import MailboxTransport
 
 _JOIN_LIMIT_S = 5.0
+_NOWHERE: Address = ("", 0)
 
 
 class LocalHub:
@@ -59,14 +55,12 @@ class LocalHub:
             return list(self._mailboxes.values())
 
 
-class LocalTransport:
+class LocalTransport(MailboxTransport):
     def __init__(
         self, me: WorkerId, hub: LocalHub, *, epoch: int = 0, limits: Limits | None = None
     ) -> None:
-        self.me = me
+        super().__init__(me, epoch=epoch, limits=limits)
         self._hub = hub
-        self._limits = limits or Limits()
-        self._mailbox = Mailbox(me, epoch=epoch, inbox_bytes=self._limits.inbox_bytes)
         self._greeted: set[Mailbox] = set()
         self._lines_lock = threading.Lock()  # for the three below
         self._hindrances: dict[WorkerId, Hindrance] = {}
@@ -75,6 +69,13 @@ class LocalTransport:
         self._sent_lock = threading.Lock()
         self._sent_messages = self._sent_bytes = 0
         hub.join(self._mailbox)
+
+    def listen(self) -> Address:
+        """The hub knows where everyone is."""
+        return _NOWHERE
+
+    def connect(self, addresses: Mapping[WorkerId, Address]) -> None:
+        """Whoever joins the hub is known to all, and is taken to be alive."""
 
     def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
         sent_ns, epoch = monotonic_ns(), self._mailbox.epoch
@@ -93,18 +94,6 @@ class LocalTransport:
         with self._sent_lock:
             self._sent_messages += 1
             self._sent_bytes += tensor.nbytes
-
-    def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
-        return self._mailbox.receive(source, tag, timeout_s)
-
-    def wait_any(self, wanted: Sequence[tuple[WorkerId, Tag]], timeout_s: float) -> int:
-        return self._mailbox.wait_any(wanted, timeout_s)
-
-    def has(self, source: WorkerId, tag: Tag) -> bool:
-        return self._mailbox.has(source, tag)
-
-    def forget(self, step: int, attempt: int) -> None:
-        self._mailbox.forget(step, attempt)
 
     def advance(self, epoch: int) -> None:
         self._mailbox.advance(epoch)
@@ -128,15 +117,6 @@ class LocalTransport:
             if line.peer not in keep:
                 line.abandon("it was disconnected")
         self._living_lines()
-
-    def drop_copies(self, keep: WorkerId | None = None) -> None:
-        self._mailbox.drop_copies(keep)
-
-    def expect_copies(self, expected: bool) -> None:
-        self._mailbox.expect_copies(expected)
-
-    def take_transfers(self) -> list[TransferTime]:
-        return self._mailbox.take_transfers()
 
     def hinder(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
         hindrance = Hindrance.checked(peer, delay_s, bytes_s)

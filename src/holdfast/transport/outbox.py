@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, TransportClosed, WaitTimeout
-from holdfast.transport.base import NO_HINDRANCE, Hindrance, Limits
+from holdfast.transport.base import Limits
+from holdfast.transport.hindrance import NO_HINDRANCE, Hindrance
 
 
 class Waiting:

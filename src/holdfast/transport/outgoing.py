@@ -18,10 +18,11 @@ from time import monotonic
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError, TransportClosed
 from holdfast.stamps import Stamps
-from holdfast.transport.base import Hindrance, Limits
+from holdfast.transport.base import Limits
 from holdfast.transport.dialing import Dialer
 from holdfast.transport.frame import FRAME_HEADER_BYTES, Note, encode_note, numbered
 from holdfast.transport.greeting import ANSWER_BYTES, GOODBYE, Hello, decode_answer
+from holdfast.transport.hindrance import Hindrance
 from holdfast.transport.outbox import Outbox, Waiting
 from holdfast.transport.sockets import shut
 from holdfast.transport.unconfirmed import Unconfirmed

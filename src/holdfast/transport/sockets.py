@@ -5,8 +5,6 @@ import select
 import socket
 import struct
 
-Address = tuple[str, int]
-
 BUFFER_BYTES = 4 << 20
 
 

@@ -9,7 +9,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from time import monotonic, monotonic_ns
@@ -20,28 +20,21 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, EpochPast, HandshakeFailed, PeerLost, TransportClosed
 from holdfast.handshake import SECRET_BYTES, WORKER_ROLE, Identity, call
 from holdfast.stamps import Stamps
-from holdfast.transport.base import (
-    NO_HINDRANCE,
-    Hindrance,
-    Limits,
-    Statistics,
-    Tag,
-    TransferTime,
-)
+from holdfast.transport.base import Address, Limits, Statistics, Tag
 from holdfast.transport.dialing import Dialer
 from holdfast.transport.frame import checksum_of, encode_frame, payload_view, wire_form
 from holdfast.transport.gate import Gate, Visitor
 from holdfast.transport.greeting import Hello
+from holdfast.transport.hindrance import NO_HINDRANCE, Hindrance
 from holdfast.transport.incoming import Incoming
-from holdfast.transport.mailbox import Mailbox
 from holdfast.transport.outgoing import Outgoing
-from holdfast.transport.sockets import Address
+from holdfast.transport.receiving import MailboxTransport
 
 _JOIN_LIMIT_S = 5.0
 _PAUSE_S = 0.05  # when the process is out of descriptors or threads
 
 
-class TcpTransport:
+class TcpTransport(MailboxTransport):
     def __init__(
         self,
         me: WorkerId,
@@ -55,16 +48,9 @@ class TcpTransport:
     ) -> None:
         if len(secret) != SECRET_BYTES:
             raise ConfigError(f"secret of the run has {len(secret)} bytes: must be {SECRET_BYTES}")
-        self.me = me
+        super().__init__(me, epoch=epoch, limits=limits)
         self._secret, self._identity = secret, Identity(WORKER_ROLE, str(me), generation)
         self._listen_address = (listen_host, listen_port)
-        self._limits = limits or Limits()
-        self._mailbox = Mailbox(
-            me,
-            epoch=epoch,
-            inbox_bytes=self._limits.inbox_bytes,
-            reconnect_limit_s=self._limits.reconnect_limit_s,
-        )
         self._lock = threading.Lock()  # for all below
         self._addresses: dict[WorkerId, Address] = {}
         self._outgoing: dict[WorkerId, Outgoing] = {}
@@ -83,17 +69,11 @@ class TcpTransport:
         self._refused_connections = self._damaged_messages = 0
 
     def listen(self) -> Address:
-        """Start to take connections. Returns the host and port to give to the others."""
         with self._lock:
             self._check_open()
             return self._gate.open(self._listen_address)
 
     def connect(self, addresses: Mapping[WorkerId, Address]) -> None:
-        """Say where peers are; connections are made at the first send to each.
-
-        A peer named here is taken to be alive: one that was lost may be sent to and waited
-        for again, and one whose address changed is a new process. Others stay as they were.
-        """
         with self._lock:
             self._check_open()
             news = {peer: (host, port) for peer, (host, port) in addresses.items()}
@@ -128,18 +108,6 @@ class TcpTransport:
         link = self._outgoing.get(to) or self._open(to, epoch)
         link.send(epoch, header, payload, is_timeless=tag.channel.is_timeless)
 
-    def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
-        return self._mailbox.receive(source, tag, timeout_s)
-
-    def wait_any(self, wanted: Sequence[tuple[WorkerId, Tag]], timeout_s: float) -> int:
-        return self._mailbox.wait_any(wanted, timeout_s)
-
-    def has(self, source: WorkerId, tag: Tag) -> bool:
-        return self._mailbox.has(source, tag)
-
-    def forget(self, step: int, attempt: int) -> None:
-        self._mailbox.forget(step, attempt)
-
     def advance(self, epoch: int) -> None:
         self._mailbox.advance(epoch)
         with self._lock:
@@ -153,15 +121,6 @@ class TcpTransport:
             links = list(self._outgoing.values())
         for link in links:
             link.wake()
-
-    def drop_copies(self, keep: WorkerId | None = None) -> None:
-        self._mailbox.drop_copies(keep)
-
-    def expect_copies(self, expected: bool) -> None:
-        self._mailbox.expect_copies(expected)
-
-    def take_transfers(self) -> list[TransferTime]:
-        return self._mailbox.take_transfers()
 
     def hinder(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
         hindrance = Hindrance.checked(peer, delay_s, bytes_s)

@@ -1,0 +1,44 @@
+"""What all transports share: whatever has come waits in one mailbox, and is taken from there."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from holdfast.cluster import WorkerId
+from holdfast.transport.base import Limits, Tag, TransferTime
+from holdfast.transport.mailbox import Mailbox
+
+
+class MailboxTransport:
+    """The receiving half of a transport; how a message gets into a mailbox is the other half."""
+
+    def __init__(self, me: WorkerId, *, epoch: int, limits: Limits | None) -> None:
+        self.me = me
+        self._limits = limits or Limits()
+        self._mailbox = Mailbox(
+            me,
+            epoch=epoch,
+            inbox_bytes=self._limits.inbox_bytes,
+            reconnect_limit_s=self._limits.reconnect_limit_s,
+        )
+
+    def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
+        return self._mailbox.receive(source, tag, timeout_s)
+
+    def wait_any(self, wanted: Sequence[tuple[WorkerId, Tag]], timeout_s: float) -> int:
+        return self._mailbox.wait_any(wanted, timeout_s)
+
+    def has(self, source: WorkerId, tag: Tag) -> bool:
+        return self._mailbox.has(source, tag)
+
+    def forget(self, step: int, attempt: int) -> None:
+        self._mailbox.forget(step, attempt)
+
+    def drop_copies(self, keep: WorkerId | None = None) -> None:
+        self._mailbox.drop_copies(keep)
+
+    def expect_copies(self, expected: bool) -> None:
+        self._mailbox.expect_copies(expected)
+
+    def take_transfers(self) -> list[TransferTime]:
+        return self._mailbox.take_transfers()
