@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from holdfast.batches import Batches, num_tokens
 from holdfast.cluster import WorkerId
 from holdfast.protocol.records import OperationTime
 from holdfast.runtime.attempt import Attempt

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from holdfast.batches import Batches
 from holdfast.errors import ConfigError
-from holdfast.job import Batches, Job, load_job
+from holdfast.job import Job, load_job
 from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
 from holdfast.protocol.spec import WorkerSpec

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from holdfast.job import Batches, num_tokens
+from holdfast.batches import Batches, num_tokens
 from holdfast.runtime.activity import LOAD
 from holdfast.runtime.attempt import Attempt
 from holdfast.runtime.built import Built

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from holdfast.batches import Batches, num_tokens
+from holdfast.batches import Batches
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.errors import CheckpointError
