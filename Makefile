@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder 
 # What samples are drawn from where they are drawn anew each time.
 SEED := $(or $(HOLDFAST_SEED),$(shell date +%s))
 
-.PHONY: install demo test test-all check bench chaos clean
+.PHONY: install demo test test-all check docs bench chaos clean
 
 install: $(READY)
 
@@ -38,6 +38,16 @@ test-all: $(READY)
 	@echo HOLDFAST_SEED=$(SEED)
 	HOLDFAST_SEED=$(SEED) $(PYTEST) -m 'wide or hypothesis' --hypothesis-seed $(SEED) $(TESTS)
 
+# The site, in an environment of its own: what tests and bits depend on stays as it is.
+DOCS_BIN := .venv-docs/bin
+docs: .venv-docs/ready
+	$(DOCS_BIN)/mkdocs build --strict
+
+.venv-docs/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	$(DOCS_BIN)/pip install --quiet --constraint constraints.txt $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	touch $@
+
 bench: $(READY)
 	$(BIN)/python bench/period.py
 	$(BIN)/python bench/overhead.py
@@ -55,4 +65,4 @@ chaos: $(READY)
 	HOLDFAST_SOAK=600 $(BIN)/pytest tests/multiprocess/test_soak.py --timeout 3600
 
 clean:
-	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-docs build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
