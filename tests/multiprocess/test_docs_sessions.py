@@ -1,0 +1,52 @@
+"""What the pages show is run: files, commands, and what they print, up to numbers.
+
+HOLDFAST_REWRITE=1 refreshes the transcripts; see ``helpers/sessions.py``.
+"""
+
+import pytest
+
+import holdfast
+from helpers.pages import DOCS, PAGES, README, name_of, transcripts
+from helpers.sessions import Session, shape
+from helpers.wide import where
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(1800)]
+
+USUAL = [README, DOCS / "tutorial.md"]
+RECORDED = [
+    page
+    for page in PAGES
+    if any(
+        b.command[1] in ("train", "watch") and "--help" not in b.command for b in transcripts(page)
+    )
+]
+
+
+@pytest.mark.parametrize("page", where(lambda page: page in USUAL, RECORDED), ids=name_of)
+def test_what_a_page_shows_is_what_happens(page, tmp_path):
+    session = Session(page, tmp_path)
+    session.play()
+    if page == README and hasattr(holdfast, "train"):
+        session.run(["python", "train.py"])  # the same run, from Python
+    assert len(session.sums()) <= 1, "runs that should agree do not"
+
+
+def test_pages_with_recorded_runs_are_found():
+    assert set(USUAL) < set(RECORDED)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        ("step 3/50  loss 4.3436  1,729 tokens/s", "step 41/50  loss 2.1  17 tokens/s"),
+        ("1 operation done again", "12 operations done again"),
+        (f"parameters sha256 {'0a' * 32}", f"parameters sha256 {'f1' * 32}"),
+    ],
+)
+def test_lines_that_differ_in_numbers_have_one_shape(shown, printed):
+    assert shape(shown) == shape(printed)
+
+
+def test_lines_that_say_something_else_have_another_shape():
+    assert shape("worker 1.0 lost in step 5") != shape("worker 1.0 joined in step 5")
+    assert shape("same parameters: True") != shape("same parameters: False")
