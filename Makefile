@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder 
 # What samples are drawn from where they are drawn anew each time.
 SEED := $(or $(HOLDFAST_SEED),$(shell date +%s))
 
-.PHONY: install demo test test-all check docs bench chaos clean
+.PHONY: install demo test test-all check docs refresh-docs bench chaos clean
 
 install: $(READY)
 
@@ -47,6 +47,10 @@ docs: .venv-docs/ready
 	$(PYTHON) -m venv .venv-docs
 	$(DOCS_BIN)/pip install --quiet --constraint constraints.txt $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	touch $@
+
+# What pages show of plans, help texts, files and runs, written anew. Look at the diff.
+refresh-docs: $(READY)
+	HOLDFAST_REWRITE=1 $(BIN)/pytest tests/unit/test_docs.py tests/unit/test_docs_facts.py tests/multiprocess/test_docs_sessions.py
 
 bench: $(READY)
 	$(BIN)/python bench/period.py
