@@ -9,14 +9,15 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "holdfast"
 LAYERS = [
-    "cli",
+    "cli | testing",
+    "api",
     "runtime | control",
     "recovery | faults | watch",
     "models | batches | planner | detection | mitigation",
     "observability | protocol | transport | job",
     "schedule",
     "config | cluster | handshake | instruction_set | job_file",
-    "names | stamps",
+    "names | stamps | job_reference",
     "errors | amx_probe | scarce | arrays",
 ]
 PURE = [
@@ -40,6 +41,7 @@ PURE = [
     "scarce",
     "job_file",
     "arrays",
+    "job_reference",
 ]
 # Inside of a package: again from the top down, parts on one row never meet. A part is a sub-package
 # or a module beside it; modules that are not named here are above all that are.

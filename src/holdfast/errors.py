@@ -4,6 +4,7 @@ HoldfastError                                                             exit c
 |- ConfigError          what the user asked for cannot be run             exit code 2
 |  |- CheckpointError   ... because the checkpoint cannot be used         exit code 2
 |  `- DataError         ... because the data set raised, again and again  exit code 2
+|- RunInterrupted       somebody asked for the end of the run, by Ctrl-C or in the program
 |- JobError             the job's own code raised in an operation
 |- ScheduleError        a schedule breaks a dependency or memory rule
 |  `- MemoryExceeded    ... or there is none that keeps within the memory
@@ -18,9 +19,41 @@ HoldfastError                                                             exit c
 `- PeerLost             a worker ended or stopped answering
 """
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What the caller has given, or may give, by the name it has in Python.
+
+    Part of a message. The command line says ``--run-dir runs/a`` where a call says
+    ``run_dir=runs/a``.
+    """
+
+    name: str
+    value: object = None  # None: only the name matters
+
+    def __str__(self) -> str:
+        return self.name if self.value is None else f"{self.name}={self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFrom:
+    """How to go on from a checkpoint: part of a message, like :class:`Argument`."""
+
+    directory: str
+
+    def __str__(self) -> str:
+        return f"holdfast.resume({self.directory!r})"
+
 
 class HoldfastError(Exception):
+    """Its message is the sum of its arguments: texts, and names of what the caller has given."""
+
     exit_code = 1
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.args))
 
 
 class ConfigError(HoldfastError):
@@ -33,6 +66,10 @@ class CheckpointError(ConfigError):
 
 class DataError(ConfigError):
     pass
+
+
+class RunInterrupted(HoldfastError):
+    """It has ended in good order, with a checkpoint if a step was trained."""
 
 
 class JobError(HoldfastError):

@@ -7,6 +7,7 @@ torch is loaded in ours, and cured by a limit of oneDNN's. Loads no torch; knows
 
 import hashlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -64,13 +65,18 @@ class Choice:
     why: str = ""  # one line; empty: nothing to tell
 
 
-def prepare(say: Callable[[str], object] | None = None) -> None:
+def _log(line: str) -> None:
+    """Where a program has not said otherwise, logging shows it on standard error."""
+    logging.getLogger("holdfast").warning("holdfast: %s", line)
+
+
+def prepare(say: Callable[[str], object] = _log) -> None:
     """Before torch is loaded, here or in a child. Once is enough: children inherit the limit."""
     choice = choose(os.environ, read_cpu(), amx_works)
     if choice.limit:
         os.environ[LIMIT_VARIABLES[0]] = choice.limit
     if choice.why:
-        (say or _to_stderr)(choice.why)
+        say(choice.why)
 
 
 def prepare_script() -> None:
@@ -78,7 +84,7 @@ def prepare_script() -> None:
     try:
         prepare()
     except ConfigError as why:
-        _to_stderr(str(why))
+        _log(str(why))
         sys.exit(why.exit_code)
 
 
@@ -210,11 +216,3 @@ def _remember(place: Path | None, key: str, works: bool) -> None:
             os.replace(temporary, place)
         except OSError:
             os.unlink(temporary)
-
-
-def _to_stderr(line: str) -> None:
-    if sys.stderr is None:  # closed by the caller
-        return
-    with suppress(OSError):
-        sys.stderr.write(f"holdfast: {line}\n")
-        sys.stderr.flush()

@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset
 
 from holdfast.errors import ConfigError
 from holdfast.job_file import one_line_errors, read_source, run_source
+from holdfast.job_reference import Reference, found_here
 
 
 class MapDataset(Protocol):
@@ -144,29 +145,47 @@ def _check_cut(cut: Sequence[int], num_layers: int) -> None:
         )
 
 
-def load_job(path: str | Path, seed: int, sha256: str = "") -> Job:
-    """The job that the file's ``job()`` returns; its initial parameters follow from ``seed`` alone.
+def load_job(reference: str | Path, seed: int, sha256: str = "") -> Job:
+    """The job that a file's function returns; its initial parameters follow from ``seed`` alone.
 
-    Whatever goes wrong is one line of :class:`ConfigError`. ``sha256``: of the file as it has to
-    be; empty: it may be any.
+    Whatever goes wrong is one line of :class:`ConfigError`. ``reference``: a path, or as in
+    ``job_reference``; ``sha256``: of the file as it has to be; empty: it may be any.
     """
-    path = Path(path)
+    made_here = found_here(str(reference))
+    if made_here is not None:
+        return _made(made_here, _written_in(made_here), seed)
+    found = Reference.parse(str(reference))
+    path, function = found.path, found.function
     source = read_source(path, sha256)
     _seed_all(seed)
-    module = run_source(path, source)
-    make = getattr(module, "job", None)
+    make: Any = run_source(found, source)
+    for name in function.split("."):
+        make = getattr(make, name, None)
     if make is None:
-        raise ConfigError(f"{path}: defines no function job(); add one that returns a holdfast Job")
+        raise ConfigError(
+            f"{path}: defines no function {function}(); add one that returns a holdfast Job"
+        )
     if not callable(make):
         raise ConfigError(
-            f"{path}: job is a {_kind(make)}: expected a function job() that returns a holdfast Job"
+            f"{path}: {function} is a {_kind(make)}: expected a function {function}() that returns "
+            "a holdfast Job"
         )
+    return _made(make, path, seed)
+
+
+def _made(make: Callable[[], Any], path: Path, seed: int) -> Job:
     _seed_all(seed)
     with one_line_errors(path):
         made = make()
     if not isinstance(made, Job):
-        raise ConfigError(f"{path}: job() returned a {_kind(made)}: expected a holdfast Job")
+        name = getattr(make, "__name__", _kind(make))
+        raise ConfigError(f"{path}: {name}() returned a {_kind(made)}: expected a holdfast Job")
     return made
+
+
+def _written_in(make: Callable[[], Any]) -> Path:
+    code = getattr(make, "__code__", None)
+    return Path(code.co_filename if code else _kind(make))
 
 
 def _seed_all(seed: int) -> None:

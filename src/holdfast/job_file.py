@@ -5,6 +5,7 @@ import importlib.util
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 from holdfast.errors import ConfigError
+from holdfast.job_reference import Reference
 
 _PREFIX = "holdfast_job_"  # of the modules that job files become
+_this_thread = threading.local()
 
 
 def read_source(path: Path, sha256: str = "") -> bytes:
@@ -36,25 +39,51 @@ def read_source(path: Path, sha256: str = "") -> bytes:
     return source
 
 
-def run_source(path: Path, source: bytes) -> ModuleType:
+def run_source(reference: Reference, source: bytes) -> ModuleType:
     """Import it under a name of its own, with its folder importable as for any script.
 
     The loader would read the file again, or take what __pycache__ has of it: it only compiles.
     """
-    path = path.resolve()
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    path = reference.path.resolve()
+    root = str(reference.root.resolve())
+    if root not in sys.path:
+        sys.path.insert(0, root)
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"{_PREFIX}{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
+    if reference.package:  # relative imports start from there
+        name = f"{reference.package}.{name}"
     loader = SourceFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)  # sets __file__
     assert spec is not None  # a loader was given
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look classes up there
-    with one_line_errors(path):
+    with one_line_errors(path), _until_it_trains():
         exec(loader.source_to_code(source, str(path)), module.__dict__)
     return module
+
+
+class _TrainsError(BaseException):
+    """The file that is being loaded as a job has come to the line that trains."""
+
+
+@contextmanager
+def _until_it_trains() -> Iterator[None]:
+    """A script without ``if __name__ == "__main__"`` is run up to there: the job is defined by
+    then. No ``except Exception`` of the script holds it up."""
+    before = getattr(_this_thread, "loading", False)
+    _this_thread.loading = True
+    try:
+        yield
+    except _TrainsError:
+        return
+    finally:
+        _this_thread.loading = before
+
+
+def stop_if_loading() -> None:
+    """To be called before a training is started: not if a worker is only loading the script."""
+    if getattr(_this_thread, "loading", False):
+        raise _TrainsError
 
 
 @contextmanager
@@ -81,25 +110,25 @@ def _user_line(why: BaseException, path: Path) -> str:
 # --- what a job file imports ---
 
 
-def imports(path: Path, sha256: str) -> dict[str, str]:
-    """Files of modules below the job file's folder, by their path from there -> SHA-256, cut short.
+def imports(reference: Reference, sha256: str) -> dict[str, str]:
+    """Files of modules below the job's folder, by their path from there -> SHA-256, cut short.
 
     To be asked after the job was loaded. Once a process: a module that is loaded stays as it is,
     whatever becomes of its file, and what is imported while training would not be on all workers.
     """
-    return known_imports(path.resolve(), sha256)
+    return known_imports(reference.path.resolve(), reference.root.resolve(), sha256)
 
 
 @cache
-def known_imports(job: Path, sha256: str) -> dict[str, str]:
+def known_imports(job: Path, root: Path, sha256: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None)
         if not isinstance(place, str) or name == "__main__" or name.startswith(_PREFIX):
             continue
         file = Path(place).resolve()
-        if file.is_relative_to(job.parent) and file != job and not _is_installed(file):
-            found[file.relative_to(job.parent).as_posix()] = _digest(file)
+        if file.is_relative_to(root) and file != job and not _is_installed(file):
+            found[file.relative_to(root).as_posix()] = _digest(file)
     return dict(sorted(found.items()))
 
 

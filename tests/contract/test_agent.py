@@ -35,6 +35,7 @@ AGENT = """
 import os, signal, sys, time
 from holdfast.control import agent
 from holdfast.protocol.connection import connect
+from holdfast.cli.complaints import say
 from holdfast.protocol.spec import Access
 
 def badly(spec):
@@ -74,6 +75,7 @@ made = agent.Agent(
     access,
     lambda config: print(f"prepared for {config.train.steps} steps", flush=True),
     lambda spec: ends[spec.worker.pipeline](spec),
+    say,
 )
 sys.exit(made.run())
 """

@@ -179,11 +179,15 @@ def resumed(origin: Origin, accepted: Accepted = NOTHING, **settings) -> World:
 
 SAME = Origin(traits=TRAITS, fingerprint=TORCH)
 OTHERS = [  # what the checkpoint has, what the one line says, what accepts it
-    (replace(SAME, traits=TRAITS | {"len(Job.data)": "80"}), "--changed-data", Accepted(data=True)),
-    (replace(SAME, traits=TRAITS | {"Job.clip_norm": "1"}), "--changed-job", Accepted(job=True)),
+    (
+        replace(SAME, traits=TRAITS | {"len(Job.data)": "80"}),
+        "changed_data=True",
+        Accepted(data=True),
+    ),
+    (replace(SAME, traits=TRAITS | {"Job.clip_norm": "1"}), "changed_job=True", Accepted(job=True)),
     (
         replace(SAME, traits=TRAITS | {"imports of the job (a.py)": "0a"}),
-        "--changed-job",
+        "changed_job=True",
         Accepted(job=True),
     ),
 ]
@@ -211,7 +215,7 @@ def test_a_resume_on_another_machine_is_refused_unless_bits_do_not_matter() -> N
     assert isinstance(failure, CheckpointError)
     assert "torch is 2, the checkpoint runs/x/" in str(failure)
     assert "was written with 1; the result would not be exact" in str(failure)
-    assert "--set workers.allow_mixed=true" in str(failure)
+    assert "workers.allow_mixed=true" in str(failure)
     assert resumed(origin, workers={"allow_mixed": True}).run.failure is None
     assert resumed(origin, gradients={"mode": "fast"}).run.failure is None
 
@@ -466,7 +470,7 @@ def test_an_interrupted_run_says_how_to_go_on_from_its_checkpoint() -> None:
     world.part("0.0", 0, 3)
     world.part("0.1", 1, 3)
     world.pump()
-    assert "--resume runs/x" in str(world.run.failure)
+    assert "holdfast.resume('runs/x')" in str(world.run.failure)
 
 
 def test_a_second_interrupt_stops_at_once() -> None:

@@ -471,7 +471,7 @@ def test_too_few_for_all_stages_ends_the_run_and_says_what_was_lost_and_how_to_g
         "worker 0.1 (pid 1001) was lost in step 6, signal SIGKILL",
         "nobody holds stage 1 any more",
         "1 live worker cannot hold 2 stages",
-        "--resume runs/x",
+        "holdfast.resume('runs/x')",
     ):
         assert words in why
     assert set(sent(effects, messages.Stop)) == {"0.0"}

@@ -138,7 +138,7 @@ def test_when_the_job_raises_the_step_before_is_saved_and_the_run_ends():
     assert sent(world.effects, messages.Proceed)["1.1"].end_step == 3
     assert world.run.over
     assert str(world.run.failure).startswith("the data set X raised OSError for sample 7; all")
-    assert "--resume runs/x" in str(world.run.failure)
+    assert "holdfast.resume('runs/x')" in str(world.run.failure)
     assert world.run.details == "Traceback"
 
 
@@ -199,7 +199,7 @@ def test_a_job_that_raises_right_after_a_checkpoint_says_how_to_go_on_from_it():
     assert isinstance(world.run.failure, ConfigError)
     assert str(world.run.failure) == (
         "the data set X raised OSError for sample 7; all workers were stopped. "
-        "Go on from the last checkpoint with: holdfast train --resume runs/x"
+        "Go on from the last checkpoint with: holdfast.resume('runs/x')"
     )
 
 
@@ -223,7 +223,7 @@ def test_a_worker_that_fails_after_a_checkpoint_says_how_to_go_on_from_it(code, 
     world.handle(worker_failed(code=code))
     why = str(world.run.failure)
     assert why.startswith(f"{who}RuntimeError: step; all workers were stopped. Go on from the last")
-    assert "--resume runs/x" in why
+    assert "holdfast.resume('runs/x')" in why
     assert world.run.failure.exit_code == code
 
 

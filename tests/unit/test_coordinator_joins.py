@@ -438,7 +438,7 @@ def test_a_run_that_is_stuck_twice_in_one_step_ends_with_a_checkpoint_and_a_reas
     assert world.last_proceed.end_step == 4, "the step that nobody can end is left out"
     assert world.run.phase is RunPhase.FAILED
     assert "waited in vain" in str(world.run.failure)
-    assert "Go on from the last checkpoint with: holdfast train --resume runs/x" in str(
+    assert "Go on from the last checkpoint with: holdfast.resume('runs/x')" in str(
         world.run.failure
     )
 

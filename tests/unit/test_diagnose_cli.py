@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from helpers.op_traces import Slow, World, columns
+from holdfast.api import diagnosing
 from holdfast.cli import diagnose
-from holdfast.cli.diagnose import graph_of
 from holdfast.cli.main import main
+from holdfast.detection.trace_graph import graph_of
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -186,6 +187,6 @@ def test_long_work_tells_its_progress(capsys, tmp_path, monkeypatch):
         return graph_of(trace)
 
     monkeypatch.setattr(diagnose, "QUIET_S", 0.001)
-    monkeypatch.setattr(diagnose, "graph_of", long_work)
+    monkeypatch.setattr(diagnosing, "graph_of", long_work)
     assert main(["diagnose", str(written(tmp_path / "t.parquet"))]) == 0
     assert doing in capsys.readouterr().err

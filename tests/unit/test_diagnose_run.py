@@ -10,9 +10,9 @@ from typing import get_type_hints
 import pytest
 
 from helpers.sample_events import sample
-from holdfast.cli.diagnose_run import look, observed
 from holdfast.cli.main import main
 from holdfast.detection.observation import OpTime
+from holdfast.detection.recorded import look, observed
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.observability.events import EVENTS_FILE, encode_event

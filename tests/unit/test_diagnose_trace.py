@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from helpers.op_traces import Slow, World, columns
-from holdfast.cli.diagnose import read_layout, read_trace
+from holdfast.api.diagnosing import read_trace
+from holdfast.cli.diagnose import read_layout
 from holdfast.cluster import WorkerId
 from holdfast.detection.causes import find_causes
 from holdfast.detection.causes_runs import runs

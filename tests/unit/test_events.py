@@ -173,7 +173,7 @@ def test_a_value_that_json_cannot_hold_is_a_drop(tmp_path):
 
 def test_watching_a_run_needs_no_torch():
     code = (
-        "import sys, holdfast.observability.view, holdfast.observability.summary, "
+        "import sys, holdfast.cli.view, holdfast.observability.summary, "
         "holdfast.cli.trace; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

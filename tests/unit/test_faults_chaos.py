@@ -88,7 +88,7 @@ def test_a_bad_chaos_is_refused_in_one_line_with_an_example(text, why):
     with pytest.raises(ConfigError) as caught:
         parse_chaos(text)
     line = str(caught.value)
-    assert line.startswith(f"--chaos {text!r}: ")
+    assert line.startswith(f"chaos={text!r}: ")
     assert why in line
     assert line.endswith("; write e.g. seed=1,rate=0.05")
 

@@ -1,9 +1,12 @@
 """The flags ``--fault`` and ``--chaos``: checked before anything starts, handed to the run."""
 
+from pathlib import Path
+
 import pytest
 
 from helpers.sample_events import sample
-from holdfast.cli import main, train
+from holdfast.api import live_run, training
+from holdfast.cli import main
 from holdfast.errors import HoldfastError
 from holdfast.faults.chaos import Chaos, chaos_faults
 from holdfast.faults.fault import PHASES, FaultKind, parse_fault
@@ -11,17 +14,29 @@ from holdfast.observability.events import FaultFired, RunStarted
 from holdfast.recovery.manifest import Checkpoint
 
 
+class StoppedLauncher:
+    """Starts nothing."""
+
+    run_dir = Path("run")
+
+    def __init__(self, request, starter, *, handle, warn):
+        self.request, self.handle = request, handle
+
+    def run(self):
+        raise HoldfastError("stopped by the test")
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """The faults of each run that would have started."""
     runs = []
 
-    def launch(config, job, run_dir, **more):
-        runs.append(more["faults"])
-        raise HoldfastError("stopped by the test")
+    class Launcher(StoppedLauncher):
+        def run(self):
+            runs.append(self.request.faults)
+            return super().run()
 
-    monkeypatch.setattr(train, "launch", launch)
-    monkeypatch.setattr(train, "_starter", lambda config: None)  # threads would load torch
+    monkeypatch.setattr(live_run, "Launcher", Launcher)
     return runs
 
 
@@ -117,7 +132,7 @@ def test_bad_faults_are_refused_before_anything_starts(launched, start, words, l
 
 
 def test_faults_of_a_resumed_run_lie_in_the_steps_that_are_left(launched, start, monkeypatch):
-    monkeypatch.setattr(train, "find", lambda place: Checkpoint(place, 10, 0, 6, ()))
+    monkeypatch.setattr(training, "find", lambda place: Checkpoint(place, 10, 0, 6, ()))
     code, _, err = start("--resume", "somewhere", "--fault", "kill 1.0 @ 10")
     assert (code, launched) == (2, [])
     assert "there is no step 10; expected 11 to 20" in err
@@ -143,15 +158,16 @@ def test_the_help_names_every_fault(capsys):
 
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_faults_that_did_not_fire_are_said_also_when_the_run_fails(start, monkeypatch, has_begun):
-    def launch(config, job, run_dir, *, view, **more):
-        if has_begun:
-            view.handle(sample(RunStarted, at_s=0.0, steps=20))
-            fired = FaultFired(at_s=1.0, worker="1.0", fault="kill 1.0 @ 5", step=4, point="start")
-            view.handle(fired)
-        raise HoldfastError("stopped by the test")
+    started = sample(RunStarted, at_s=0.0, steps=20)
+    fired = FaultFired(at_s=1.0, worker="1.0", fault="kill 1.0 @ 5", step=4, point="start")
 
-    monkeypatch.setattr(train, "launch", launch)
-    monkeypatch.setattr(train, "_starter", lambda config: None)
+    class Launcher(StoppedLauncher):
+        def run(self):
+            for event in (started, fired) if has_begun else ():
+                self.handle(event)
+            return super().run()
+
+    monkeypatch.setattr(live_run, "Launcher", Launcher)
     code, out, _ = start("--fault", "kill 1.0 @ 5", "--fault", "kill 1.1 @ 9")
     assert code == 1
     line = "not injected, as no worker came to that point: kill 1.1 @ 9\n"

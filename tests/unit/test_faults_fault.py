@@ -181,8 +181,8 @@ def test_a_text_that_is_no_fault_is_refused_in_one_line_with_an_example(text, wh
     with pytest.raises(ConfigError) as caught:
         parse_fault(text)
     line = str(caught.value)
-    assert line.startswith(f"--fault {text!r}: ")
-    assert why in line.removeprefix(f"--fault {text!r}")
+    assert line.startswith(f"faults={text!r}: ")
+    assert why in line.removeprefix(f"faults={text!r}")
     assert line.endswith(f"; write e.g. {example!r}")
     assert len(line.splitlines()) == 1
     parse_fault(example)
@@ -242,59 +242,59 @@ def test_a_link_concerns_both_of_its_ends_and_others_their_worker_only():
     [
         (
             ["kill 2.0 @ 5"],
-            "--fault 'kill 2.0 @ 5': there is no worker 2.0; expected pipeline.stage from 0.0 to "
+            "faults='kill 2.0 @ 5': there is no worker 2.0; expected pipeline.stage from 0.0 to "
             "1.2 (2 pipelines x 3 stages)",
         ),
-        (["join 0.3 @ 5"], "--fault 'join 0.3 @ 5': there is no worker 0.3; expected "),
+        (["join 0.3 @ 5"], "faults='join 0.3 @ 5': there is no worker 0.3; expected "),
         (
             ["hang 1.0 @ 21.F0"],
-            "--fault 'hang 1.0 @ 21.F0': there is no step 21; expected 1 to 20, the steps of this",
+            "faults='hang 1.0 @ 21.F0': there is no step 21; expected 1 to 20, the steps of this",
         ),
-        (["join @ 0"], "--fault 'join @ 0': there is no step 0; expected 1 to 20"),
-        (["kill 1.0 @ -3"], "--fault 'kill 1.0 @ -3': there is no step -3; expected 1 to 20"),
-        (["slow 1.0=0 @ 3"], "--fault 'slow 1.0=0.0 @ 3': speed 0.0; expected above 0 and at "),
-        (["slow 1.0=1.5 @ 3"], "--fault 'slow 1.0=1.5 @ 3': speed 1.5; expected above 0 and at"),
-        (["slow 1.0=nan @ 3"], "--fault 'slow 1.0=nan @ 3': speed nan; expected above 0 and at"),
+        (["join @ 0"], "faults='join @ 0': there is no step 0; expected 1 to 20"),
+        (["kill 1.0 @ -3"], "faults='kill 1.0 @ -3': there is no step -3; expected 1 to 20"),
+        (["slow 1.0=0 @ 3"], "faults='slow 1.0=0.0 @ 3': speed 0.0; expected above 0 and at "),
+        (["slow 1.0=1.5 @ 3"], "faults='slow 1.0=1.5 @ 3': speed 1.5; expected above 0 and at"),
+        (["slow 1.0=nan @ 3"], "faults='slow 1.0=nan @ 3': speed nan; expected above 0 and at"),
         (
             ["join @ 8", "kill 1.0 @ 5.begin", "kill 1.0 @ 5"],
-            "--fault 'kill 1.0 @ 5': it is given twice; leave out one",
+            "faults='kill 1.0 @ 5': it is given twice; leave out one",
         ),
-        (["join @ 8", "join @ 8"], "--fault 'join @ 8': it is given twice"),
+        (["join @ 8", "join @ 8"], "faults='join @ 8': it is given twice"),
         (
             ["slow 1.0=0.5 @ 5", "slow 1.0=0.25 @ 5"],
-            "--fault 'slow 1.0=0.25 @ 5': 'slow 1.0=0.5 @ 5' is given for the same place",
+            "faults='slow 1.0=0.25 @ 5': 'slow 1.0=0.5 @ 5' is given for the same place",
         ),
-        (["slow 2.0 @ 5-8 x2"], "--fault 'slow 2.0 @ 5-8 x2.0': there is no worker 2.0; expected"),
-        (["slow 1.0 @ 0-8 x2"], "--fault 'slow 1.0 @ 0-8 x2.0': there is no step 0; expected 1 to"),
-        (["slow 1.0 @ 5-21 x2"], "--fault 'slow 1.0 @ 5-21 x2.0': there is no step 21; expected 1"),
+        (["slow 2.0 @ 5-8 x2"], "faults='slow 2.0 @ 5-8 x2.0': there is no worker 2.0; expected"),
+        (["slow 1.0 @ 0-8 x2"], "faults='slow 1.0 @ 0-8 x2.0': there is no step 0; expected 1 to"),
+        (["slow 1.0 @ 5-21 x2"], "faults='slow 1.0 @ 5-21 x2.0': there is no step 21; expected 1"),
         (
             ["slow 1.0 @ 8-5 x2"],
-            "--fault 'slow 1.0 @ 8-5 x2.0': it ends before it begins; expected FIRST-LAST",
+            "faults='slow 1.0 @ 8-5 x2.0': it ends before it begins; expected FIRST-LAST",
         ),
         (
             ["slow 1.0 @ 5-8 x1.0"],
-            "--fault 'slow 1.0 @ 5-8 x1.0': factor 1.0; expected above 1 and at most 100 (2.0: it",
+            "faults='slow 1.0 @ 5-8 x1.0': factor 1.0; expected above 1 and at most 100 (2.0: it",
         ),
         (
             ["slow 1.0 @ 5 x101"],
-            "--fault 'slow 1.0 @ 5 x101.0': factor 101.0; expected above 1 and",
+            "faults='slow 1.0 @ 5 x101.0': factor 101.0; expected above 1 and",
         ),
-        (["cpu 1.0 @ 5 x11"], "--fault 'cpu 1.0 @ 5 x11.0': factor 11.0; expected above 1 and at"),
+        (["cpu 1.0 @ 5 x11"], "faults='cpu 1.0 @ 5 x11.0': factor 11.0; expected above 1 and at"),
         (
             ["slow 1.0 @ 5-8 x2.0", "slow 1.0 @ 5-8 x2"],
-            "--fault 'slow 1.0 @ 5-8 x2.0': it is given twice; leave out one",
+            "faults='slow 1.0 @ 5-8 x2.0': it is given twice; leave out one",
         ),
-        (["link 0.1-2.0 @ 5 +1ms"], "--fault 'link 0.1-2.0 @ 5 +1ms': there is no worker 2.0; "),
-        (["link 0.1-0.1 @ 5 +1ms"], "--fault 'link 0.1-0.1 @ 5 +1ms': a link has two ends; "),
-        (["link 0.0-0.1 @ 5 +11s"], "--fault 'link 0.0-0.1 @ 5 +11000ms': expected a delay of at "),
-        (["link 0.0-0.1 @ 5 .9kB/s"], "--fault 'link 0.0-0.1 @ 5 0.9kB/s': expected a bandwidth "),
+        (["link 0.1-2.0 @ 5 +1ms"], "faults='link 0.1-2.0 @ 5 +1ms': there is no worker 2.0; "),
+        (["link 0.1-0.1 @ 5 +1ms"], "faults='link 0.1-0.1 @ 5 +1ms': a link has two ends; "),
+        (["link 0.0-0.1 @ 5 +11s"], "faults='link 0.0-0.1 @ 5 +11000ms': expected a delay of at "),
+        (["link 0.0-0.1 @ 5 .9kB/s"], "faults='link 0.0-0.1 @ 5 0.9kB/s': expected a bandwidth "),
         (
             ["link 0.0-0.1 @ 8-9 1MB/s", "link 0.1-0.0 @ 5-8 +1ms"],
-            "--fault 'link 0.0-0.1 @ 8-9 1MB/s': 'link 0.0-0.1 @ 5-8 +1ms' is not over by then; ",
+            "faults='link 0.0-0.1 @ 8-9 1MB/s': 'link 0.0-0.1 @ 5-8 +1ms' is not over by then; ",
         ),
         (
             ["cpu 1.0 @ 5 x2", "cpu 1.0 @ 9-9 x3"],
-            "--fault 'cpu 1.0 @ 9-9 x3.0': 'cpu 1.0 @ 5 x2.0'",
+            "faults='cpu 1.0 @ 9-9 x3.0': 'cpu 1.0 @ 5 x2.0'",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.resuming import remembered
+from holdfast.api.resuming import remembered
 from holdfast.config import config_from
 from holdfast.errors import CheckpointError, ConfigError, ProtocolError
 from holdfast.recovery.manifest import (
@@ -125,7 +125,7 @@ def test_a_missing_directory_is_named(tmp_path):
     place = tmp_path / "nowhere"
     with pytest.raises(CheckpointError) as why:
         find(place)
-    assert str(why.value) == f"--resume {place}: no such directory; give a run directory"
+    assert str(why.value) == f"{place}: no such directory; give a run directory"
     assert why.value.exit_code == 2
 
 
@@ -238,7 +238,7 @@ def test_a_spoilt_checkpoint_is_named_and_the_newest_older_one_proposed(tmp_path
         verify_first(bad)
     assert str(why.value).startswith(f"checkpoint {bad}: ")
     older = tmp_path / "checkpoints" / "step-00000020"
-    assert str(why.value).endswith(f"; resume an older one: --resume {older}")
+    assert str(why.value).endswith(f"; resume an older one: {older}")
     assert find(older).step == 20
 
 

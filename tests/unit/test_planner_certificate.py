@@ -365,7 +365,7 @@ def test_without_the_solver_the_user_is_told_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "ortools"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ortools", None)
-    with pytest.raises(ConfigError, match=r"^--certify needs OR-Tools: pip install 'holdfast\[ce"):
+    with pytest.raises(ConfigError, match=r"^certify needs OR-Tools: pip install 'holdfast\[ce"):
         certified(PAIR)
 
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from helpers.scarce import refuse_threads
-from holdfast.observability import screen as module
-from holdfast.observability.screen import Screen
+from holdfast.cli import screen as module
+from holdfast.cli.screen import Screen
 
 LIMIT_S = 30.0
 

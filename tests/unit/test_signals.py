@@ -8,11 +8,12 @@ from contextlib import suppress
 
 import pytest
 
-from holdfast.protocol.signals import BURST_S, ENDING, Repeats
+from holdfast.cli.signals import BURST_S, Repeats
+from holdfast.protocol.signals import ENDING
 
 CHILD = """
 import multiprocessing, os, select, signal, sys
-from holdfast.protocol import signals
+from holdfast.cli import signals
 
 def idle():
     os.read(os.pipe()[0], 1)  # as one that waits for work

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from holdfast.cli.view import Forgiving, LiveView, PlainView, make_view
 from holdfast.observability.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -26,7 +27,6 @@ from holdfast.observability.events import (
     WorkerStep,
 )
 from holdfast.observability.progress import Curve, Progress
-from holdfast.observability.view import Forgiving, LiveView, PlainView, make_view
 
 START = RunStarted(
     at_s=0.0,

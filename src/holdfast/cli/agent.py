@@ -4,13 +4,15 @@ import argparse
 import os
 
 from holdfast import instruction_set
+from holdfast.cli import signals
+from holdfast.cli.complaints import complain, say
+from holdfast.cli.worker import come_again
 from holdfast.control.agent import Agent
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.handshake import AGENT
-from holdfast.protocol import signals
 from holdfast.protocol.connection import connect
 from holdfast.protocol.secret import taken_over
-from holdfast.protocol.spec import Access
+from holdfast.protocol.spec import Access, WorkerSpec
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -38,11 +40,19 @@ def run(args: argparse.Namespace) -> int:
     os.umask(0o077)  # its workers write into the run directory
     access = Access(host, int(port), secret, args.generation)
     signals.ignore()
-    instruction_set.prepare()
+    instruction_set.prepare(complain)
     from holdfast.runtime import process, warm  # torch: a second that only this process pays
 
     try:
         connection, _ = connect(access, AGENT, "", args.limit)
     except HoldfastError:
         return 1  # the launcher has ended meanwhile and needs no word from here
-    return Agent(connection, access, warm.prepare, process.run_process).run()
+
+    def run_worker(spec: WorkerSpec) -> int:
+        signals.leave_to_launcher()
+        code = process.run_process(spec)
+        if code == process.CUT_OFF:
+            come_again(spec)
+        return code
+
+    return Agent(connection, access, warm.prepare, run_worker, say).run()

@@ -1,23 +1,19 @@
-"""``holdfast diagnose``: why a job was slow, from a recorded trace or from the directory of a run.
-
-Reads files and prints; how causes are found is in ``detection``.
-"""
+"""``holdfast diagnose``: why a job was slow, from a recorded trace or the directory of a run."""
 
 import argparse
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli import diagnose_report, diagnose_run, diagnose_run_report, help_text
-from holdfast.detection.causes import find_causes
-from holdfast.detection.trace import MOST, OPTIONAL, WANTED, Layout, Trace, trace_of
-from holdfast.detection.trace_graph import graph_of
-from holdfast.detection.whatif import what_if
+from holdfast.api.diagnosing import UNITS, diagnose
+from holdfast.cli import diagnose_report, diagnose_run_report, help_text
+from holdfast.cli.complaints import complain
+from holdfast.detection.recorded import RunOutcome
+from holdfast.detection.trace import MOST, Layout
 from holdfast.errors import ConfigError
-from holdfast.observability.events import EVENTS_FILE, read_events
 from holdfast.observability.jsonfile import encode
 
 _EXAMPLES = (
@@ -25,7 +21,6 @@ _EXAMPLES = (
     "holdfast diagnose trace.parquet --meta trace.yaml --unit us",
     "holdfast diagnose runs/a --json",
 )
-_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 QUIET_S = 2.0  # shorter work says nothing of its progress
 _META = ("dp_size", "pp_size")  # of the keys in a trace's description, those that must be there
 
@@ -47,7 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="the layout of the traced job: lines dp_size: N, pp_size: N (default: as in the rows)",
     )
     parser.add_argument(
-        "--unit", choices=_UNITS, default="s", help="of the times in the trace (default: s)"
+        "--unit", choices=UNITS, default="s", help="of the times in the trace (default: s)"
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(run=run)
@@ -55,64 +50,21 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     what: Path = args.what
-    if not what.exists():
-        raise ConfigError(f"{what}: no such file or directory; expected a trace or a run")
-    if what.is_dir():
-        if args.meta is not None:
-            raise ConfigError(f"--meta {args.meta}: describes a trace, but {what} is a directory")
-        _print(*_run(what), as_json=args.json)
+    if what.is_dir() and args.meta is not None:
+        raise ConfigError(f"--meta {args.meta}: describes a trace, but {what} is a directory")
+    layout = None if args.meta is None or not what.exists() else read_layout(args.meta)
+    with _progress() as doing:
+        outcome = diagnose(what, layout=layout, unit=args.unit, doing=doing)
+    if isinstance(outcome, RunOutcome):
+        values, lines = diagnose_run_report.as_json(outcome), diagnose_run_report.report(outcome)
     else:
-        layout = None if args.meta is None else read_layout(args.meta)
-        _print(*_trace(what, layout, _UNITS[args.unit]), as_json=args.json)
+        values, lines = diagnose_report.as_json(outcome), diagnose_report.report(outcome)
+    _print(values, lines, as_json=args.json)
     return 0
 
 
 def _print(values: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
     sys.stdout.write(encode(values, indent=2) + "\n" if as_json else "\n".join(lines) + "\n")
-
-
-def _trace(path: Path, layout: Layout | None, unit_s: float) -> tuple[dict[str, Any], list[str]]:
-    with _progress() as doing:
-        doing[0] = f"reading {path}"
-        trace = read_trace(path, layout, unit_s)
-        doing[0] = f"finding the order of {trace.size} operations"
-        graph = graph_of(trace)
-        doing[0] = "replaying it with each worker alone as recorded"
-        numbers = what_if(graph)
-        doing[0] = "looking for causes"
-        found = find_causes(graph)
-    outcome = diagnose_report.Outcome(str(path), trace, numbers, found)
-    return diagnose_report.as_json(outcome), list(diagnose_report.report(outcome))
-
-
-def _run(run_dir: Path) -> tuple[dict[str, Any], list[str]]:
-    path = run_dir / EVENTS_FILE
-    if not path.exists():
-        raise ConfigError(f"{run_dir} holds no {EVENTS_FILE}: expected the directory of a run")
-    with _progress() as doing:
-        doing[0] = f"reading {path}"
-        events = read_events(path)
-        doing[0] = f"looking at {len(events)} events"
-        outcome = diagnose_run.look(str(run_dir), events)
-    return diagnose_run_report.as_json(outcome), list(diagnose_run_report.report(outcome))
-
-
-def read_trace(path: Path, layout: Layout | None = None, unit_s: float = 1.0) -> Trace:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise ConfigError(
-            "reading Parquet needs pyarrow, which is not installed: pip install 'holdfast[traces]'"
-        ) from None
-    try:
-        names = [name for name in parquet.read_schema(path).names if name in (*WANTED, *OPTIONAL)]
-        read = parquet.read_table(path, columns=names)
-        columns = {name: read[name].to_numpy(zero_copy_only=False) for name in names}
-    # Text that is not UTF-8, and two columns of one name, are noticed only when they are used.
-    except (ArrowException, OSError, UnicodeDecodeError, KeyError) as why:
-        first = str(why).splitlines()[0] if str(why) else type(why).__name__
-        raise ConfigError(f"{path} cannot be read as a Parquet file: {first}") from why
-    return trace_of(columns, layout=layout, unit_s=unit_s, source=str(path))
 
 
 def read_layout(path: Path) -> Layout:
@@ -140,18 +92,18 @@ def read_layout(path: Path) -> Layout:
 
 
 @contextmanager
-def _progress() -> Iterator[list[str]]:
-    """Tells what is being done, if it takes long. The caller keeps element 0 up to date."""
-    doing, done = ["starting"], threading.Event()
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Tells what is being done, if it takes long."""
+    now, done = ["starting"], threading.Event()
 
     def tell() -> None:
         while not done.wait(QUIET_S):
-            sys.stderr.write(f"holdfast: {doing[0]} ...\n")
+            complain(f"{now[0]} ...")
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()
     try:
-        yield doing
+        yield lambda what: now.__setitem__(0, what)
     finally:
         done.set()
         teller.join()

@@ -2,26 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
-from holdfast.detection.causes import Finding, Findings
+from holdfast.api.diagnosing import TraceOutcome
+from holdfast.detection.causes import Finding
 from holdfast.detection.diagnosis import Cause
 from holdfast.detection.trace import Trace
-from holdfast.detection.whatif import WhatIf
 
 _MOST_NAMED = 8
 _MUCH_PAUSE = 1.1
 _SHOWN = 1.005  # kinds of operations below it are left out
 
 
-class Outcome(NamedTuple):
-    source: str
-    trace: Trace
-    numbers: WhatIf
-    found: Findings
-
-
-def as_json(outcome: Outcome) -> dict[str, Any]:
+def as_json(outcome: TraceOutcome) -> dict[str, Any]:
     trace, numbers = outcome.trace, outcome.numbers
     return {
         "source": outcome.source,
@@ -48,7 +41,7 @@ def _finding_json(found: Finding) -> dict[str, Any]:
     return {**asdict(found), "workers": [str(worker) for worker in found.workers]}
 
 
-def report(outcome: Outcome) -> Iterator[str]:
+def report(outcome: TraceOutcome) -> Iterator[str]:
     trace, numbers, found = outcome.trace, outcome.numbers, outcome.found
     yield (
         f"{outcome.source}: {trace.layout.pipelines} pipelines x {trace.layout.stages} stages, "
@@ -122,7 +115,7 @@ def _link_words(found: Finding) -> str:
     return f"{'link ' if is_link else ''}{found.subject} is slow"
 
 
-def _without(outcome: Outcome) -> str:
+def _without(outcome: TraceOutcome) -> str:
     before_s, after_s = outcome.numbers.replayed_s, outcome.found.without_s
     return (
         f"Without what is named here a step would take {after_s:.4g} s "
@@ -130,7 +123,7 @@ def _without(outcome: Outcome) -> str:
     )
 
 
-def _parts(outcome: Outcome) -> Iterator[str]:
+def _parts(outcome: TraceOutcome) -> Iterator[str]:
     trace, numbers = outcome.trace, outcome.numbers
     yield "slowdown if only these were as recorded, and all else usual:"
     stages = {f"stage {stage}": value for stage, value in numbers.by_stage.items()}

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from holdfast.cli.diagnose_run import RunOutcome, Slowness, Speeds
+from holdfast.detection.recorded import RunOutcome, Slowness, Speeds
 from holdfast.observability.details import details
 from holdfast.observability.events import MitigationChosen
 from holdfast.observability.words import line

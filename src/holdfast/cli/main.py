@@ -19,6 +19,8 @@ from holdfast.cli import (
     watch,
     worker,
 )
+from holdfast.cli.complaints import complain
+from holdfast.cli.flags import in_flags
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.observability.text import folded
 
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed = parser.parse_args(arguments)
         return int(parsed.run(parsed))
     except HoldfastError as why:
-        _complain(" ".join(str(why).split()))
+        complain(in_flags(why))
         return why.exit_code
     except KeyboardInterrupt:
         return 130
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as why:  # e.g. a path that no file system can hold
-        _complain(str(why))
+        complain(str(why))
         return ConfigError.exit_code
 
 

@@ -17,13 +17,13 @@ from holdfast.cli.plan_problem import (
     parse_limit_s,
     parse_memory,
     problem_of,
-    shape_of,
 )
 from holdfast.errors import ConfigError
 from holdfast.planner.certificate import MOST_OPERATIONS
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import first_plan, refine
 from holdfast.planner.problem import Problem
+from holdfast.planner.question import shape_of
 from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import one_f_one_b
@@ -143,7 +143,7 @@ def _add_planning(group: "argparse._ArgumentGroup") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    shape = shape_of(args)
+    shape = shape_of(args.pipelines, args.stages, args.microbatches)
     costs = parse_costs(args.costs, args.stages)
     room = parse_memory(args.memory, args.stages)
     width = shutil.get_terminal_size((120, 24)).columns if args.width is None else args.width

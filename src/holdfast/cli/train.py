@@ -5,31 +5,28 @@ import os
 import shlex
 import sys
 import textwrap
-import time
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from holdfast import instruction_set
+from holdfast.api.live_run import LiveRun
+from holdfast.api.settings import read_toml
+from holdfast.api.training import prepare
 from holdfast.cli import help_text
-from holdfast.cli.resuming import check_continues, job_file, remembered
-from holdfast.config import RunConfig, config_from, known_keys, parse_assignment, set_value
-from holdfast.control.checks import Accepted
-from holdfast.control.launcher import AgentProcess, Starter, launch
-from holdfast.errors import ConfigError, HoldfastError
-from holdfast.faults.chaos import chaos_faults, parse_chaos
-from holdfast.faults.fault import PHASES, Fault, FaultKind, check_faults, parse_fault
+from holdfast.cli.complaints import complain
+from holdfast.cli.flags import resume_command
+from holdfast.cli.screen import Screen
+from holdfast.cli.signals import passed_to
+from holdfast.cli.view import View, make_view
+from holdfast.config import known_keys, parse_assignment, set_value
+from holdfast.errors import HoldfastError
+from holdfast.faults.fault import PHASES, Fault
 from holdfast.observability.events import Event, FaultFired, RunStarted
-from holdfast.observability.screen import Screen
 from holdfast.observability.summary import Summary
 from holdfast.observability.text import count, folded
-from holdfast.observability.view import View, make_view
-from holdfast.protocol.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, given_secret
-from holdfast.recovery.manifest import Checkpoint, find
+from holdfast.protocol.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 
 _SHOW_LIMIT_S = 2.0  # at the end, for a reader that is slow
-_TRANSFER_S = 0.01  # assumed for random slow links, if operations are not emulated
 _FLAGS = {  # flag -> setting
     "pipelines": "parallel.pipelines",
     "stages": "parallel.stages",
@@ -83,7 +80,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         **help_text.parts(_EXAMPLES, *_sections(), codes=_CODES),
     )
     parser.add_argument(
-        "job", metavar="JOB.py", nargs="?", help="the job file; with --resume that of the run"
+        "job",
+        metavar="JOB.py",
+        nargs="?",
+        help="the job file, JOB.py:FUNCTION or MODULE:FUNCTION; with --resume that of the run",
     )
     for flag, key in _FLAGS.items():
         parser.add_argument(
@@ -154,46 +154,65 @@ def _sections() -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    instruction_set.prepare()  # the agent and its workers inherit it
-    resume = find(args.resume) if args.resume else None
-    config = resolve(args, resume)
-    job = job_file(args.job, resume, may_differ=args.changed_job)
-    if resume is not None:
-        check_continues(resume, config)
-    faults = armed_faults(args, config, 0 if resume is None else resume.step)
-    run_dir = _run_dir(args.run_dir, job, resume)
-    join_with = _join_with(args.secret_file)  # before the secret is taken from the environment
-    secret = given_secret(args.secret_file, os.environ)
-    num_workers = config.parallel.pipelines * config.parallel.stages
-    emulated = f" on emulated devices ({config.device.emulate})" if config.device.emulate else ""
     screen = Screen(sys.stdout)
-    screen.write(f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n")
-    if faults:
-        screen.write(f"{count(len(faults), 'fault')} will be injected\n")
+    run = prepared(args)
+    armed = run.faults
+    screen.write(_first_lines(run))
     view = _Fired(make_view(cast(TextIO, screen), verbose=args.verbose))
     try:
-        summary = launch(
-            config,
-            job,
-            run_dir,
-            resume=resume,
-            starter=_starter(config),
-            view=view,
-            faults=faults,
-            secret=secret,
-            join_with=join_with,
-            accepted=Accepted(job=args.changed_job, data=args.changed_data),
-        )
+        with passed_to(run.interrupt):  # it ends in good order instead of being torn down half-way
+            run.begin()
+            for event in run:
+                view.handle(event)
+            result = run.result()
         view.close()
-        screen.write(view.missed(faults) + _closing_lines(summary, run_dir))
+        shown = _shown(run.run_dir, args.run_dir)
+        screen.write(view.missed(armed) + _closing_lines(result.summary, shown))
     except HoldfastError:
         view.close()
-        screen.write(view.missed(faults))
+        screen.write(view.missed(armed))
         raise
     finally:
         view.close()
         screen.close(_SHOW_LIMIT_S)
     return 0
+
+
+def prepared(args: argparse.Namespace) -> LiveRun:
+    """A run that has yet to begin."""
+    return prepare(
+        args.job,
+        warn=complain,
+        join_with=_join_with(args.secret_file),
+        resume_with=resume_command,
+        config=given_settings(args),
+        run_dir=args.run_dir,
+        faults=args.fault,
+        chaos=args.chaos,
+        secret_file=args.secret_file,
+        resume=args.resume,
+        changed_job=args.changed_job,
+        changed_data=args.changed_data,
+    )
+
+
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """File, flags and --set: the later wins."""
+    values: dict[str, Any] = read_toml(args.config) if args.config else {}
+    for flag, key in _FLAGS.items():
+        if getattr(args, flag) is not None:
+            set_value(values, key, getattr(args, flag))
+    for text in args.set:
+        set_value(values, *parse_assignment(text))
+    return values
+
+
+def _first_lines(run: LiveRun) -> str:
+    config, faults = run.config, run.faults
+    num_workers = config.parallel.pipelines * config.parallel.stages
+    emulated = f" on emulated devices ({config.device.emulate})" if config.device.emulate else ""
+    armed = f"{count(len(faults), 'fault')} will be injected\n" if faults else ""
+    return f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n{armed}"
 
 
 class _Fired:
@@ -222,84 +241,26 @@ class _Fired:
         return "\n".join(lines) + "\n"
 
 
-def resolve(args: argparse.Namespace, resume: Checkpoint | None = None) -> RunConfig:
-    """The run that is resumed, then file, flags and --set: the later wins."""
-    values: dict[str, Any] = _read_toml(args.config) if args.config else {}
-    for flag, key in _FLAGS.items():
-        if getattr(args, flag) is not None:
-            set_value(values, key, getattr(args, flag))
-    for text in args.set:
-        set_value(values, *parse_assignment(text))
-    return config_from(values if resume is None else remembered(resume, values))
+def _join_with(secret_file: str | None) -> Callable[[Path], str]:
+    """How those who join are told of the run's secret. They may be in another working directory.
 
-
-def armed_faults(args: argparse.Namespace, config: RunConfig, first_step: int) -> tuple[Fault, ...]:
-    """Those of --fault as they were given, then those of --chaos."""
-    parallel, steps = config.parallel, config.train.steps
-    faults = tuple(parse_fault(text) for text in args.fault)
-    if args.chaos is not None:
-        faults += _random_faults(args.chaos, config, first_step)
-    check_faults(faults, parallel.pipelines, parallel.stages, steps, first_step=first_step)
-    for fault in faults:
-        if fault.kind is FaultKind.CPU and config.workers.kind == "threads":
-            raise ConfigError(
-                f"--fault '{fault}': workers.kind=threads has all workers in one process, and only "
-                "a whole process can be kept from the CPU; use slow, or workers.kind=processes"
-            )
-    return faults
-
-
-def _random_faults(text: str, config: RunConfig, first_step: int) -> tuple[Fault, ...]:
-    chaos, parallel = parse_chaos(text), config.parallel
-    if parallel.pipelines == 1 and chaos.rate:
-        raise ConfigError(
-            f"--chaos {text!r}: with one pipeline each stage has only one worker, and "
-            "none may be killed; give --pipelines 2 or more, or no rate"
-        )
-    return chaos_faults(
-        chaos,
-        parallel.pipelines,
-        parallel.stages,
-        config.train.steps,
-        operations=parallel.microbatches // parallel.pipelines,
-        first_step=first_step,
-        # As long as an operation: a slow link is one that is felt.
-        transfer_s=config.device.durations_s().get("F", _TRANSFER_S),
-    )
-
-
-def _read_toml(path: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as why:
-        raise ConfigError(f"--config {path}: {why}") from why
-
-
-def _run_dir(given: str | None, job: Path, resume: Checkpoint | None) -> Path:
-    if given:
-        return Path(given)
-    if resume is not None:
-        return resume.run_dir
-    return Path("runs") / f"{job.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _starter(config: RunConfig) -> Starter:
-    if config.workers.kind == "processes":
-        return AgentProcess(config)
-    from holdfast.runtime.threads import WorkerThreads  # torch: only if asked for
-
-    return WorkerThreads()
-
-
-def _join_with(secret_file: str | None) -> str:
-    """For those who join a run whose secret is not in its directory; empty: it is there.
-
-    They may be in another working directory.
+    Asked before the secret is taken from the environment.
     """
     if not secret_file and os.environ.get(SECRET_VARIABLE):
-        return f"(with {SECRET_VARIABLE} set)"
+        return lambda run_dir: f"(with {SECRET_VARIABLE} set)"
     path = secret_file or os.environ.get(SECRET_FILE_VARIABLE)
-    return f"--secret-file {shlex.quote(str(Path(path).absolute()))}" if path else ""
+    if path:
+        own = shlex.quote(str(Path(path).absolute()))
+        return lambda run_dir: f"--secret-file {own}"
+    return lambda run_dir: f"--run-dir {shlex.quote(str(run_dir))}"
+
+
+def _shown(run_dir: Path, given: str | None) -> Path:
+    """As it was given, or short."""
+    here = Path.cwd()
+    if given is not None:
+        return Path(given)
+    return run_dir.relative_to(here) if run_dir.is_relative_to(here) else run_dir
 
 
 def _closing_lines(summary: Summary, run_dir: Path) -> str:

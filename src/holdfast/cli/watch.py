@@ -8,6 +8,7 @@ from pathlib import Path
 
 from holdfast import instruction_set
 from holdfast.cli import help_text
+from holdfast.cli.signals import forwarded
 from holdfast.errors import ConfigError
 from holdfast.observability.jsonfile import write_json
 from holdfast.watch.findings import Findings
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     report = None if args.report is None else _writable(args.report)
     instruction_set.prepare(_say)
     findings = Findings(_say, verbose=args.verbose)
-    code = watch(words, findings)
+    code = watch(words, findings, forwarded)
     try:
         for line in [*findings.remarks(), findings.summary()]:
             _say(line)

@@ -6,18 +6,22 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import holdfast
 from holdfast import instruction_set
-from holdfast.cli import help_text
+from holdfast.cli import help_text, signals
+from holdfast.cli.complaints import complain
 from holdfast.cluster import parse_worker
 from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
 from holdfast.handshake import JOINER, WORKER_ROLE
+from holdfast.job_reference import Reference
 from holdfast.names import WORKER
-from holdfast.protocol import messages, signals
+from holdfast.protocol import messages
 from holdfast.protocol.connection import connect
 from holdfast.protocol.secret import (
     FD_VARIABLE,
@@ -29,6 +33,7 @@ from holdfast.protocol.secret import (
     read_secret,
     taken_over,
 )
+from holdfast.protocol.signals import hold_back
 from holdfast.protocol.spec import (
     BY_HAND_VARIABLE,
     REJOIN_VARIABLE,
@@ -76,7 +81,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    instruction_set.prepare()
+    instruction_set.prepare(complain)
     text, rejoins = os.environ.pop(SPEC_VARIABLE, ""), os.environ.pop(REJOIN_VARIABLE, "")
     secret = taken_over(os.environ)
     if text and secret is not None:
@@ -119,10 +124,12 @@ def _asked_by_hand(access: Access, name: str, job: Path | None) -> WorkerSpec:
     """Which code is run is said by the run, which has proven that it is one, or by the user."""
     granted, generation = _ask(access, name, _sha256(job) if job else "")
     access = replace(access, generation=generation)
-    job = job or Path(granted.job)
-    if not job.is_file() or _sha256(job) != granted.job_sha256:
+    reference = Reference.parse(granted.job)
+    reference = reference.copied_to(job) if job else reference
+    path = reference.path
+    if not path.is_file() or _sha256(path) != granted.job_sha256:
         reason = (
-            f"job file {job}: is not the one that the run was started with; "
+            f"job file {path}: is not the one that the run was started with; "
             "put it back, or name a copy of it with --job"
         )
         _give_back(access, granted.worker, reason)
@@ -131,7 +138,7 @@ def _asked_by_hand(access: Access, name: str, job: Path | None) -> WorkerSpec:
     return WorkerSpec(
         parse_worker(granted.worker),
         access,
-        str(job),
+        str(reference),
         granted.job_sha256,
         config,
         granted.run_dir,
@@ -203,14 +210,26 @@ def _give_back(access: Access, worker: str, reason: str) -> None:
 # --- being a worker ---
 
 
-def become_worker(spec: WorkerSpec) -> int:
+def become_worker(spec: WorkerSpec) -> NoReturn:
     """Start over as the worker: threads and memory are set up before torch is loaded."""
+    _start_over(spec, worker_environment(spec.config))
+
+
+def come_again(spec: WorkerSpec) -> NoReturn:
+    """The run has given this worker up, as one that hung. All its tensors are past: begin anew.
+
+    It keeps what it was told when it was started: whose run it is, and which code it runs.
+    """
+    _start_over(spec, os.environ | {REJOIN_VARIABLE: "1"})
+
+
+def _start_over(spec: WorkerSpec, environment: Mapping[str, str]) -> NoReturn:
     descriptor = hand_over(spec.access.secret)
     os.set_inheritable(descriptor, True)
     more = {SPEC_VARIABLE: spec.to_text(), FD_VARIABLE: str(descriptor)}
     words = [sys.executable, "-m", "holdfast", "worker", "--join", str(spec.access)]
-    signals.hold_back()
-    os.execve(sys.executable, words, worker_environment(spec.config) | more)
+    hold_back()
+    os.execve(sys.executable, words, {**environment, **more})
 
 
 def _work(spec: WorkerSpec) -> int:
@@ -219,7 +238,10 @@ def _work(spec: WorkerSpec) -> int:
 
     warm.prepare(spec.config)
     by_hand = bool(os.environ.get(BY_HAND_VARIABLE))
-    code = process.run_process(spec, by_hand=by_hand)
+    (signals.defer if by_hand else signals.leave_to_launcher)()
+    code = process.run_process(spec)
+    if code == process.CUT_OFF:
+        come_again(spec)
     if by_hand:
         sys.stdout.write(f"worker {spec.worker}: the run is over, or has no place for it\n")
     return code

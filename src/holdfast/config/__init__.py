@@ -1,6 +1,6 @@
 """Every setting of a run, typed and checked. Pure: the launcher and the workers share it.
 
-A setting is named ``section.field`` in TOML files, in ``--set`` and in error messages.
+A setting is named ``section.field`` in TOML files, in assignments and in error messages.
 """
 
 from holdfast.config.checks import (

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from holdfast.config.checks import require
 from holdfast.config.run import RunConfig
-from holdfast.errors import ConfigError
+from holdfast.errors import Argument, ConfigError
 
 
 def known_keys() -> list[str]:
@@ -81,7 +81,7 @@ def parse_assignment(text: str) -> tuple[str, object]:
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals:
-        raise ConfigError(f"--set {text}: expected section.field=value")
+        raise ConfigError(Argument("set", text), ": expected section.field=value")
     section, _, name = key.partition(".")
     if section not in _section_names() or name not in get_type_hints(_section(section)):
         raise ConfigError(f"{key}: unknown setting; known are {', '.join(known_keys())}")

@@ -60,7 +60,7 @@ class _Start:
 
 
 class Agent:
-    """``run_worker`` runs in the forked child and returns its exit code."""
+    """``run_worker`` runs in the forked child and returns its exit code; ``say`` takes lines."""
 
     def __init__(
         self,
@@ -68,11 +68,13 @@ class Agent:
         access: Access,
         prepare: Callable[[RunConfig], None],
         run_worker: Callable[[WorkerSpec], int],
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._connection = connection
         self._access = access
         self._prepare = prepare
         self._run_worker = run_worker
+        self._say = say
         self._prepared: RunConfig | None = None
         self._children: dict[int, _Child] = {}
         self._waiting: dict[WorkerId, _Start] = {}
@@ -118,7 +120,7 @@ class Agent:
             case Stop():
                 return True
             case _:
-                sys.stderr.write(f"holdfast agent: ignored {type(message).__name__}\n")
+                self._say(f"holdfast agent: ignored {type(message).__name__}")
         return False
 
     def _spec(self, worker: str, order: StartWorkers, config: RunConfig) -> WorkerSpec:
@@ -199,7 +201,7 @@ class Agent:
                     os.close(pidfd)
                 code = self._run_worker(spec)
         except Exception:  # the end of this process: nobody else could say why
-            traceback.print_exc()
+            self._say(traceback.format_exc())
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

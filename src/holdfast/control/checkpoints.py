@@ -12,7 +12,6 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Discard, Effect, Emit, SealCheckpoint, Send
 from holdfast.control.lifecycle import RunPhase
 from holdfast.control.run import Run
-from holdfast.control.saved import resume_command
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -266,7 +265,7 @@ class Checkpoints:
             return
         kept, since = run.start
         place = f"step {since} is kept" if kept else "no checkpoint is left"
-        cure = f", then train on with: {resume_command(kept)}" if kept else ", then start again"
+        cure = f", then train on with: {run.how_to_resume(kept)}" if kept else ", then start again"
         raise HoldfastError(
             f"the last checkpoint, of step {end}, could not be written ({self._last_reason}); "
             f"{place}, later steps are lost. Make room in {run.settings.run_dir}{cure}"

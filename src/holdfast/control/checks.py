@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
-from holdfast.errors import CheckpointError, ConfigError, ScheduleError
+from holdfast.errors import Argument, CheckpointError, ConfigError, ScheduleError
 from holdfast.protocol import messages
 from holdfast.recovery.manifest import Checkpoint
 from holdfast.schedule.operation import Shape
@@ -42,7 +42,7 @@ def check_alike(fingerprints: Mapping[str, Mapping[str, str]], *, allow_mixed: b
                 raise ConfigError(
                     f"workers {first} and {other} differ in {key}: {one.get(key)} and "
                     f"{two.get(key)}; results would not be exact. Make them alike, or accept it "
-                    "with --set workers.allow_mixed=true"
+                    "with workers.allow_mixed=true"
                 )
 
 
@@ -66,18 +66,19 @@ def check_same_run(
     """Job, data and machine of a run that is resumed. An old checkpoint says nothing of them."""
     origin, where = checkpoint.origin, f"the checkpoint {checkpoint.directory} was written with"
     for name, then, now in _differences(origin.traits, hello.traits):
-        flag = "--changed-data" if name == messages.SAMPLES else "--changed-job"
-        if not (accepted.data if name == messages.SAMPLES else accepted.job):
+        is_data = name == messages.SAMPLES
+        if not (accepted.data if is_data else accepted.job):
             raise CheckpointError(
-                f"{name} is {now}, {where} {then}. Put it back as it was, or add {flag}: the "
-                "result is then another run's"
+                f"{name} is {now}, {where} {then}. Put it back as it was, or add ",
+                Argument("changed_data" if is_data else "changed_job", True),
+                ": the result is then another run's",
             )
     if config.gradients.mode != "exact" or config.workers.allow_mixed:
         return
     for name, then, now in _differences(origin.fingerprint, hello.fingerprint):
         raise CheckpointError(
             f"{name} is {now}, {where} {then}; the result would not be exact. Resume where it is "
-            "the same, or accept it with --set workers.allow_mixed=true"
+            "the same, or accept it with workers.allow_mixed=true"
         )
 
 

@@ -36,7 +36,7 @@ from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
 from holdfast.control.save_interval import SaveInterval
-from holdfast.control.settings import Settings
+from holdfast.control.settings import Settings, resume_call
 from holdfast.control.slowness import Slowness
 from holdfast.control.starting import Starting
 from holdfast.control.switching import Switching
@@ -63,13 +63,24 @@ class Coordinator:
         faults: Sequence[Fault] = (),
         address: str = "",
         join_with: str = "",
+        resume_with: Callable[[str], str] = resume_call,
         schedule: Schedule | None = None,
         now: Callable[[], float] | None = None,
         run_id: str = "",
         accepted: Accepted = NOTHING,
     ) -> None:
         settings = Settings(
-            config, run_dir, resume, faults, address, schedule, now, run_id, join_with, accepted
+            config,
+            run_dir,
+            resume,
+            faults,
+            address,
+            schedule,
+            now,
+            run_id,
+            join_with,
+            accepted,
+            resume_with,
         )
         self.run = run = Run.of(settings)
         self._warned: set[str] = set()

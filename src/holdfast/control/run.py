@@ -106,6 +106,9 @@ class Run:
 
     # --- the run stops ---
 
+    def how_to_resume(self, directory: str) -> str:
+        return self.settings.resume_with(directory)
+
     def with_advice(self, why: str) -> str:
         """And how to go on, if there is a checkpoint to go on from."""
         has_trained = self.phase not in BEFORE_TRAINING

@@ -3,7 +3,6 @@
 Knows where to go on from; whether a checkpoint is whole is found out elsewhere.
 """
 
-import shlex
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
@@ -11,10 +10,6 @@ from holdfast.cluster import WorkerId
 from holdfast.control.settings import Settings
 from holdfast.protocol.records import SaveRule
 from holdfast.recovery.manifest import partial_directory
-
-
-def resume_command(directory: str) -> str:
-    return f"holdfast train --resume {shlex.quote(directory)}"
 
 
 class Saved:
@@ -55,9 +50,9 @@ class Saved:
         """How to go on after a run that was stopped."""
         settings = self._settings
         if self._sealed is not None:
-            return f"Go on from the last checkpoint with: {resume_command(settings.run_dir)}"
+            return f"Go on from the last checkpoint with: {settings.resume_with(settings.run_dir)}"
         if settings.resume:
-            command = resume_command(settings.resume.directory)
+            command = settings.resume_with(settings.resume.directory)
             return f"Go on from the same checkpoint with: {command}"
         return "No checkpoint was written yet: start again (checkpoint.every_steps sets how often)"
 

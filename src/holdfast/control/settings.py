@@ -7,11 +7,16 @@ from functools import cached_property
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.control.checks import NOTHING, Accepted
+from holdfast.errors import ResumeFrom
 from holdfast.faults.fault import Fault
 from holdfast.recovery.manifest import Checkpoint
 from holdfast.recovery.places import state_name
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import Schedule
+
+
+def resume_call(directory: str) -> str:
+    return str(ResumeFrom(directory))
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Settings:
     run_id: str = ""  # no other run has the same
     join_with: str = ""  # what else they have to say on the command line
     accepted: Accepted = NOTHING
+    resume_with: Callable[[str], str] = resume_call  # a directory -> how to go on from there
 
     @cached_property
     def shape(self) -> Shape:

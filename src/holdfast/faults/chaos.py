@@ -7,7 +7,7 @@ changed sides: in a real run a stage may still lose its last holder.
 from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import ConfigError
+from holdfast.errors import Argument, ConfigError
 from holdfast.faults.dice import Dice
 from holdfast.faults.fault import PHASES, Fault, FaultKind
 from holdfast.faults.slowdowns import slowdowns
@@ -62,7 +62,7 @@ def _parse_rate(text: str, key: str, value: str) -> float:
 
 
 def _refusal(text: str, why: str) -> ConfigError:
-    return ConfigError(f"--chaos {text!r}: {why}; write e.g. {_EXAMPLE}")
+    return ConfigError(Argument("chaos", repr(text)), f": {why}; write e.g. {_EXAMPLE}")
 
 
 def chaos_faults(

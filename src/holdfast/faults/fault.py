@@ -1,4 +1,4 @@
-"""A fault to inject: what happens to whom, and where. Data with a text form, as in ``--fault``.
+"""A fault to inject: what happens to whom, and where. Data with a text form, as users write it.
 
 Knows neither how a fault is carried out nor which points a run really reaches: a fault at an
 operation that its worker does not run in that step happens when its reduction begins.
@@ -12,7 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from holdfast.cluster import WorkerId, parse_worker
-from holdfast.errors import ConfigError
+from holdfast.errors import Argument, ConfigError
 from holdfast.faults.lasting import Amount, Lasting, parse_lasting
 
 BEGIN, HALT, PROCEED, COPY = "begin", "halt", "proceed", "copy"
@@ -85,6 +85,15 @@ class Fault:
     peer: WorkerId | None = None  # the other end of a link; ``worker`` is the smaller one
     lasting: Lasting | None = None  # None: it is a point in time
 
+    @classmethod
+    def parse(cls, text: str) -> "Fault":
+        """As in ``kill 1.0 @ 5``.
+
+        >>> Fault.parse("kill 1.0 @ 5.B3").step  # counted from 0
+        4
+        """
+        return parse_fault(text)
+
     def __post_init__(self) -> None:
         if self.worker is None and self.kind is not FaultKind.JOIN:
             raise ValueError(f"{self.kind.value} needs a worker")
@@ -127,7 +136,7 @@ def parse_fault(text: str) -> Fault:
     except ValueError as why:
         first_word = text.replace("@", " ").split()[:1]
         example = _EXAMPLES.get("".join(first_word), _EXAMPLES[FaultKind.KILL])
-        raise ConfigError(f"--fault {text!r}: {why}; write e.g. {example!r}") from why
+        raise ConfigError(_given(repr(text)), f": {why}; write e.g. {example!r}") from why
 
 
 def _parse(text: str) -> Fault:
@@ -241,7 +250,11 @@ def check_faults(
 
 
 def _refusal(fault: Fault, why: str) -> ConfigError:
-    return ConfigError(f"--fault '{fault}': {why}")
+    return ConfigError(_given(f"'{fault}'"), f": {why}")
+
+
+def _given(text: str) -> Argument:
+    return Argument("faults", text)
 
 
 def _check_worker(fault: Fault, worker: WorkerId | None, pipelines: int, stages: int) -> None:

@@ -1,11 +1,13 @@
 """A run in one small JSON file: what it computed, how fast, with what."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from holdfast.errors import ConfigError
 from holdfast.observability import events as happened
 from holdfast.observability.jsonfile import write_json
 from holdfast.observability.words import seconds_after_fault
@@ -116,6 +118,23 @@ def summarize(events: Iterable[happened.Event], *, config: Mapping[str, Any]) ->
 def write_summary(path: Path, summary: Summary | Mapping[str, Any]) -> None:
     values = asdict(summary) if isinstance(summary, Summary) else dict(summary)
     write_json(path, values, indent=2)
+
+
+def read_summary(path: Path) -> Summary:
+    """ConfigError: it is none, or one of another version."""
+    try:
+        values = json.loads(path.read_text())
+        values["recoveries"] = [Recovery(**_tuples(one)) for one in values["recoveries"]]
+        values["losses"] = [float(loss) for loss in values["losses"]]  # NaN is written as text
+        return Summary(**_tuples(values))
+    except (OSError, ValueError, TypeError, KeyError) as why:
+        raise ConfigError(
+            f"{path}: not written by this version of Holdfast, or broken off: {why}"
+        ) from why
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
 def _last_by_step(events: Iterable[happened.Event]) -> dict[int, happened.StepFinished]:

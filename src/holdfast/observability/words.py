@@ -301,7 +301,3 @@ def layout(run: RunStarted) -> str:
         f"{count(run.microbatches, 'micro-batch', 'es')} a step, "
         f"{count(run.steps, 'step')}, {run.schedule}"
     )
-
-
-def how_to_join(run: RunStarted) -> str:
-    return f"replacements join with: holdfast worker --join {run.address} {run.join_with}".rstrip()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from types import ModuleType
 
-from holdfast.errors import ConfigError
+from holdfast.errors import Argument, ConfigError
 from holdfast.planner.certificate_model import Search
 from holdfast.planner.certificate_routing import NOISE, Routing
 from holdfast.planner.checker import memory_violations
@@ -17,6 +17,7 @@ from holdfast.schedule import validity
 from holdfast.schedule.schedule import Schedule
 
 MOST_OPERATIONS = 6000
+_CERTIFY = Argument("certify")
 _SURELY_CUT_SHORT = 0.8  # of the limit; without a proof the solver goes on to its end
 _ROUNDED = 1e-3  # how far rounded costs may keep an optimum from its bound
 
@@ -75,12 +76,13 @@ def _check(schedule: Schedule, problem: Problem, limit_s: float, num_threads: in
     num_operations = 3 * problem.shape.stages * problem.shape.microbatches
     if num_operations > MOST_OPERATIONS:
         raise ConfigError(
-            f"--certify: the step has {num_operations} operations: expected at most "
-            f"{MOST_OPERATIONS}; ask for fewer micro-batches, stages or pipelines"
+            _CERTIFY,
+            f": the step has {num_operations} operations: expected at most {MOST_OPERATIONS}; "
+            "ask for fewer micro-batches, stages or pipelines",
         )
     if not (limit_s > 0 and num_threads >= 1):
         raise ConfigError(
-            f"--certify: limit {limit_s} s, {num_threads} threads: expected both above 0"
+            _CERTIFY, f": limit {limit_s} s, {num_threads} threads: expected both above 0"
         )
     validity.check(schedule)
     problem.costs.require_stages(schedule.shape.stages)
@@ -88,14 +90,14 @@ def _check(schedule: Schedule, problem: Problem, limit_s: float, num_threads: in
     speeds = {member.worker: member.speed for member in problem.members}
     broken += [f"worker {w} is not alive" for w in schedule.lanes if not speeds.get(w)]
     if broken:
-        raise ConfigError(f"--certify: {broken[0]}; give it a schedule that can run")
+        raise ConfigError(_CERTIFY, f": {broken[0]}; give it a schedule that can run")
 
 
 def _solver_library() -> ModuleType:
     try:
         from ortools.sat.python import cp_model  # takes 0.6 s: only for those who ask
     except ImportError as error:
-        raise ConfigError("--certify needs OR-Tools: pip install 'holdfast[certify]'") from error
+        raise ConfigError(_CERTIFY, " needs OR-Tools: pip install 'holdfast[certify]'") from error
     return cp_model
 
 

@@ -11,7 +11,7 @@ import stat
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from holdfast.errors import ConfigError
+from holdfast.errors import Argument, ConfigError
 from holdfast.handshake import MOST_GENERATION, SECRET_BYTES
 
 SECRET_FILE = "secret"  # inside the directory of a run
@@ -29,7 +29,7 @@ def new_secret() -> bytes:
 
 
 def given_secret(path: str | None, environment: MutableMapping[str, str]) -> bytes | None:
-    """From ``--secret-file``, else from the environment; None: nobody has given one.
+    """From the file at ``path``, else from the environment; None: nobody has given one.
 
     The environment does not have it any more: a job's code may run in this process, and start
     others.
@@ -37,31 +37,33 @@ def given_secret(path: str | None, environment: MutableMapping[str, str]) -> byt
     text = environment.pop(SECRET_VARIABLE, "")
     named = environment.pop(SECRET_FILE_VARIABLE, "")
     if path:
-        return read_secret(Path(path), "--secret-file")
+        return read_secret(Path(path), Argument("secret_file"))
     if text:
         return _decoded(text, SECRET_VARIABLE)
     return read_secret(Path(named), SECRET_FILE_VARIABLE) if named else None
 
 
-def read_secret(path: Path, source: str) -> bytes:
+def read_secret(path: Path, source: Argument | str) -> bytes:
     """``source``: who named the file, for the line that says what is wrong with it."""
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
             text = file.read(_MOST_BYTES) if stat.S_ISREG(found.st_mode) else b""
     except OSError as why:
-        raise ConfigError(f"{source} {path}: cannot be read ({why.strerror})") from why
+        raise ConfigError(source, f" {path}: cannot be read ({why.strerror})") from why
     if found.st_uid != os.geteuid():  # whoever it belongs to knows it, and can change it
         raise ConfigError(
-            f"{source} {path}: belongs to user id {found.st_uid}; expected your own, "
-            f"{os.geteuid()}; use a file of your own"
+            source,
+            f" {path}: belongs to user id {found.st_uid}; expected your own, {os.geteuid()}; use a "
+            "file of your own",
         )
     if found.st_mode & 0o077:
         mode = stat.S_IMODE(found.st_mode)
         raise ConfigError(
-            f"{source} {path}: others may read it (mode {mode:04o}); protect it: chmod 600 {path}"
+            source,
+            f" {path}: others may read it (mode {mode:04o}); protect it: chmod 600 {path}",
         )
-    return _decoded(text.decode("ascii", "replace"), f"{source} {path}")
+    return _decoded(text.decode("ascii", "replace"), source, f" {path}")
 
 
 def write_secret(run_dir: Path, secret: bytes) -> None:
@@ -105,10 +107,10 @@ def _write_private(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def _decoded(text: str, source: str) -> bytes:
+def _decoded(text: str, source: Argument | str, path: str = "") -> bytes:
     """What it says is not repeated: it may be a secret of another kind."""
     if not _HEX.fullmatch(text.strip()):
-        raise ConfigError(f"{source}: is no secret of a run; {_EXPECTED}")
+        raise ConfigError(source, f"{path}: is no secret of a run; {_EXPECTED}")
     return bytes.fromhex(text.strip())
 
 

@@ -179,15 +179,20 @@ def find(place: str | Path) -> Checkpoint:
     """The checkpoint at ``place``: a checkpoint's directory, or a run's (then its newest)."""
     path = Path(place)
     if not path.is_dir():
-        raise CheckpointError(f"--resume {place}: no such directory; give a run directory")
+        raise CheckpointError(f"{place}: no such directory; give a run directory")
     if (path / _MANIFEST).exists():
         return load_manifest(path)
     sealed = _sealed(path)
     if not sealed:
         raise CheckpointError(
-            f"--resume {place}: no checkpoint below it; expected {_FOLDER}/step-*/{_MANIFEST} there"
+            f"{place}: no checkpoint below it; expected {_FOLDER}/step-*/{_MANIFEST} there"
         )
     return load_manifest(sealed[-1])
+
+
+def all_checkpoints(run_dir: str | Path) -> list[Checkpoint]:
+    """Those of a run, the oldest first; a run that goes on may have removed one meanwhile."""
+    return [load_manifest(path) for path in _sealed(Path(run_dir)) if path.exists()]
 
 
 def has_checkpoint(run_dir: Path) -> bool:
@@ -234,7 +239,7 @@ def file_digest(path: Path) -> str:
 
 def _refusal(path: Path, reason: str) -> str:
     older = [p for p in _sealed(path.parent.parent) if p < path]
-    cure = f"resume an older one: --resume {older[-1]}" if older else "start the run anew"
+    cure = f"resume an older one: {older[-1]}" if older else "start the run anew"
     return f"checkpoint {path}: {reason}; {cure}"
 
 

@@ -6,7 +6,6 @@ coordinator, so that a run ends with a reason.
 
 import ctypes
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -16,10 +15,9 @@ import torch
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, PeerLost, TransportClosed
 from holdfast.handshake import WORKER_ROLE
-from holdfast.protocol import messages, signals
+from holdfast.protocol import messages
 from holdfast.protocol.connection import connect
-from holdfast.protocol.secret import FD_VARIABLE, hand_over
-from holdfast.protocol.spec import REJOIN_VARIABLE, SPEC_VARIABLE, WorkerSpec
+from holdfast.protocol.spec import WorkerSpec
 from holdfast.runtime.duty_cycle import DutyCycle
 from holdfast.runtime.failures import worker_failed
 from holdfast.runtime.injection import (
@@ -43,12 +41,8 @@ _PR_SET_NAME = 15
 END_LIMIT_S = 60.0  # of a worker that was told to stop, or that the run has given up
 
 
-def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
-    """Everything of a worker process; returns its exit code.
-
-    ``by_hand``: somebody sits in front of it, who may want to end it.
-    """
-    (signals.defer if by_hand else signals.leave_to_launcher)()
+def run_process(spec: WorkerSpec) -> int:
+    """Everything of a worker process; returns its exit code."""
     ignore_signal()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"holdfast {spec.worker}".encode())  # for ps -e
     prepare_torch(spec.config)
@@ -57,23 +51,7 @@ def run_process(spec: WorkerSpec, *, by_hand: bool = False) -> int:
     transport = TcpTransport(
         spec.worker, access.secret, generation=access.generation, limits=limits
     )
-    code = run_worker(spec, transport)
-    if code == CUT_OFF:
-        _join_again(spec)
-    return code
-
-
-def _join_again(spec: WorkerSpec) -> None:
-    """The run has given this worker up, as one that hung. All its tensors are past: begin anew.
-
-    It keeps what it was told when it was started: whose run it is, and which code it runs.
-    """
-    words = [sys.executable, "-m", "holdfast", "worker", "--join", str(spec.access)]
-    descriptor = hand_over(spec.access.secret)
-    os.set_inheritable(descriptor, True)
-    more = {REJOIN_VARIABLE: "1", SPEC_VARIABLE: spec.to_text(), FD_VARIABLE: str(descriptor)}
-    signals.hold_back()
-    os.execve(sys.executable, words, os.environ | more)
+    return run_worker(spec, transport)
 
 
 def run_worker(

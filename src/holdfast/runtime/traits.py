@@ -1,7 +1,6 @@
 """What a job is besides its file and its layers: compared between workers, and at a resume."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -9,14 +8,15 @@ from torch.optim import Optimizer
 from holdfast.errors import ConfigError
 from holdfast.job import Job
 from holdfast.job_file import imports
+from holdfast.job_reference import Reference
 from holdfast.protocol.messages import SAMPLES
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def job_traits(job: Job, path: str, sha256: str) -> dict[str, str]:
-    """Name, as an error shows it -> value. ``path``: of the file that the job was loaded from."""
-    imported = imports(Path(path), sha256)
+def job_traits(job: Job, reference: str, sha256: str) -> dict[str, str]:
+    """Name, as an error shows it -> value. ``reference``: what the job was loaded from."""
+    imported = imports(Reference.parse(reference), sha256)
     return {
         **{f"imports of the job ({file})": digest for file, digest in imported.items()},
         SAMPLES: str(len(job.data)),

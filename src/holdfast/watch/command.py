@@ -8,7 +8,6 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from holdfast.watch import hooks, startup
 
@@ -31,16 +30,13 @@ def socket_in(folder: Path) -> Path:
 
 
 class Command:
-    """A running command. Signals that reach this process are passed on to it."""
+    """A running command. It dies with this process."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         self._libc = ctypes.CDLL(None)
         self._parent = os.getpid()
         self._process = subprocess.Popen(words, env=environment, preexec_fn=self._die_with_parent)
         self.pidfd = os.pidfd_open(self._process.pid)  # readable once it has ended
-        self._before = {
-            number: signal.signal(number, self._pass_on) for number in {*_KEYBOARD, signal.SIGTERM}
-        }
 
     def wait(self) -> int:
         """The exit code as a shell gives it: 128 + n for signal n."""
@@ -48,11 +44,10 @@ class Command:
         return code if code >= 0 else 128 - code
 
     def close(self) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
         os.close(self.pidfd)
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def pass_on(self, number: int) -> None:
+        """A signal that has reached this process."""
         if number in _KEYBOARD and _in_foreground():
             return  # the terminal has told the command as well
         self._process.send_signal(number)

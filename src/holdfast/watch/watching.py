@@ -5,7 +5,8 @@ import selectors
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from holdfast.errors import ConfigError
@@ -27,14 +28,24 @@ class CannotStart(ConfigError):
         self.exit_code = exit_code
 
 
-def watch(words: Sequence[str], findings: Findings) -> int:
-    """The exit code of the command, as a shell gives it."""
+PassOn = Callable[[int], None]  # of a signal, to the command
+
+
+def watch(
+    words: Sequence[str],
+    findings: Findings,
+    signals_to: Callable[[PassOn], AbstractContextManager[None]] = lambda pass_on: nullcontext(),
+) -> int:
+    """The exit code of the command, as a shell gives it.
+
+    ``signals_to``: within it, signals that reach this process are passed on.
+    """
     folder = _temporary_folder()
     try:
         with selectors.DefaultSelector() as selector:
             collector = Collector(socket_in(folder), selector)
             try:
-                return _run(words, folder, selector, collector, findings)
+                return _run(words, folder, selector, collector, findings, signals_to)
             finally:
                 collector.close()
     finally:
@@ -55,14 +66,16 @@ def _run(
     selector: selectors.BaseSelector,
     collector: Collector,
     findings: Findings,
+    signals_to: Callable[[PassOn], AbstractContextManager[None]],
 ) -> int:
     command = _started(words, folder)
     ranks: dict[int, int] = {}  # number of a process -> its rank
     try:
-        selector.register(command.pidfd, selectors.EVENT_READ, command)
-        _listen(selector, collector, findings, ranks)
-        selector.unregister(command.pidfd)
-        code = command.wait()
+        with signals_to(command.pass_on):
+            selector.register(command.pidfd, selectors.EVENT_READ, command)
+            _listen(selector, collector, findings, ranks)
+            selector.unregister(command.pidfd)
+            code = command.wait()
     finally:
         command.close()
     _hear_last_words(selector, collector, findings, ranks)

@@ -1,12 +1,13 @@
 """What a resumed run takes from its checkpoint, what may be changed, and what may not."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from holdfast.api.job_source import JobLike, job_source
 from holdfast.config import RunConfig, known_keys
-from holdfast.errors import CheckpointError, ConfigError
-from holdfast.recovery.manifest import Checkpoint, Origin, file_digest
+from holdfast.errors import Argument, CheckpointError, ConfigError
+from holdfast.job_reference import JobSource, Reference
+from holdfast.recovery.manifest import Checkpoint
 
 _BITS = (  # settings that the bits of the result depend on
     "train.seed",
@@ -70,26 +71,32 @@ def check_continues(checkpoint: Checkpoint, config: RunConfig) -> None:
     if checkpoint.step >= config.train.steps:
         raise CheckpointError(
             f"train.steps={config.train.steps}: the checkpoint {checkpoint.directory} is at step "
-            f"{checkpoint.step} already; nothing is left to do. Give more --steps"
+            f"{checkpoint.step} already; nothing is left to do. Give more ",
+            Argument("steps"),
         )
 
 
-def job_file(given: str | None, checkpoint: Checkpoint | None, *, may_differ: bool) -> Path:
+def job_to_resume(
+    given: JobLike | None, checkpoint: Checkpoint, *, may_differ: bool, in_threads: bool
+) -> JobSource:
     """The one that is given, or that of the run which is resumed."""
-    origin = Origin() if checkpoint is None else checkpoint.origin
-    if not given and not origin.job:
-        old = f" {checkpoint.directory} does not say which one it is of" if checkpoint else ""
-        raise ConfigError(f"no job file:{old} give one: holdfast train JOB.py ...")
-    job = Path(given or origin.job)
-    if not job.is_file():
-        where = "" if given else "; the run began with it. Give it: holdfast train JOB.py --resume"
-        raise ConfigError(f"{job}: no such job file{where}")
-    if checkpoint is not None and origin.job_sha256 and not may_differ:
-        found = file_digest(job)
-        if found != origin.job_sha256:
-            raise CheckpointError(
-                f"{job}: has SHA-256 {found[:12]}, the checkpoint {checkpoint.directory} is of a "
-                f"job with {origin.job_sha256[:12]}. Put it back as it was, or add --changed-job: "
-                "the result is then another run's"
-            )
+    origin = checkpoint.origin
+    if given is None and not origin.job:
+        raise ConfigError(
+            f"no job file: {checkpoint.directory} does not say which one it is of; give it as ",
+            Argument("job"),
+        )
+    if given is None and not Reference.parse(origin.job).path.is_file():
+        raise ConfigError(
+            f"{origin.job}: no such job file; the run began with it. Give it as ", Argument("job")
+        )
+    job = job_source(origin.job if given is None else given, in_threads=in_threads)
+    if origin.job_sha256 and job.sha256 != origin.job_sha256 and not may_differ:
+        raise CheckpointError(
+            f"{job.origin or job.name}: has SHA-256 {job.sha256[:12]}, the checkpoint "
+            f"{checkpoint.directory} is of a job with {origin.job_sha256[:12]}. Put it back as it "
+            "was, or add ",
+            Argument("changed_job", True),
+            ": the result is then another run's",
+        )
     return job

@@ -30,7 +30,6 @@ from holdfast.observability.text import INDENT, WIDTH, count, folded
 from holdfast.observability.words import (
     INTERRUPTED,
     NAMES,
-    how_to_join,
     layout,
     line,
     unsaved,
@@ -221,6 +220,10 @@ def draw(progress: Progress, glyphs: str) -> RenderableType:
     title = layout(progress.run) if progress.run else "starting"
     style = "red" if progress.failure is not None else "blue"
     return Panel(Group(*lines), title=escape(title), title_align="left", border_style=style)
+
+
+def how_to_join(run: RunStarted) -> str:
+    return f"replacements join with: holdfast worker --join {run.address} {run.join_with}".rstrip()
 
 
 def _bar(progress: Progress) -> Table:

@@ -1,0 +1,66 @@
+"""The trained model, from a checkpoint and the job's own layers."""
+
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import ConfigError
+from holdfast.job import load_job
+from holdfast.recovery.checkpoint import read_layers
+from holdfast.recovery.manifest import Checkpoint
+from holdfast.runtime.state import ASIDE, load_state_tensors
+
+
+class TrainedLayers(nn.Sequential):
+    """The layers of a job that has given a list: what a layer returns as a tuple are several
+    inputs of the next, as in training."""
+
+    def forward(self, *inputs: Any) -> Any:
+        for layer in self:
+            output = layer(*inputs)
+            inputs = tuple(output) if isinstance(output, list | tuple) else (output,)
+        return output
+
+
+def load_model(checkpoint: Checkpoint, job: str, sha256: str) -> nn.Module:
+    """``job``: a reference; ``sha256``: of its file as it has to be; empty: any."""
+    if checkpoint.origin.settings.get("device", {}).get("emulate"):
+        raise ConfigError(
+            f"{checkpoint.directory}: was trained on emulated devices, which train a stand-in: "
+            "there is no model of the job"
+        )
+    with _own_random_numbers():
+        layers = load_job(job, checkpoint.seed, sha256).layers
+    tensors = all_tensors(checkpoint)
+    wanted = {key: tensor for key, tensor in tensors.items() if not _is_of_optimizer(key)}
+    load_state_tensors(dict(enumerate(layers)), wanted)
+    return layers if isinstance(layers, nn.Sequential) else TrainedLayers(*layers)
+
+
+def all_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Parameters, buffers and all that belongs to the optimizer, by layer."""
+    with warnings.catch_warnings():  # it is read here without a process group, on purpose
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        return read_layers(checkpoint, range(checkpoint.num_layers))
+
+
+def _is_of_optimizer(key: str) -> bool:
+    return "/" in key and not key.endswith(ASIDE)
+
+
+@contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    """To load a job seeds the generators of this process: afterwards they go on as before."""
+    before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        numpy.random.set_state(before[2])

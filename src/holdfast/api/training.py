@@ -1,0 +1,220 @@
+"""Train a job, or go on with a run."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from holdfast import instruction_set
+from holdfast.api.job_source import JobLike, job_source
+from holdfast.api.live_run import LiveRun
+from holdfast.api.record import Result
+from holdfast.api.resuming import check_continues, job_to_resume
+from holdfast.api.settings import ConfigLike, armed_faults, make_config
+from holdfast.config import RunConfig
+from holdfast.control.checks import Accepted
+from holdfast.control.launcher import RunRequest
+from holdfast.control.settings import resume_call
+from holdfast.errors import Argument, ConfigError
+from holdfast.faults.fault import Fault
+from holdfast.job_file import stop_if_loading
+from holdfast.job_reference import JobSource
+from holdfast.observability.events import Event
+from holdfast.protocol.secret import given_secret
+from holdfast.recovery.manifest import Checkpoint, find
+
+
+class MoreOptions(TypedDict, total=False):
+    """What is given less often."""
+
+    microbatches: int | None
+    """Micro-batches in one step, over all pipelines."""
+    seed: int | None
+    """Of parameters, random numbers and data order."""
+    chaos: str | None
+    """Random faults: ``"seed=1,rate=0.05"``."""
+    secret_file: str | Path | None
+    """The run's secret; None: from the environment, or a new one in the run directory."""
+    resume: str | Path | None
+    """Go on from the newest checkpoint of a run, or from this checkpoint."""
+    changed_job: bool
+    """With ``resume``: accept that the job's file, or what it imports, is not as it was."""
+    changed_data: bool
+    """With ``resume``: accept that there are more or fewer samples."""
+
+
+class RunOptions(MoreOptions, total=False):
+    """What :func:`start` and :func:`resume` take beside the job."""
+
+    pipelines: int | None
+    """Copies of the pipeline (data parallel)."""
+    stages: int | None
+    """Parts the layers are cut into (pipeline parallel)."""
+    steps: int | None
+    """Optimizer steps of the whole run."""
+    config: ConfigLike
+    """All other settings."""
+    run_dir: str | Path | None
+    """Where results go; None: ``runs/JOB-TIME``, or where the run is that is resumed."""
+    faults: Sequence[str | Fault]
+    """To be injected: ``"kill 1.0 @ 5"``."""
+
+
+def train(
+    job: JobLike,
+    *,
+    pipelines: int | None = None,
+    stages: int | None = None,
+    steps: int | None = None,
+    config: ConfigLike = None,
+    run_dir: str | Path | None = None,
+    faults: Sequence[str | Fault] = (),
+    on_event: Callable[[Event], object] | None = None,
+    **more: Unpack[MoreOptions],
+) -> Result:
+    """Train ``job`` to the end; ``more``: see :class:`MoreOptions`.
+
+    ``job`` is a path (``"job.py"``, ``"job.py:make"``), ``"module:function"`` or a function that
+    returns a :class:`Job`. Workers are processes of their own: of a function they load the file
+    that defines it, so it must be at the top level of a script or module. The part of a script
+    before the call of ``train`` runs in each of them; it needs no ``if __name__ == "__main__"``.
+    They import what lies beside the file, or is on ``PYTHONPATH``. A function of a notebook has no
+    file: write it to one, or set ``workers.kind`` to ``threads``, where functions of any kind are
+    called in this process.
+
+    ``on_event`` is called in this thread, for one event after the other. If it raises, the run
+    ends after its step, with a checkpoint, and then the exception is raised. Ctrl-C is treated in
+    the same way; no signal handler is set, so that any thread may call this. While a run is under
+    way, new files of this process are for its user only (umask 077).
+
+    All else that goes wrong is a :class:`HoldfastError`, after everything was stopped.
+
+    >>> import holdfast as hf, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = hf.train(
+    ...         EXAMPLE, stages=2, steps=3, run_dir=f"{folder}/run",
+    ...         config={"workers.kind": "threads"},
+    ...     )
+    ...     len(result.losses), type(result.model()).__name__
+    (3, 'TrainedLayers')
+    """
+    options: RunOptions = {
+        **more,
+        "pipelines": pipelines,
+        "stages": stages,
+        "steps": steps,
+        "config": config,
+        "run_dir": run_dir,
+        "faults": faults,
+    }
+    return _followed(start(job, **options), on_event)
+
+
+def resume(
+    run_dir: str | Path,
+    /,
+    *,
+    job: JobLike | None = None,
+    on_event: Callable[[Event], object] | None = None,
+    **options: Unpack[RunOptions],
+) -> Result:
+    """Go on with a run from its newest checkpoint, with its job and settings, to its last step.
+
+    ``run_dir`` may name a checkpoint as well. What is given in ``options`` replaces the run's own
+    settings; what the bits depend on (seed, micro-batches) must stay.
+    """
+    options["resume"] = run_dir
+    return _followed(start(job, **options), on_event)
+
+
+def start(job: JobLike | None, **options: Unpack[RunOptions]) -> LiveRun:
+    """As :func:`train`, but returns at once: ``with hf.start(...) as run: for event in run: ...``.
+
+    ``job`` may be None if ``resume`` is given. See :class:`LiveRun`.
+    """
+    run = prepare(job, warn=_warn, **options)
+    run.begin()
+    return run
+
+
+def _followed(run: LiveRun, on_event: Callable[[Event], object] | None) -> Result:
+    with run:
+        if on_event is not None:
+            for event in run:
+                on_event(event)
+        return run.result()
+
+
+def prepare(
+    job: JobLike | None,
+    *,
+    warn: Callable[[str], None],
+    join_with: Callable[[Path], str] = lambda run_dir: "",
+    resume_with: Callable[[str], str] = resume_call,
+    **options: Unpack[RunOptions],
+) -> LiveRun:
+    """A run that has yet to begin. ConfigError: it cannot.
+
+    ``warn``, ``join_with`` and ``resume_with`` are words of the command line.
+    """
+    stop_if_loading()
+    instruction_set.prepare(warn)
+    place = options.get("resume")
+    checkpoint = None if place is None else find(place)
+    config = make_config(options.get("config"), _numbers(options), checkpoint)
+    source = _source(job, checkpoint, config, options)
+    first_step = 0 if checkpoint is None else checkpoint.step
+    faults = armed_faults(options.get("faults", ()), options.get("chaos"), config, first_step)
+    secret_file = options.get("secret_file")
+    request = RunRequest(
+        config=config,
+        job=source,
+        run_dir=_run_dir(options.get("run_dir"), source, checkpoint),
+        resume=checkpoint,
+        faults=faults,
+        secret=given_secret(str(secret_file) if secret_file else None, os.environ),
+        join_with=join_with,
+        resume_with=resume_with,
+        accepted=Accepted(
+            job=options.get("changed_job", False), data=options.get("changed_data", False)
+        ),
+    )
+    return LiveRun(request, warn)
+
+
+def _numbers(options: RunOptions) -> dict[str, int | None]:
+    return {
+        "pipelines": options.get("pipelines"),
+        "stages": options.get("stages"),
+        "microbatches": options.get("microbatches"),
+        "steps": options.get("steps"),
+        "seed": options.get("seed"),
+    }
+
+
+def _source(
+    job: JobLike | None, checkpoint: Checkpoint | None, config: RunConfig, options: RunOptions
+) -> JobSource:
+    in_threads = config.workers.kind == "threads"
+    if checkpoint is None:
+        if job is None:
+            raise ConfigError("no job file: give one as ", Argument("job"))
+        return job_source(job, in_threads=in_threads)
+    may_differ = options.get("changed_job", False)
+    source = job_to_resume(job, checkpoint, may_differ=may_differ, in_threads=in_threads)
+    check_continues(checkpoint, config)
+    return source
+
+
+def _run_dir(given: str | Path | None, job: JobSource, resume: Checkpoint | None) -> Path:
+    if given is not None:
+        return Path(given)
+    if resume is not None:
+        return resume.run_dir
+    return Path("runs") / f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _warn(line: str) -> None:
+    logging.getLogger("holdfast").warning("%s", line)
