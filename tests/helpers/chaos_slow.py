@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from helpers.chaos import Layout, Story
 from helpers.seed import SEED
 from holdfast.cluster import parse_worker
-from holdfast.control.coordinator import Coordinator
+from holdfast.control.agenda import Agenda
 from holdfast.control.moving import Order
 from holdfast.detection.diagnosis import Health
 from holdfast.faults.fault import FaultKind, parse_fault
@@ -27,19 +27,19 @@ class Restless:
         self.num_offers = 0
 
     def watch(self, monkeypatch) -> None:
-        monkeypatch.setattr(Coordinator, "_mitigate", lambda run, at_s: self._offer(run, at_s))
+        monkeypatch.setattr(Agenda, "mitigate", lambda agenda, at_s: self._offer(agenda, at_s))
 
     def seed(self, text: str) -> None:
         self.dice, self.num_offers = random.Random(text), 0
 
-    def _offer(self, coordinator, at_s):
-        run, plans = coordinator.run, coordinator._plans
-        if coordinator._joining.under_way or coordinator._moving.under_way or not run.times.steps_s:
+    def _offer(self, agenda, at_s):
+        run, parts, plans = agenda.run, agenda.parts, agenda.parts.plans
+        if parts.joining.under_way or parts.moving.under_way or not run.times.steps_s:
             return []  # before the first step is done, some may not have begun it
         speeds = {worker: self.dice.choice(SPEEDS) for worker in run.stages}
         steady = plans.planned(plans.problem(run.stages, health=Health(speeds, {})))
         self.num_offers += 1
-        return coordinator._switching.begin(steady, "restless", at_s)
+        return parts.switching.begin(steady, "restless", at_s)
 
 
 class Swapping:
@@ -49,11 +49,11 @@ class Swapping:
         self.dice = random.Random(SEED)
 
     def watch(self, monkeypatch) -> None:
-        monkeypatch.setattr(Coordinator, "_mitigate", lambda run, at_s: self._swap(run, at_s))
+        monkeypatch.setattr(Agenda, "mitigate", lambda agenda, at_s: self._swap(agenda, at_s))
 
-    def _swap(self, coordinator, at_s):
-        run, moving = coordinator.run, coordinator._moving
-        if coordinator._joining.under_way or moving.is_wanted or not run.times.steps_s:
+    def _swap(self, agenda, at_s):
+        run, moving = agenda.run, agenda.parts.moving
+        if agenda.parts.joining.under_way or moving.is_wanted or not run.times.steps_s:
             return []
         leaving = sorted(run.stages)
         self.dice.shuffle(leaving)
@@ -63,7 +63,7 @@ class Swapping:
             return []
         pairs = zip(leaving, [*stages[1:], stages[0]], strict=True)
         moving.order(Order(w, stage, "swapped") for w, stage in pairs if run.stages[w] != stage)
-        return coordinator._move(at_s)
+        return agenda.move(at_s)
 
 
 def switches(story: Story, cause: str = "") -> list[PlanSwitched]:

@@ -248,9 +248,9 @@ class World:
             for actor in self.live():
                 self.run_step(actor)
             for actor in self.live():
-                self._follow(actor)
+                self.follow(actor)
             self.pump()
-            self._finish()
+            self.finish_each()
             self.pump()
             self.tick()
             self.pump()
@@ -329,7 +329,7 @@ class World:
         return effects + self.handle(exited)
 
     def tell(self, name: str, **changes: Any) -> list[Effect]:
-        return self.handle(self._tell(self.actors[name], self.run.run.epoch, **changes))
+        return self.handle(self.told(self.actors[name], self.run.run.epoch, **changes))
 
     # --- asking ---
 
@@ -390,7 +390,7 @@ class World:
     def _is_last(self, actor: Actor) -> bool:
         return actor.stage == self.run.run.shape.last_stage
 
-    def _tell(self, actor: Actor, epoch: int, **changes: Any) -> messages.Tell:
+    def told(self, actor: Actor, epoch: int, **changes: Any) -> messages.Tell:
         values: dict[str, Any] = {
             "worker": actor.name,
             "epoch": epoch,
@@ -415,7 +415,7 @@ class World:
                 self.handle(messages.Ready(worker=actor.name))
             case messages.Halt():
                 actor.runs = actor.has_finished = False
-                self.handle(self._tell(actor, message.epoch))
+                self.handle(self.told(actor, message.epoch))
             case messages.Restore():
                 actor.reduced = message.version
             case messages.Proceed():
@@ -427,7 +427,7 @@ class World:
                     self.handle(
                         messages.Resumed(worker=actor.name, epoch=actor.epoch, at_s=self.at_s)
                     )
-                self._finish()
+                self.finish_each()
             case messages.CopyState():
                 actor.source, actor.epoch = self.actors.get(message.source), message.epoch
             case messages.Stop():
@@ -457,7 +457,7 @@ class World:
             messages.Offered(worker=actor.name, epoch=order.epoch, number=order.number, step=step)
         )
 
-    def _follow(self, actor: Actor) -> None:
+    def follow(self, actor: Actor) -> None:
         source = actor.source
         if source in self.actors.values() and not actor.mute:
             assert source.stage == actor.stage
@@ -468,7 +468,7 @@ class World:
                 )
             )
 
-    def _finish(self) -> None:
+    def finish_each(self) -> None:
         for actor in self.live():
             if actor.runs and actor.reduced == actor.end_step and not actor.has_finished:
                 actor.has_finished = True

@@ -252,7 +252,7 @@ def test_what_was_told_for_an_older_halt_does_not_count() -> None:
     for actor in world.live():
         actor.mute = True
     world.die("1.0")
-    old = world._tell(world.actors["0.0"], 2)
+    old = world.told(world.actors["0.0"], 2)
     world.die("2.0")
     for name in ("0.1", "1.1", "2.1"):
         world.tell(name)

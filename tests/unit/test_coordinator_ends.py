@@ -76,7 +76,7 @@ def test_a_run_without_one_finite_loss_is_an_error_though_it_trained():
     world = World(steps=3).start()
     for _ in range(3):
         nan_loss(world)
-    world._finish()
+    world.finish_each()
     world.pump()
     assert "NaN or Inf in all of steps 1 to 3, first in the loss: no loss was a number" in str(
         world.run.failure
@@ -109,7 +109,7 @@ def test_with_limit_0_it_goes_on_but_a_run_that_trained_nothing_is_an_error():
         skipped_step(world)
     assert not world.run.over
     skipped_step(world)
-    world._finish()
+    world.finish_each()
     world.pump()
     assert "NaN or Inf in all of steps 1 to 12" in str(world.run.failure)
     assert "nothing was trained" in str(world.run.failure)
@@ -179,7 +179,7 @@ def test_an_interrupted_run_whose_last_step_fails_ends_before_it():
 
 
 def test_whatever_the_coordinator_understands_somebody_may_say():
-    handled = set(World().run._handlers)
+    handled = set(World().run.understands)
     assert handled - {kind for kinds in _MAY_SAY.values() for kind in kinds} == set()
 
 

@@ -26,7 +26,7 @@ GOOD = Verdict(1.0, None, False)
 
 
 def tell(world: World, **changes: Any) -> messages.Tell:
-    return replace(world._tell(world.actors["0.0"], world.run.run.epoch), **changes)
+    return replace(world.told(world.actors["0.0"], world.run.run.epoch), **changes)
 
 
 def replayed(**changes: Any) -> messages.Replayed:
@@ -125,7 +125,7 @@ def broken(*_: object) -> None:
 
 def test_s5_a_message_that_breaks_its_handler_is_put_down_to_its_sender(monkeypatch) -> None:
     world = World().start()
-    monkeypatch.setattr(world.run._slowness, "on_report", broken)
+    monkeypatch.setattr(world.run.parts.slowness, "on_report", broken)
     with pytest.raises(Implausible, match=r"StepReport cannot be acted on: ZeroDivisionError"):
         world.run.handle(report("1.0", 0), world.at_s)
     with pytest.raises(Implausible):
@@ -140,7 +140,7 @@ def test_s5_a_message_that_breaks_its_handler_is_put_down_to_its_sender(monkeypa
 
 def test_what_breaks_whoever_says_it_is_our_own_mistake(monkeypatch) -> None:
     world = World().start()
-    monkeypatch.setattr(world.run._slowness, "on_report", broken)
+    monkeypatch.setattr(world.run.parts.slowness, "on_report", broken)
     with pytest.raises(Implausible):
         world.run.handle(report("1.0", 0), world.at_s)
     world.take(world.run.handle(report("0.0", 0), world.at_s))
@@ -191,7 +191,7 @@ def test_s5_whatever_one_worker_says_the_run_goes_on(seed) -> None:
     assert len(words.said) == len(KINDS)
     assert 0 < num_refused < NUM_WORDS, "some were believed, some were not"
     replaced(world)
-    before = world.run.reports.next_step
+    before = world.run.parts.reports.next_step
     world.step(3)
     assert world.run.phase is RunPhase.TRAINING
-    assert world.run.reports.next_step > before
+    assert world.run.parts.reports.next_step > before

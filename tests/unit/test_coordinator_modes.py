@@ -475,7 +475,7 @@ def test_after_the_profile_all_are_told_the_interval_that_the_slowest_stage_allo
     (chosen,) = emitted(effects, events.IntervalChosen)
     assert chosen.every == 4  # ceil((0.45 - 0.1) / 0.1)
     assert {tuple(order.rules) for order in orders.values()} == {((chosen.first, 4),)}
-    assert chosen.first >= world.run.reports.next_step + 2
+    assert chosen.first >= world.run.parts.reports.next_step + 2
     assert chosen.first >= 10 + 4
 
 
@@ -554,6 +554,6 @@ def test_any_worker_can_be_asked_for_by_name() -> None:
     world = World().start()
     world.die("1.0")
     world.pump()
-    restarting = world.run._changes.restarting
+    restarting = world.run.parts.changes.restarting
     assert restarting.ask(world.at_s, WorkerId(0, 0)) == []  # it lives
     assert restarting.ask(world.at_s, WorkerId(1, 0)) == [StartWorker(WorkerId(1, 0))]

@@ -27,9 +27,9 @@ class LoggingWorld(World):
         self.replays = True
         self.fails_before = 0  # the log ends before this step, if that is not 0
 
-    def _tell(self, actor: Actor, epoch: int, **changes: Any) -> messages.Tell:
+    def told(self, actor: Actor, epoch: int, **changes: Any) -> messages.Tell:
         heard = {actor.reduced - 1: Verdict(1.0, None, False)} if actor.reduced > 0 else {}
-        return super()._tell(actor, epoch, **({"verdicts": heard} | changes))
+        return super().told(actor, epoch, **({"verdicts": heard} | changes))
 
     def _answer(self, actor: Actor, message: messages.Message) -> None:
         if not isinstance(message, messages.Replay):
@@ -462,7 +462,7 @@ def test_one_that_replays_and_lets_no_heartbeat_through_has_as_long_as_a_start()
     world.come("0.2")
     world.tick(0.4)
     replays = world.actors["0.1"]
-    assert world.run._changes.replays(parse_worker("0.1"))
+    assert world.run.parts.changes.replays(parse_worker("0.1"))
     replays.held = replays.mute = True
     world.tick(55.0)
     assert world.phase("0.1") is Phase.MEMBER

@@ -94,7 +94,7 @@ def test_nobody_is_started_for_the_last_step():
 def test_one_that_was_left_out_for_being_slow_stays_away():
     world = local(World().start())
     world.step()
-    world.run._replacing.leave_out(next(iter(world.run.run.stages)))
+    world.run.parts.replacing.leave_out(next(iter(world.run.run.stages)))
     world.die("0.0")
     world.pump()
     assert not started(world.tick(5.0))

@@ -12,6 +12,7 @@ from coordinator_world import ScriptedPlanner, World, emitted, sent
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.lifecycle import RunPhase
 from holdfast.detection.diagnosis import Health
+from holdfast.detection.watcher import Watcher
 from holdfast.observability import events
 from holdfast.planner.planning import first_plan
 from holdfast.protocol import messages
@@ -180,11 +181,11 @@ def test_the_published_way_moves_shares_of_whole_pipelines() -> None:
     assert share(schedule, "1.0") == share(schedule, "1.1") < share(schedule, "0.0")
 
 
-def test_before_steps_are_measured_nothing_is_done() -> None:
+def test_before_steps_are_measured_nothing_is_done(monkeypatch) -> None:
     """Costs that are numbers of layers cannot be compared with seconds."""
     world = World(steps=400, pace=Pace(), planner=PromptPlanner()).start()
-    slowness = world.run._slowness
-    slowness._beside_each_other = lambda health: Health({WorkerId(1, 0): 0.5}, {})
+    found = Health({WorkerId(1, 0): 0.5}, {})
+    monkeypatch.setattr(Watcher, "health", lambda watcher: found)
     world.step(2)
     assert world.run.run.health.now.speeds
     assert not emitted(world.effects, events.MitigationChosen)

@@ -154,12 +154,12 @@ def test_an_answer_nobody_has_asked_for_is_ignored() -> None:
 def test_lanes_for_others_than_the_present_members_are_never_offered() -> None:
     world = offered()
     world.pump()
-    run, switching = world.run.run, world.run._switching
+    run, switching = world.run.run, world.run.parts.switching
     fewer = {worker: stage for worker, stage in run.stages.items() if worker != WorkerId(2, 1)}
     more = {**run.stages, WorkerId(1, 0): 0}
     elsewhere = {**run.stages, WorkerId(2, 1): 0}
     for stages in (fewer, more, elsewhere):
-        steady = world.run._plans.planned(world.run._plans.problem(stages))
+        steady = world.run.parts.plans.planned(world.run.parts.plans.problem(stages))
         assert switching.begin(steady, "test", 0.0) == []
         assert not switching.under_way
 
@@ -224,7 +224,7 @@ def test_a_joiner_that_is_ready_does_not_enter_while_an_offer_is_pending() -> No
     world.actors["2.1"].mute = True
     world.come(VICTIM)
     world.pump()
-    world._follow(world.actors[VICTIM])
+    world.follow(world.actors[VICTIM])
     assert world.phase(VICTIM) is Phase.COPYING
     assert not [e for e in emitted(world.effects, events.Recovered) if "join" in e.cause]
 
@@ -295,7 +295,7 @@ def test_whatever_happens_all_run_a_step_with_the_same_lanes(seed) -> None:
     """The world checks it; deaths, joins, silence, and better plans all the time."""
     dice = random.Random(f"switches {seed}")
     world = World(3, steps=60, workers={"start_limit_s": 5.0}).start()
-    plans = world.run._plans
+    plans = world.run.parts.plans
 
     def better(steps_left):
         steady = plans.planned(plans.problem(world.run.run.stages))
@@ -360,7 +360,7 @@ def test_work_that_died_is_counted_by_the_lanes_of_its_step(num_steps, count) ->
     lane = world.actors["2.0"].lanes.of(step, 1.0).schedule.lanes[WorkerId(2, 0)]
     mine = [op.microbatch for op in lane if op.kind is Kind.F][:count]
     world.beat("2.0", done=count)
-    assert world.run._work.dead(WorkerId(2, 0), 0)[-1].done == lane[:count]
+    assert world.run.parts.work.dead(WorkerId(2, 0), 0)[-1].done == lane[:count]
     world.die("2.0")
     for name in sorted(MEMBERS - {"2.0"}):
         kept = [Kept(step, mine, [])] if name == "0.0" else []

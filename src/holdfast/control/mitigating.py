@@ -78,6 +78,10 @@ class Mitigating:
             return []
         return self._tell(choice, now, at_s)
 
+    def members_changed(self) -> None:
+        """What was wanted are lanes for the members before."""
+        self.wanted = None
+
     def stop(self, why: str, step: int, at_s: float) -> list[Effect]:
         """Something went wrong with watching: the run goes on without it."""
         self._mode, self.wanted = "off", None

@@ -1,0 +1,87 @@
+"""The parts that a coordinator consists of, and who knows whom. Does nothing itself."""
+
+from dataclasses import dataclass
+
+from holdfast.control.complaints import Complaints
+from holdfast.control.deadline import Deadline
+from holdfast.control.joining import Joining
+from holdfast.control.links import Links
+from holdfast.control.liveness import Liveness
+from holdfast.control.log_policy import LogPolicy
+from holdfast.control.losing import Losing
+from holdfast.control.losses import Losses, Work
+from holdfast.control.mitigating import Mitigating
+from holdfast.control.moving import Moving
+from holdfast.control.notices import Notices
+from holdfast.control.plans import Plans, SomePlanner
+from holdfast.control.progress import Progress
+from holdfast.control.reconfiguring import Reconfigurations
+from holdfast.control.replacing import Replacing
+from holdfast.control.reports import Reports
+from holdfast.control.run import Run
+from holdfast.control.save_interval import SaveInterval
+from holdfast.control.slowness import Slowness
+from holdfast.control.starting import Starting
+from holdfast.control.switching import Switching
+
+
+@dataclass(frozen=True)
+class Parts:
+    work: Work
+    losses: Losses
+    plans: Plans
+    reports: Reports
+    starting: Starting
+    joining: Joining
+    changes: Reconfigurations
+    replacing: Replacing
+    progress: Progress
+    losing: Losing
+    complaints: Complaints
+    liveness: Liveness
+    notices: Notices
+    log_policy: LogPolicy
+    deadline: Deadline
+    save_interval: SaveInterval
+    switching: Switching
+    slowness: Slowness
+    mitigating: Mitigating
+    moving: Moving
+
+    @classmethod
+    def of(cls, run: Run, planner: SomePlanner | None) -> "Parts":
+        workers = run.config.workers
+        work, losses, links = Work(), Losses(), Links()
+        plans, reports, starting = Plans(run, planner), Reports(run), Starting(run, work)
+        joining = Joining(run, work, plans)
+        changes = Reconfigurations(run, work, losses, plans, reports, joining)
+        replacing = Replacing(run, reports, joining)
+        progress = Progress(workers.stuck_limit_s, workers.start_limit_s)
+        losing = Losing(run, work, losses, reports, joining, changes, links)
+        complaints = Complaints(run, reports, joining, changes, losing, links)
+        liveness = Liveness(run, joining, changes, progress, losing)
+        switching = Switching(run, work)
+        return cls(
+            work=work,
+            losses=losses,
+            plans=plans,
+            reports=reports,
+            starting=starting,
+            joining=joining,
+            changes=changes,
+            replacing=replacing,
+            progress=progress,
+            losing=losing,
+            complaints=complaints,
+            liveness=liveness,
+            notices=Notices(
+                run, work, losses, starting, reports, replacing, losing, complaints, liveness
+            ),
+            log_policy=LogPolicy(run, reports),
+            deadline=Deadline(run),
+            save_interval=SaveInterval(run, reports),
+            switching=switching,
+            slowness=Slowness(run),
+            mitigating=Mitigating(run, plans),
+            moving=Moving(run, plans, work, switching),
+        )
