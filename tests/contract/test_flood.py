@@ -56,7 +56,7 @@ def flood(address: tuple[str, int]) -> Iterator[None]:
 
 def test_an_agent_and_a_worker_get_in_during_a_flood_of_hellos(monkeypatch):
     monkeypatch.setattr("holdfast.control.server.STOP_LIMIT_S", 0.5)
-    monkeypatch.setattr("holdfast.control.server.COUNT_S", 1e9)  # who counts them sets them to 0
+    monkeypatch.setattr("holdfast.control.strangers.COUNT_S", 1e9)  # who counts them sets them to 0
     run = Run()
     # As processes of the run do it: who is pushed out calls again.
     run.connection = lambda role, name="": connect(run.access, role, name, LIMIT_S)[0]

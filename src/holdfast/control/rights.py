@@ -1,7 +1,10 @@
-"""What a connection may say, given who has proven to be at its other end. Pure."""
+"""Whether there is a place for whoever has proven who it is, and what it may say then. Pure."""
 
+from collections.abc import Callable
+
+from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
-from holdfast.handshake import AGENT, JOINER, WORKER_ROLE, Identity
+from holdfast.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Identity
 from holdfast.protocol import messages
 
 # All others are the coordinator's own: nobody may say them to it.
@@ -41,6 +44,31 @@ _MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
     ),
 }
 _BEFORE_HELLO = (messages.Hello, messages.Failed)
+
+
+def refusal(
+    peer: Identity, generation: int, is_free: Callable[[str], bool], *, wants_agent: bool
+) -> str:
+    """Why there is no place for it; empty: there is."""
+    if peer.generation != generation and (peer.role != JOINER or peer.generation):
+        return f"it is of launch {peer.generation} of this run, which is at launch {generation}"
+    if peer.role == AGENT and not wants_agent:
+        return "nobody waits for an agent"
+    if peer.role == WORKER_ROLE and not is_free(peer.name):
+        return "there is no place for you here"
+    return "the coordinator is here" if peer.role == COORDINATOR else ""
+
+
+def granted(worker: WorkerId, order: messages.StartWorkers) -> messages.JoinGranted:
+    """It may join: under which name, and what it has to load."""
+    return messages.JoinGranted(
+        worker=str(worker),
+        job=order.job,
+        job_sha256=order.job_sha256,
+        run_dir=order.run_dir,
+        resumed=order.resumed,
+        config=order.config,
+    )
 
 
 def check_right(peer: Identity, message: messages.Message, *, has_said_hello: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from holdfast.cluster import WorkerId, parse_worker
-from holdfast.config import RunConfig
+from holdfast.control.children import Children
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import (
     AskStack,
@@ -21,10 +21,12 @@ from holdfast.control.effects import (
     Send,
     StartWorker,
 )
-from holdfast.control.rights import check_right
+from holdfast.control.last_words import last_words
+from holdfast.control.listening import listen as listen
+from holdfast.control.rights import check_right, granted, refusal
 from holdfast.control.strangers import Stranger, Strangers
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
-from holdfast.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Identity
+from holdfast.handshake import AGENT, COORDINATOR, JOINER, Identity
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.codec import encode
@@ -37,25 +39,6 @@ SEND_LIMIT_S = 0.5  # a worker that takes nothing for so long must not hold up t
 MORE_STRANGERS = 64  # than workers of the run; descriptors are few
 ASK_LIMIT_S = 5.0  # of one who has proven to belong to the run, and wants to join
 TICK_S = 0.05
-COUNT_S = 10.0  # strangers that were sent away are told of at most this often
-_MOST_LAST_READS = 16  # one that lives may go on sending for ever
-
-
-def listen(config: RunConfig) -> socket.socket:
-    """The launcher's port, open before any worker starts."""
-    control = config.control
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((control.host, control.port))
-        sock.listen(256)
-    except OSError as why:
-        sock.close()
-        raise ConfigError(
-            f"control.port={control.port}: cannot listen on {control.host} ({why.strerror}); "
-            "choose another port, or 0 for any free one"
-        ) from why
-    return sock
 
 
 class Server:
@@ -91,13 +74,12 @@ class Server:
         self._workers: dict[WorkerId, Connection] = {}
         self._asking: dict[Connection, float] = {}  # who wants to join; until when it may stay
         self._agent: Connection | None = None
-        self._children: dict[int, str] = {}  # process id -> worker, of those the agent has started
-        self._running: dict[int, str] = {}  # those of them that it is to end
+        self._children = Children()  # of the agent
         self._todo: deque[Effect] = deque()
         self._is_applying = False
         self._encoded: tuple[messages.Message, bytes] | None = None
         self._num_interrupts = 0
-        self._ticked_s = self._counted_s = 0.0
+        self._ticked_s = 0.0
 
     @property
     def num_peers(self) -> int:
@@ -151,7 +133,7 @@ class Server:
         for connection in list(self._loading.values()):
             self._send(connection, messages.Stop(reason="the run is over"))
         deadline_s = time.monotonic() + STOP_LIMIT_S
-        while (self._running or self._workers) and time.monotonic() < deadline_s:
+        while (self._children.are_running or self._workers) and time.monotonic() < deadline_s:
             self.turn(0.05)
 
     # --- what comes in ---
@@ -191,14 +173,8 @@ class Server:
 
     def _refusal(self, peer: Identity) -> str:
         """Why there is no place for it; empty: there is."""
-        own = self._access.generation
-        if peer.generation != own and (peer.role != JOINER or peer.generation):
-            return f"it is of launch {peer.generation} of this run, which is at launch {own}"
-        if peer.role == AGENT and (self._agent is not None or not self._has_agent):
-            return "nobody waits for an agent"
-        if peer.role == WORKER_ROLE and not self._is_free(peer.name):
-            return "there is no place for you here"
-        return "the coordinator is here" if peer.role == COORDINATOR else ""
+        wants_agent = self._has_agent and self._agent is None
+        return refusal(peer, self._access.generation, self._is_free, wants_agent=wants_agent)
 
     def _is_free(self, name: str) -> bool:
         return self._coordinator.accepts(name) and parse_worker(name) not in self._loading
@@ -238,14 +214,11 @@ class Server:
                 self._send(connection, self._start_workers)
                 return
             case messages.WorkerStarted():
-                self._children[message.pid] = self._running[message.pid] = message.worker
+                self._children.started(message.pid, message.worker)
             case messages.WorkerExited():
-                if self._children.pop(message.pid, "") != message.worker:
-                    raise ProtocolError(f"process {message.pid} is no {message.worker} of its own")
-                self._running.pop(message.pid, None)
+                self._children.exited(message.pid, message.worker)
             case messages.WorkerRuns():
-                if self._children.get(message.pid, "") != message.worker:
-                    raise ProtocolError(f"process {message.pid} is no {message.worker} of its own")
+                self._children.check(message.pid, message.worker)
             case messages.Hello():
                 worker = parse_worker(message.worker)
                 self._workers[worker] = self._loading.pop(worker)
@@ -259,28 +232,16 @@ class Server:
 
     def _count_strangers(self, now_s: float) -> None:
         """One line for many: whoever knocks often must not fill the disk."""
-        number = self.strangers.num_refused
-        if not number or now_s - self._counted_s < COUNT_S:
-            return
-        self._counted_s, self.strangers.num_refused = now_s, 0
-        self._log("strangers", f"{number} did not prove that they belong to the run")
+        if number := self.strangers.count_refused(now_s):
+            self._log("strangers", f"{number} did not prove that they belong to the run")
 
     def _answer(self, connection: Connection, request: messages.JoinRequest) -> None:
-        reply: messages.Message
         order = self._start_workers
         try:
             worker = self._coordinator.grant(request, order.job_sha256, time.monotonic())
-            reply = messages.JoinGranted(
-                worker=str(worker),
-                job=order.job,
-                job_sha256=order.job_sha256,
-                run_dir=order.run_dir,
-                resumed=order.resumed,
-                config=order.config,
-            )
+            self._send(connection, granted(worker, order))
         except ConfigError as why:
-            reply = messages.Stop(reason=str(why))
-        self._send(connection, reply)
+            self._send(connection, messages.Stop(reason=str(why)))
         self._drop(connection)
 
     # --- what is to be done ---
@@ -314,7 +275,7 @@ class Server:
                 self._perform_or_fail(effect)
 
     def _fence(self, worker: WorkerId) -> None:
-        self._running = {p: name for p, name in self._running.items() if name != str(worker)}
+        self._children.fence(worker)
         connection = self._workers.get(worker) or self._loading.get(worker)
         if connection is None:
             return
@@ -325,7 +286,7 @@ class Server:
         if connection not in self._workers.values():
             return
         peer = self._peers[connection]
-        for message in self._last_words(connection):
+        for message in last_words(self._selector, connection):
             try:
                 check_right(peer, message, has_said_hello=True)
                 effects = self._coordinator.handle(message, time.monotonic())
@@ -333,34 +294,18 @@ class Server:
                 return  # it is lost already
             self._apply(effects)
 
-    def _last_words(self, connection: Connection) -> list[messages.Message]:
-        """What it had sent before it was lost, e.g. that a part of a checkpoint is on disk."""
-        heard: list[messages.Message] = []
-        try:
-            for _ in range(_MOST_LAST_READS):
-                if not any(key.fileobj is connection for key, _ in self._selector.select(0)):
-                    break
-                heard += connection.read()
-        except (PeerLost, ProtocolError):
-            return heard
-        return heard
-
     def _ask_stack(self, worker: WorkerId) -> None:
         """The agent asks by a signal; one that it has not started is asked by a message."""
-        pid = self._child_of_agent(worker)
+        pid = self._children.pid_of(worker)
         whom = self._agent if pid and self._agent is not None else self._workers.get(worker)
         if whom is not None:
             self._send(whom, messages.ShowStack(pid=pid))
 
     def _look_at(self, worker: WorkerId) -> None:
         """Nobody looks at one that the agent has not started."""
-        pid = self._child_of_agent(worker)
+        pid = self._children.pid_of(worker)
         if pid and self._agent is not None:
             self._send(self._agent, messages.LookAt(pid=pid))
-
-    def _child_of_agent(self, worker: WorkerId) -> int:
-        """Its process id; 0: the agent has not started it."""
-        return max((pid for pid, name in self._running.items() if name == str(worker)), default=0)
 
     def _start(self, worker: WorkerId) -> None:
         order = replace(self._start_workers, workers=[str(worker)])

@@ -17,6 +17,7 @@ from holdfast.stamps import Stamps
 HANDSHAKE_LIMIT_S = 5.0  # for all of it
 _AT_ONCE = 16  # taken in one turn: those who belong to the run want to be heard too
 _PAUSE_S = 0.2
+COUNT_S = 10.0  # those that were sent away are told of at most this often
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
@@ -46,11 +47,17 @@ class Strangers:
         self._secret, self._me, self._most = secret, me, most
         self._here: dict[Stranger, None] = {}  # in the order they came
         self._paused_until_s: float | None = None
-        self.num_refused = 0  # did not prove anything: for whoever counts them
+        self._num_refused = 0  # did not prove anything, since they were last counted
+        self._counted_s = 0.0
 
     def open(self) -> None:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
+
+    @property
+    def num_refused(self) -> int:
+        """Since they were last counted."""
+        return self._num_refused
 
     def __len__(self) -> int:
         return len(self._here)
@@ -100,6 +107,13 @@ class Strangers:
             self._paused_until_s = None
             self._selector.register(self._listener, selectors.EVENT_READ)
 
+    def count_refused(self, now_s: float) -> int:
+        """Since the last time; 0: there were none, or it is too early to tell of them again."""
+        if not self._num_refused or now_s - self._counted_s < COUNT_S:
+            return 0
+        number, self._num_refused, self._counted_s = self._num_refused, 0, now_s
+        return number
+
     def close(self) -> None:
         for stranger in list(self._here):
             self._drop(stranger)
@@ -122,7 +136,7 @@ class Strangers:
         self._paused_until_s = time.monotonic() + _PAUSE_S
 
     def _refuse(self, stranger: Stranger) -> None:
-        self.num_refused += 1
+        self._num_refused += 1
         self._drop(stranger)
 
     def _drop(self, stranger: Stranger) -> None:
