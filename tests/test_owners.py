@@ -147,9 +147,13 @@ def writes(tree: ast.Module) -> set[tuple[int, str]]:
 
 def intruders(folder: Path) -> list[str]:
     trees = modules(folder)
+    return intrusions(trees, state_classes(trees))
+
+
+def intrusions(trees: dict[Path, ast.Module], homes: dict[str, Path]) -> list[str]:
     reach, written = reached(trees), {path: writes(tree) for path, tree in trees.items()}
     found = set()
-    for name, home in state_classes(trees).items():
+    for name, home in homes.items():
         fields = fields_of(classes(trees[home])[name])
         users = [path for path in trees if path != home and home in reach[path]]
         found |= {
@@ -178,6 +182,21 @@ def late_fields(tree: ast.Module) -> list[str]:
 
 def test_no_state_of_the_coordinator_is_changed_outside_its_owner() -> None:
     assert intruders(CONTROL) == []
+
+
+def test_nor_is_a_field_of_any_other_class_unless_it_is_named_as_one_of_its_own() -> None:
+    trees = modules(CONTROL)
+    homes = {name: path for path, tree in trees.items() for name in classes(tree)}
+    own = {
+        path.name: set().union(*map(fields_of, classes(tree).values()))
+        for path, tree in trees.items()
+    }
+    found = [
+        line
+        for line in intrusions(trees, homes)
+        if line.rpartition(".")[2] not in own[line.partition(":")[0]]
+    ]
+    assert found == []
 
 
 def test_every_part_of_a_run_is_looked_at() -> None:

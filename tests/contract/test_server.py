@@ -23,7 +23,8 @@ from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Emit, OpenRun
 from holdfast.control.launcher import warm_up_planner
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.server import Server, listen
+from holdfast.control.listening import listen
+from holdfast.control.server import Server
 from holdfast.control.strangers import Strangers
 from holdfast.errors import ConfigError, HandshakeFailed, PeerLost
 from holdfast.faults.fault import parse_fault

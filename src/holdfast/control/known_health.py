@@ -13,5 +13,5 @@ class KnownHealth:
     def now(self) -> Health:
         return self._now
 
-    def update(self, health: Health) -> None:
+    def note(self, health: Health) -> None:
         self._now = health

@@ -18,9 +18,10 @@ from holdfast.config import RunConfig
 from holdfast.control.agent_process import Starter
 from holdfast.control.checks import NOTHING, Accepted, read_schedule
 from holdfast.control.coordinator import Coordinator
+from holdfast.control.listening import listen
 from holdfast.control.private_files import private_files
 from holdfast.control.recorder import Pass, Recorder, check_run_dir, continues_in, unwritable
-from holdfast.control.server import Server, listen
+from holdfast.control.server import Server
 from holdfast.control.settings import resume_call
 from holdfast.errors import HoldfastError, RunInterrupted
 from holdfast.faults.fault import Fault

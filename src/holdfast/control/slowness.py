@@ -31,7 +31,7 @@ class Slowness:
     def stop(self) -> None:
         """Nothing is looked for any more, and nobody counts as slow."""
         self._watcher = None
-        self._run.health.update(HEALTHY)
+        self._run.health.note(HEALTHY)
 
     def on_report(self, report: messages.StepReport) -> None:
         worker = parse_worker(report.worker)
@@ -62,7 +62,7 @@ class Slowness:
                     effects.append(Emit(_diagnosed(finding, step, at_s)))
                 case Over():
                     effects.append(Emit(_over(finding, step, at_s)))
-        self._run.health.update(self._beside_each_other(self._watcher.health()))
+        self._run.health.note(self._beside_each_other(self._watcher.health()))
         return effects
 
     def _beside_each_other(self, health: Health) -> Health:
