@@ -15,7 +15,7 @@ from holdfast.errors import HoldfastError, WaitTimeout
 from holdfast.faults.fault import Fault
 from holdfast.runtime.injection import Injector
 from holdfast.schedule.operation import Op
-from holdfast.transport.base import Tag
+from holdfast.transport.base import ALONE, Bundle, Tag
 from holdfast.transport.local import LocalHub, LocalTransport
 
 LIMIT_S = 30.0  # only guards against hangs: nobody computes this long between two moments
@@ -132,13 +132,17 @@ class Paced(LocalTransport):
         super().__init__(me, hub)
         self._turns = turns
 
-    def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
+    def send(self, to: WorkerId, tag: Tag, tensor: Tensor, bundle: Bundle = ALONE) -> None:
         self._turns.moment(self.me, f"send {tag} to {to}")
-        super().send(to, tag, tensor)
+        super().send(to, tag, tensor, bundle)
 
     def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
         self._wait([(source, tag)])
         return super().receive(source, tag, timeout_s)
+
+    def receive_all(self, source: WorkerId, tag: Tag, timeout_s: float) -> tuple[Tensor, ...]:
+        self._wait([(source, tag)])
+        return super().receive_all(source, tag, timeout_s)
 
     def wait_any(self, wanted: Sequence[tuple[WorkerId, Tag]], timeout_s: float) -> int:
         self._wait(wanted)

@@ -27,7 +27,7 @@ from holdfast.schedule.generate import one_f_one_b
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.running import RunningStep
 from holdfast.schedule.schedule import loads
-from holdfast.transport.base import Channel, Tag
+from holdfast.transport.base import ALONE, Bundle, Channel, Tag
 from holdfast.transport.local import LocalHub, LocalTransport
 
 MICROBATCHES, STEPS = 6, 3
@@ -161,9 +161,9 @@ class Recording(LocalTransport):
         super().__init__(me, hub)
         self.sent: list[Tag] = []
 
-    def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
+    def send(self, to: WorkerId, tag: Tag, tensor: Tensor, bundle: Bundle = ALONE) -> None:
         self.sent.append(tag)
-        super().send(to, tag, tensor)
+        super().send(to, tag, tensor, bundle)
 
     def attempts(self, step: int, channel: Channel) -> set[int]:
         return {tag.attempt for tag in self.sent if (tag.step, tag.channel) == (step, channel)}

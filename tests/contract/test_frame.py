@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ProtocolError
 from holdfast.stamps import STAMP_BYTES
-from holdfast.transport.base import Channel, Tag
+from holdfast.transport.base import MAX_BUNDLE, Bundle, Channel, Tag
 from holdfast.transport.frame import (
     FRAME_HEADER_BYTES,
     Note,
@@ -66,15 +66,30 @@ def forged(header: bytes, offset: int, layout: str, value: int) -> bytes:
 
 
 @untimed
-@given(epoch=u32, tag=tags, tensor=tensors, sent_ns=u64, checksum=u64, sequence=u64)
-def test_a_frame_reads_as_it_was_written(epoch, tag, tensor, sent_ns, checksum, sequence):
-    header = encode_frame(epoch, tag, tensor, LIMIT_BYTES, sent_ns=sent_ns, checksum=checksum)
+@given(
+    epoch=u32,
+    tag=tags,
+    size=st.integers(1, MAX_BUNDLE),
+    asks=st.booleans(),
+    tensor=tensors,
+    sent_ns=u64,
+    checksum=u64,
+    sequence=u64,
+)
+def test_a_frame_reads_as_it_was_written(
+    epoch, tag, size, asks, tensor, sent_ns, checksum, sequence
+):
+    tag = tag._replace(part=tag.part % size) if size > 1 else tag
+    can = tag.channel is Channel.ACTIVATION and tensor.is_floating_point()
+    bundle, times = Bundle(size, asks and can), {"sent_ns": sent_ns, "checksum": checksum}
+    header = encode_frame(epoch, tag, tensor, LIMIT_BYTES, bundle=bundle, **times)
     header = numbered(header, sequence)
     assert len(header) + STAMP_BYTES == FRAME_HEADER_BYTES
     assert decode_note(header) is None
     assert decode_frame(header, LIMIT_BYTES) == (
         epoch,
         tag,
+        bundle,
         tensor.dtype,
         tensor.shape,
         tensor.nbytes,
@@ -130,16 +145,36 @@ def test_other_bytes_are_neither_frame_nor_hello(data):
     ("offset", "layout", "value", "message"),
     [
         (0, "<I", 0, "expected a frame"),
-        (4, "<B", 9, "expected a frame of version 4"),
+        (4, "<B", 9, "expected a frame of version 5"),
         (5, "<B", 99, "unknown channel 99"),
         (6, "<B", 99, "dtype 99"),
         (7, "<B", 9, "9 dimensions"),
         (7, "<B", 1, "not 40"),
-        (8, "<Q", 3, "is 60 bytes, not 40"),
-        (24, "<Q", 1, "not 40"),
-        (72, "<Q", 41, "is 40 bytes, not 41"),
+        (8, "<B", 0, "tensor 3 of 0: expected 1 to 16"),
+        (8, "<B", 17, "tensor 3 of 17: expected 1 to 16"),
+        (8, "<B", 3, "tensor 3 of 3: expected 1 to 16 tensors, from 0 on"),
+        (9, "<B", 2, "whether it requires a gradient: 2"),
+        (9, "<B", 1, "GRADIENT of .* cannot require a gradient"),
+        (10, "<Q", 3, "is 60 bytes, not 40"),
+        (26, "<Q", 1, "not 40"),
+        (74, "<Q", 41, "is 40 bytes, not 41"),
     ],
-    ids=["magic", "version", "channel", "dtype", "ndim", "fewer", "shape", "padding", "payload"],
+    ids=[
+        "magic",
+        "version",
+        "channel",
+        "dtype",
+        "ndim",
+        "fewer",
+        "no bundle",
+        "large bundle",
+        "beyond bundle",
+        "flag",
+        "gradient of gradient",
+        "shape",
+        "padding",
+        "payload",
+    ],
 )
 def test_a_well_formed_lie_is_refused_for_what_it_says(offset, layout, value, message):
     with pytest.raises(ProtocolError, match=message):
@@ -156,7 +191,7 @@ def test_a_payload_over_the_limit_is_refused_on_both_sides():
 def test_an_empty_tensor_with_a_huge_side_is_refused():
     header = numbered(encode_frame(0, Tag(Channel.NOTES, 0), torch.zeros(0, 5), LIMIT_BYTES), 1)
     with pytest.raises(ProtocolError, match="over the limit"):
-        decode_frame(forged(header, 16, "<Q", 2**63), LIMIT_BYTES)
+        decode_frame(forged(header, 18, "<Q", 2**63), LIMIT_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +200,29 @@ def test_an_empty_tensor_with_a_huge_side_is_refused():
 def test_a_tag_that_does_not_fit_is_refused(tag):
     with pytest.raises(ProtocolError, match="does not fit the wire format"):
         encode_frame(0, tag, torch.zeros(1), LIMIT_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("bundle", "tag", "dtype", "message"),
+    [
+        (Bundle(0), Tag(Channel.ACTIVATION, 0), torch.float32, "tensor 0 of 0"),
+        (Bundle(17), Tag(Channel.ACTIVATION, 0), torch.float32, "tensor 0 of 17"),
+        (Bundle(2), Tag(Channel.ACTIVATION, 0, part=2), torch.float32, "tensor 2 of 2"),
+        (Bundle(1, True), Tag(Channel.ACTIVATION, 0), torch.int64, "int64 cannot require"),
+        (Bundle(1, True), Tag(Channel.PARTIAL, 0), torch.float32, "PARTIAL .* cannot require"),
+    ],
+    ids=["none", "too many", "beyond", "integers", "no activation"],
+)
+def test_a_bundle_that_cannot_be_is_not_sent(bundle, tag, dtype, message):
+    with pytest.raises(ProtocolError, match=message):
+        encode_frame(0, tag, torch.zeros(1, dtype=dtype), LIMIT_BYTES, bundle=bundle)
+
+
+def test_an_activation_of_integers_cannot_require_a_gradient():
+    tag = Tag(Channel.ACTIVATION, 0)
+    header = numbered(encode_frame(0, tag, torch.zeros(1, dtype=torch.int64), LIMIT_BYTES), 1)
+    with pytest.raises(ProtocolError, match="int64 cannot require a gradient"):
+        decode_frame(forged(header, 9, "<B", 1), LIMIT_BYTES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -111,12 +111,12 @@ class Sent:
         self._send = transport.send
         transport.send = self._note
 
-    def _note(self, to, tag, tensor) -> None:
+    def _note(self, to, tag, tensor, *bundle) -> None:
         if tag.channel in (Channel.ACTIVATION, Channel.GRADIENT):
             kind = A if tag.channel is Channel.ACTIVATION else G
             name = (kind, tag.step, tag.attempt, tag.microbatch)
-            self.found.setdefault(name, {})[tag.part % 1024 // 32] = tensor
-        self._send(to, tag, tensor)
+            self.found.setdefault(name, {})[tag.part] = tensor
+        self._send(to, tag, tensor, *bundle)
 
 
 @dataclass

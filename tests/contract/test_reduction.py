@@ -23,7 +23,7 @@ from holdfast.errors import (
 from holdfast.runtime.buckets import Bucket, plan_buckets
 from holdfast.runtime.gradients import ExactGradients, FastGradients, Gradients, Layout
 from holdfast.runtime.reduction import Reduced, conclude, reduce_gradients
-from holdfast.transport.base import Tag
+from holdfast.transport.base import ALONE, Bundle, Tag
 from holdfast.transport.local import LocalHub, LocalTransport
 
 Result = TypeVar("Result")
@@ -323,11 +323,11 @@ class ClosesItself(LocalTransport):
 
     sends_left = 0
 
-    def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
+    def send(self, to: WorkerId, tag: Tag, tensor: Tensor, bundle: Bundle = ALONE) -> None:
         if self.sends_left == 0:
             self.close()
         self.sends_left -= 1
-        super().send(to, tag, tensor)
+        super().send(to, tag, tensor, bundle)
 
 
 @pytest.mark.parametrize("sends", range(6))

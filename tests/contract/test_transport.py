@@ -33,7 +33,7 @@ from holdfast.errors import (
     TransportClosed,
     WaitTimeout,
 )
-from holdfast.transport.base import Channel, Limits, Tag, Transport
+from holdfast.transport.base import Bundle, Channel, Limits, Tag, Transport
 
 MB = 1 << 20
 TIGHT = Limits(inbox_bytes=MB, outbox_bytes=MB, send_limit_s=LIMIT_S)
@@ -114,6 +114,49 @@ def test_bits_arrive(pair, dtype, shape):
     tensor = bits.view(dtype).reshape(shape)
     alice.send(BOB, activation(1), tensor)
     assert same_bits(bob.receive(ALICE, activation(1), LIMIT_S), tensor)
+
+
+@pytest.mark.parametrize("size", [1, 2, 16])
+def test_a_bundle_arrives_whole_and_with_the_gradients_that_it_takes(pair, size):
+    alice, bob = pair
+    sent = [torch.full((part,), float(part), requires_grad=part % 3 == 0) for part in range(size)]
+    sent[-1] = sent[-1].detach().to(torch.int64)
+    alice.send_all(BOB, activation(1), sent)
+    alice.send_all(BOB, activation(2), sent[:1])
+    [again] = bob.receive_all(ALICE, activation(2), LIMIT_S)
+    found = bob.receive_all(ALICE, activation(1), LIMIT_S)
+    assert [one.requires_grad for one in found] == [one.requires_grad for one in sent]
+    for one, other in zip(found, sent, strict=True):
+        assert same_bits(one.detach(), other.detach())
+    assert all(one.grad_fn is None for one in found)
+    assert same_bits(again.detach(), sent[0].detach())
+    assert bob.statistics.unread_bytes == 0
+
+
+def test_only_activations_bring_along_whether_they_require_a_gradient(pair):
+    alice, bob = pair
+    tag = Tag(Channel.GRADIENT, 1)
+    alice.send_all(BOB, tag, [torch.ones(3, requires_grad=True)])
+    [found] = bob.receive_all(ALICE, tag, LIMIT_S)
+    assert not found.requires_grad
+
+
+def test_a_bundle_waits_for_its_last_tensor(pair):
+    alice, bob = pair
+    alice.send(BOB, activation(1), torch.zeros(1), Bundle(2))
+    waiting = Background(bob.receive_all, ALICE, activation(1), LIMIT_S).wait_until_blocked()
+    alice.send(BOB, activation(1, part=1), torch.ones(1), Bundle(2))
+    assert [one.item() for one in waiting.result()] == [0.0, 1.0]
+
+
+def test_a_bundle_ends_like_any_wait(pair):
+    bob = pair[1]
+    with pytest.raises(WaitTimeout):
+        bob.receive_all(ALICE, activation(1), 0.0)
+    waiting = Background(bob.receive_all, ALICE, activation(1), LIMIT_S).wait_until_blocked()
+    bob.advance(1)
+    with pytest.raises(EpochPast):
+        waiting.result()
 
 
 def test_a_noncontiguous_tensor_arrives_contiguous(pair):

@@ -31,7 +31,7 @@ from transport_harness import (
 from helpers.seed import SEED
 from helpers.stamps import stamps_of_both
 from holdfast import handshake
-from holdfast.transport.base import Limits
+from holdfast.transport.base import Bundle, Limits
 from holdfast.transport.frame import Note, encode_note
 from holdfast.transport.greeting import Hello, encode_hello
 from holdfast.transport.incoming import Incoming
@@ -44,6 +44,7 @@ CORPUS = [
     frame(activation(1), torch.ones(5), sequence=2**64 - 1),
     frame(activation(1), torch.ones(5), checksum=5),
     frame(activation(1), torch.ones(2**18)),
+    frame(activation(4, part=1), torch.ones(5), bundle=Bundle(2, True)),
     Frame(encode_note(Note.SYNC)),
     Frame(encode_note(Note.BYE)),
     Frame(encode_hello(Hello(1, 0, False))),

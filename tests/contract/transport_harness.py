@@ -15,7 +15,7 @@ from holdfast import handshake
 from holdfast.cluster import WorkerId
 from holdfast.errors import TransportClosed
 from holdfast.stamps import Stamps
-from holdfast.transport.base import Channel, Limits, Tag, Transport
+from holdfast.transport.base import ALONE, Bundle, Channel, Limits, Tag, Transport
 from holdfast.transport.frame import checksum_of, encode_frame, numbered, payload_view
 from holdfast.transport.greeting import (
     ANSWER_BYTES,
@@ -61,10 +61,11 @@ def frame(
     sequence: int = 1,
     epoch: int = 0,
     checksum: int | None = None,
+    bundle: Bundle = ALONE,
 ) -> Frame:
     payload = payload_view(tensor)
     checksum = checksum_of(payload) if checksum is None else checksum
-    header = encode_frame(epoch, tag, tensor, 1 << 40, checksum=checksum)
+    header = encode_frame(epoch, tag, tensor, 1 << 40, bundle=bundle, checksum=checksum)
     return Frame(numbered(header, sequence), bytes(payload))
 
 

@@ -1,7 +1,7 @@
 """Tensors of neighbouring stages, over the transport: received, kept for who may ask again, sent.
 
-The number of tensors and whether they take a gradient travel in the tag, so that a receiver
-needs to know nothing beforehand. Who sends to whom is in the routes of a step.
+How many tensors there are and which take a gradient travels with them: a receiver needs to know
+nothing beforehand. Who sends to whom is in the routes of a step.
 """
 
 from collections.abc import Sequence
@@ -9,18 +9,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ProtocolError
 from holdfast.runtime.attempt import Attempt
 from holdfast.runtime.boundary_log import BoundaryLog
 from holdfast.runtime.crossings import Crossings, Tensors
 from holdfast.runtime.ledger import Ledger
 from holdfast.schedule.operation import Fact, Kind, Op, What
 from holdfast.schedule.running import RunningStep
-from holdfast.transport.base import Channel, Tag, Transport
-
-MAX_BORDER_TENSORS = 16
-_MORE = 32  # tensor i of k travels as part _MORE * i + k ...
-_CONSTANT = 1024  # ... plus this if it is an activation that takes no gradient
+from holdfast.transport.base import MAX_BUNDLE, Channel, Tag, Transport
 
 Address = tuple[WorkerId, Tag]
 
@@ -39,7 +35,6 @@ class TransportBoundary:
     ) -> None:
         self._me, self._transport, self._timeout_s = me, transport, timeout_s
         self._ledger, self._log, self._crossings = ledger, log, crossings
-        self._first_part = 1  # of the last input
 
     def begin_step(self, step: int) -> None:
         self._log.begin_step(step)
@@ -48,54 +43,39 @@ class TransportBoundary:
 
     def comes_before(self, op: Op, at: Attempt, others: Sequence[Address]) -> bool:
         wanted = self._wanted(op, at)
-        if not wanted:
+        if wanted is None:
             return True
         with self._log.waits():
-            found = self._transport.wait_any([*others, *wanted], self._timeout_s)
-        return found >= len(others)
+            return self._transport.wait_any([*others, wanted], self._timeout_s) == len(others)
 
     def receive(self, op: Op, at: Attempt) -> Tensors:
         wanted = self._wanted(op, at)
-        if not wanted:
+        if wanted is None:
             return ()
         with self._log.waits():
-            first = wanted[self._transport.wait_any(wanted, self._timeout_s)]
-            return self._receive(op, *first)
+            tensors = self._transport.receive_all(*wanted, self._timeout_s)
+        self._check_came(op, at, tensors)
+        return tensors
 
-    def _wanted(self, op: Op, at: Attempt) -> list[Address]:
-        """First messages any of which says that the operation's input is here; [] if it needs none.
-
-        The part of the first one tells how many there are.
-        """
+    def _wanted(self, op: Op, at: Attempt) -> Address | None:
+        """The first of the tensors that are the operation's input; None if it needs none."""
         origin = at.routes.origin(op)
         if origin is None or op.microbatch is None:
-            return []
-        tag = Tag(_channel_in(op), at.step, at.number, op.microbatch)
-        if op.kind is Kind.F:
-            as_before = (origin, tag._replace(part=self._first_part))
-            if self._transport.has(*as_before):
-                return [as_before]
-            counts = range(1, MAX_BORDER_TENSORS + 1)
-            return [
-                (origin, tag._replace(part=n + flag)) for n in counts for flag in (0, _CONSTANT)
-            ]
-        count = self._crossings.num_gradients(at.step, op.microbatch)
-        return [(origin, tag._replace(part=count))] if count else []
+            return None
+        is_forward = op.kind is Kind.F
+        if not is_forward and not self._crossings.num_gradients(at.step, op.microbatch):
+            return None
+        channel = Channel.ACTIVATION if is_forward else Channel.GRADIENT
+        return origin, Tag(channel, at.step, at.number, op.microbatch)
 
-    def _receive(self, op: Op, origin: WorkerId, first: Tag) -> Tensors:
-        count = first.part % _MORE
-        tags = [first._replace(part=_MORE * i + count) for i in range(count)]
-        if op.kind is Kind.F:
-            self._first_part = first.part
-            return tuple(self._receive_activation(origin, tag) for tag in tags)
-        return tuple(self._transport.receive(origin, tag, self._timeout_s) for tag in tags)
-
-    def _receive_activation(self, origin: WorkerId, tag: Tag) -> Tensor:
-        """With ``requires_grad`` as the sender had it: some kernels are chosen by it."""
-        either = [(origin, tag), (origin, tag._replace(part=tag.part + _CONSTANT))]
-        found = self._transport.wait_any(either, self._timeout_s)
-        tensor = self._transport.receive(*either[found], self._timeout_s)
-        return tensor.requires_grad_(found == 0)
+    def _check_came(self, op: Op, at: Attempt, tensors: Tensors) -> None:
+        if op.kind is Kind.F or op.microbatch is None:
+            return
+        expected = self._crossings.num_gradients(at.step, op.microbatch)
+        if len(tensors) != expected:
+            raise ProtocolError(
+                f"{len(tensors)} gradients came for {op} of step {at.step + 1}: expected {expected}"
+            )
 
     # --- out ---
 
@@ -121,26 +101,16 @@ class TransportBoundary:
         self, to: WorkerId, fact: Fact, step: int, attempt: int, tensors: Sequence[Tensor]
     ) -> None:
         assert fact.microbatch is not None
-        forward = fact.what is What.ACTIVATION
-        channel = Channel.ACTIVATION if forward else Channel.GRADIENT
-        for i, tensor in enumerate(tensors):
-            part = _MORE * i + len(tensors)
-            if forward and not tensor.requires_grad:
-                part += _CONSTANT
-            self._transport.send(to, Tag(channel, step, attempt, fact.microbatch, part), tensor)
+        is_forward = fact.what is What.ACTIVATION
+        channel = Channel.ACTIVATION if is_forward else Channel.GRADIENT
+        self._transport.send_all(to, Tag(channel, step, attempt, fact.microbatch), tensors)
 
     def forget(self, step: int, attempt: int) -> None:
         self._transport.forget(step, attempt)
 
 
-def _channel_in(op: Op) -> Channel:
-    return Channel.ACTIVATION if op.kind is Kind.F else Channel.GRADIENT
-
-
 def _check(op: Op, tensors: Tensors) -> None:
     if op.kind is Kind.F and not tensors:
         raise ConfigError(f"stage {op.stage} hands on no tensor; a layer must return some")
-    if len(tensors) > MAX_BORDER_TENSORS:
-        raise ConfigError(
-            f"stage {op.stage} hands on {len(tensors)} tensors; at most {MAX_BORDER_TENSORS}"
-        )
+    if len(tensors) > MAX_BUNDLE:
+        raise ConfigError(f"stage {op.stage} hands on {len(tensors)} tensors; at most {MAX_BUNDLE}")

@@ -20,7 +20,6 @@ from holdfast.runtime.verdict import Verdict
 from holdfast.transport.base import Channel, Tag, Transport
 
 _META, _FLAT, _TOTALS = range(3)  # parts of the message
-_TIED = 16  # from here on: a tied parameter's gradient alone, two parts each
 
 
 class Form(NamedTuple):
@@ -110,18 +109,21 @@ def receive_result(
 
 
 def send_tied(transport: Transport, to: WorkerId, result: Result, number: int, slot: int) -> None:
-    """The gradient of one tied parameter alone: the receiver's stage is another one."""
-    part = _TIED + 2 * number + result.reduced.touched[slot]
-    tag = Tag(Channel.RESULT, result.step, result.attempt, part=part)
-    transport.send(to, tag, result.reduced.layout.padded(result.reduced.flat, slot))
+    """The gradient of one tied parameter alone: the receiver's stage is another one.
+
+    ``number``, from 1 on, stands for the micro-batch; a whole result has 0 there.
+    """
+    reduced = result.reduced
+    values = reduced.layout.padded(reduced.flat, slot)
+    tag = Tag(Channel.RESULT, result.step, result.attempt, number)
+    transport.send_all(to, tag, (values, torch.tensor(reduced.touched[slot])))
 
 
 def receive_tied(
     transport: Transport, source: WorkerId, tag: Tag, number: int, timeout_s: float
 ) -> tuple[Tensor, bool]:
-    either = [(source, tag._replace(part=_TIED + 2 * number + touched)) for touched in (0, 1)]
-    found = transport.wait_any(either, timeout_s)
-    return transport.receive(*either[found], timeout_s), bool(found)
+    values, touched = transport.receive_all(source, tag._replace(microbatch=number), timeout_s)
+    return values, bool(touched)
 
 
 def _encode_verdict(verdict: Verdict | None) -> list[float]:

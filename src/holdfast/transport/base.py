@@ -74,6 +74,22 @@ class Tag(NamedTuple):
         )
 
 
+MAX_BUNDLE = 16
+
+
+class Bundle(NamedTuple):
+    """How a tensor travels: alone, or as one of several that cross a boundary together."""
+
+    size: int = 1
+    """Tensors in all, of which ``part`` of the tag is one, from 0 on. At most MAX_BUNDLE."""
+
+    requires_grad: bool = False
+    """Of an activation, as the sender had it and the receiver gets it; of all else False."""
+
+
+ALONE = Bundle()
+
+
 class TransferTime(NamedTuple):
     """How long one message was under way.
 
@@ -162,7 +178,7 @@ class Transport(Protocol):
         """
         ...
 
-    def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
+    def send(self, to: WorkerId, tag: Tag, tensor: Tensor, bundle: Bundle = ALONE) -> None:
         """Hand over ``tensor``; neither side may change its contents afterwards.
 
         Returns at once unless more than the outbox limit is waiting to leave for ``to``
@@ -172,11 +188,25 @@ class Transport(Protocol):
         """
         ...
 
+    def send_all(self, to: WorkerId, tag: Tag, tensors: Sequence[Tensor]) -> None:
+        """Some tensors, at least one, as one bundle: the receiver needs to know nothing of them.
+
+        ``tag``: of the first, part 0. The others are parts 1, 2, ... of it.
+        """
+        ...
+
     def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
         """The next message of ``tag`` from ``source``: contiguous, without autograd history.
 
         Raises WaitTimeout, TransportClosed, EpochPast if ``advance`` came meanwhile or the epoch
         is interrupted, or PeerLost if ``source`` is gone and did not leave this message.
+        """
+        ...
+
+    def receive_all(self, source: WorkerId, tag: Tag, timeout_s: float) -> tuple[Tensor, ...]:
+        """The bundle whose first tensor is the next message of ``tag``. Same errors.
+
+        Activations have ``requires_grad`` as their sender had it.
         """
         ...
 

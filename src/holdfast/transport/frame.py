@@ -16,9 +16,9 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.errors import ProtocolError
 from holdfast.stamps import STAMP_BYTES
-from holdfast.transport.base import Channel, Tag
+from holdfast.transport.base import ALONE, MAX_BUNDLE, Bundle, Channel, Tag
 
-VERSION = 4
+VERSION = 5
 MAX_DIMS = 8
 
 _FRAME_MAGIC = b"HFtn"
@@ -26,8 +26,9 @@ _SEQUENCE = struct.Struct("<Q")
 # What differs from message to message: epoch, step, attempt, microbatch, part, time of sending,
 # checksum of the tensor ...
 _NAME = struct.Struct("<IQ3IQQ")
-# ... and what hardly ever does: magic, version, channel, dtype, ndim | shape | payload bytes
-_FORM = struct.Struct(f"<4s4B{MAX_DIMS}QQ")
+# ... and what hardly ever does: magic, version, channel, dtype, ndim, tensors of its bundle,
+# whether it requires a gradient | shape | payload bytes
+_FORM = struct.Struct(f"<4s6B{MAX_DIMS}QQ")
 
 _BODY_BYTES = _FORM.size + _NAME.size + _SEQUENCE.size
 FRAME_HEADER_BYTES = _BODY_BYTES + STAMP_BYTES  # on the wire
@@ -53,6 +54,7 @@ _PADDING = [(0,) * (MAX_DIMS - num_dims) for num_dims in range(MAX_DIMS + 1)]
 class FrameHeader(NamedTuple):
     epoch: int
     tag: Tag
+    bundle: Bundle
     dtype: torch.dtype
     shape: tuple[int, ...]
     payload_bytes: int
@@ -98,6 +100,7 @@ def encode_frame(
     tensor: Tensor,
     payload_limit_bytes: int,
     *,
+    bundle: Bundle = ALONE,
     sent_ns: int = 0,
     checksum: int = 0,
 ) -> bytes:
@@ -109,8 +112,9 @@ def encode_frame(
         raise ProtocolError(
             f"{tag} has {tensor.nbytes} bytes, the limit is {payload_limit_bytes} of the transport"
         )
+    _check_bundle(bundle, tag, tensor.dtype)
     channel, *name = tag
-    form = _encode_form(channel, tensor.dtype, tensor.shape)
+    form = _encode_form(channel, tensor.dtype, tensor.shape, bundle)
     return form + _pack(_NAME, epoch, *name, sent_ns, checksum)
 
 
@@ -130,17 +134,28 @@ def decode_note(data: bytes) -> Note | None:
 def decode_frame(data: bytes, payload_limit_bytes: int) -> FrameHeader:
     check_size(data, _BODY_BYTES)
     form = data[: _FORM.size]
-    channel, dtype, shape, payload_bytes = _decode_form(form, payload_limit_bytes)
+    channel, dtype, shape, payload_bytes, bundle = _decode_form(form, payload_limit_bytes)
     epoch, *name, sent_ns, checksum = _NAME.unpack_from(data, _FORM.size)
     (sequence,) = _SEQUENCE.unpack_from(data, _FORM.size + _NAME.size)
     tag = Tag(channel, *name)
-    return FrameHeader(epoch, tag, dtype, shape, payload_bytes, sent_ns, checksum, sequence)
+    _check_bundle(bundle, tag, dtype)
+    return FrameHeader(epoch, tag, bundle, dtype, shape, payload_bytes, sent_ns, checksum, sequence)
+
+
+def _check_bundle(bundle: Bundle, tag: Tag, dtype: torch.dtype) -> None:
+    size, requires_grad = bundle
+    if not 1 <= size <= MAX_BUNDLE or (size > 1 and tag.part >= size):
+        raise ProtocolError(
+            f"tensor {tag.part} of {size}: expected 1 to {MAX_BUNDLE} tensors, from 0 on"
+        )
+    if requires_grad and not (tag.channel is Channel.ACTIVATION and dtype.is_floating_point):
+        raise ProtocolError(f"{tag} of {dtype} cannot require a gradient")
 
 
 # A job uses few shapes, over and over: remembered, a form costs a tenth.
 @lru_cache(maxsize=1024)
-def _encode_form(channel: Channel, dtype: torch.dtype, shape: torch.Size) -> bytes:
-    kind = (_FRAME_MAGIC, VERSION, channel, _CODES[dtype], len(shape))
+def _encode_form(channel: Channel, dtype: torch.dtype, shape: torch.Size, bundle: Bundle) -> bytes:
+    kind = (_FRAME_MAGIC, VERSION, channel, _CODES[dtype], len(shape), *bundle)
     payload_bytes = math.prod(shape) * dtype.itemsize
     return _pack(_FORM, *kind, *shape, *_PADDING[len(shape)], payload_bytes)
 
@@ -148,8 +163,9 @@ def _encode_form(channel: Channel, dtype: torch.dtype, shape: torch.Size) -> byt
 @lru_cache(maxsize=1024)
 def _decode_form(
     data: bytes, payload_limit_bytes: int
-) -> tuple[Channel, torch.dtype, tuple[int, ...], int]:
-    magic, version, channel_code, dtype_code, num_dims, *sizes, payload_bytes = _FORM.unpack(data)
+) -> tuple[Channel, torch.dtype, tuple[int, ...], int, Bundle]:
+    magic, version, channel_code, dtype_code, *rest = _FORM.unpack(data)
+    num_dims, bundle_size, requires_grad, *sizes, payload_bytes = rest
     if magic != _FRAME_MAGIC or version != VERSION:
         raise ProtocolError(f"expected a frame of version {VERSION}, got {magic!r} {version}")
     channel, dtype = _CHANNELS.get(channel_code), _DTYPES.get(dtype_code)
@@ -157,13 +173,15 @@ def _decode_form(
         raise ProtocolError(
             f"unknown channel {channel_code}, dtype {dtype_code} or {num_dims} dimensions"
         )
+    if requires_grad > 1:
+        raise ProtocolError(f"whether it requires a gradient: {requires_grad}, expected 0 or 1")
     shape = tuple(sizes[:num_dims])
     expected_bytes = math.prod(shape) * dtype.itemsize
     if payload_bytes != expected_bytes or any(sizes[num_dims:]):
         raise ProtocolError(f"{dtype} {sizes} is {expected_bytes} bytes, not {payload_bytes}")
     if max(payload_bytes, *sizes) > payload_limit_bytes:
         raise ProtocolError(f"{dtype} {shape} is over the limit of {payload_limit_bytes} bytes")
-    return channel, dtype, shape, payload_bytes
+    return channel, dtype, shape, payload_bytes, Bundle(bundle_size, bool(requires_grad))
 
 
 def empty_tensor(header: FrameHeader) -> Tensor:

@@ -156,13 +156,14 @@ class Incoming:
             self,
             frame.epoch,
             frame.tag,
-            tensor,
+            tensor.requires_grad_() if frame.bundle.requires_grad else tensor,
             sent_ns=frame.sent_ns,
+            bundle_size=frame.bundle.size,
             sequence=frame.sequence,
         )
         self._taken(frame)
         if is_full:
-            self._mailbox.wait_for_room(source, threading.TIMEOUT_MAX, self._check_not_shut)
+            self._mailbox.room.wait(source, threading.TIMEOUT_MAX, self._check_not_shut)
         return True
 
     def _take_note(self, note: Note) -> bool:

@@ -21,14 +21,16 @@ from holdfast.transport.outbox import Outbox, Waiting
 class Parcel(Waiting):
     """One message on its way. As long as over TCP, and so never of no bytes at all."""
 
-    __slots__ = ("sent_in", "sent_ns", "tag", "tensor")
+    __slots__ = ("bundle_size", "sent_in", "sent_ns", "tag", "tensor")
 
-    def __init__(self, epoch: int, tag: Tag, tensor: Tensor, sent_ns: int) -> None:
+    def __init__(
+        self, epoch: int, tag: Tag, tensor: Tensor, sent_ns: int, bundle_size: int = 1
+    ) -> None:
         super().__init__(
             None if tag.channel.is_timeless else epoch, FRAME_HEADER_BYTES + tensor.nbytes
         )
         self.sent_in, self.sent_ns = epoch, sent_ns
-        self.tag, self.tensor = tag, tensor
+        self.tag, self.tensor, self.bundle_size = tag, tensor, bundle_size
 
 
 class Line(Outbox[Parcel]):
@@ -37,7 +39,7 @@ class Line(Outbox[Parcel]):
         me: WorkerId,
         inbox: Mailbox,
         *,
-        deliver: Callable[[Mailbox, int, Tag, Tensor, int], None],
+        deliver: Callable[[Mailbox, Parcel], None],
         may_wait_in: Callable[[int], bool],
         while_held_up: Callable[[], AbstractContextManager[None]],
         limits: Limits,
@@ -104,7 +106,7 @@ class Line(Outbox[Parcel]):
         parcel = self._next()
         if parcel is None:
             return False
-        self._inbox.wait_for_room(self._me, threading.TIMEOUT_MAX, self._check)
-        self._deliver(self._inbox, parcel.sent_in, parcel.tag, parcel.tensor, parcel.sent_ns)
+        self._inbox.room.wait(self._me, threading.TIMEOUT_MAX, self._check)
+        self._deliver(self._inbox, parcel)
         self._has_left(parcel.num_bytes)
         return True

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, ProtocolError, TransportClosed
-from holdfast.transport.base import Address, Limits, Statistics, Tag
+from holdfast.transport.base import ALONE, Address, Bundle, Limits, Statistics, Tag
 from holdfast.transport.frame import encode_frame, wire_form
 from holdfast.transport.hindrance import NO_HINDRANCE, Hindrance
 from holdfast.transport.line import Line, Parcel
@@ -77,20 +77,23 @@ class LocalTransport(MailboxTransport):
     def connect(self, addresses: Mapping[WorkerId, Address]) -> None:
         """Whoever joins the hub is known to all, and is taken to be alive."""
 
-    def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
+    def send(self, to: WorkerId, tag: Tag, tensor: Tensor, bundle: Bundle = ALONE) -> None:
         sent_ns, epoch = monotonic_ns(), self._mailbox.epoch
         tensor = wire_form(tensor)
-        encode_frame(epoch, tag, tensor, self._limits.payload_bytes)  # the twin refuses the same
+        # The twin refuses the same.
+        encode_frame(epoch, tag, tensor, self._limits.payload_bytes, bundle=bundle)
+        if bundle.requires_grad:
+            tensor.requires_grad_()
         self._check_open()
         inbox = self._hub.find(to)
         if inbox is None:
             raise PeerLost(f"worker {self.me} cannot send {tag}: worker {to} is not there", str(to))
         if line := self._line_to(inbox):
-            line.send(Parcel(epoch, tag, tensor, sent_ns))
+            line.send(Parcel(epoch, tag, tensor, sent_ns, bundle.size))
         else:
-            if inbox.is_full(self.me):
+            if inbox.room.is_full(self.me):
                 self._wait_for_room(inbox, epoch)
-            self._deliver(inbox, epoch, tag, tensor, sent_ns)
+            self._deliver(inbox, Parcel(epoch, tag, tensor, sent_ns, bundle.size))
         with self._sent_lock:
             self._sent_messages += 1
             self._sent_bytes += tensor.nbytes
@@ -157,8 +160,8 @@ class LocalTransport(MailboxTransport):
             if not self._mailbox.may_wait_in(epoch):
                 raise EpochPast(f"worker {self.me} waited for room in epoch {epoch}, which ended")
 
-        with self._mailbox.held_up():
-            inbox.wait_for_room(self.me, self._limits.send_limit_s, check)
+        with self._mailbox.room.held_up():
+            inbox.room.wait(self.me, self._limits.send_limit_s, check)
 
     def _line_to(self, inbox: Mailbox) -> Line | None:
         """None if nothing is, or has been, in the way of what is sent now."""
@@ -181,7 +184,7 @@ class LocalTransport(MailboxTransport):
             inbox,
             deliver=self._deliver,
             may_wait_in=self._mailbox.may_wait_in,
-            while_held_up=self._mailbox.held_up,
+            while_held_up=self._mailbox.room.held_up,
             limits=self._limits,
             hindrance=hindrance,
         )
@@ -198,14 +201,23 @@ class LocalTransport(MailboxTransport):
             self._past_lines = [line for line in self._past_lines if line.is_alive]
             return list(self._lines.values())
 
-    def _deliver(self, inbox: Mailbox, epoch: int, tag: Tag, tensor: Tensor, sent_ns: int) -> None:
+    def _deliver(self, inbox: Mailbox, parcel: Parcel) -> None:
+        epoch, tag = parcel.sent_in, parcel.tag
         try:
             if inbox not in self._greeted:
                 # The newest epoch: a held message may be of an earlier one, and timeless.
                 newest = max(epoch, self._mailbox.epoch)
                 inbox.welcome(self.me, newest, self._mailbox, resumes=False)
                 self._greeted.add(inbox)
-            inbox.put(self.me, self._mailbox, epoch, tag, tensor, sent_ns=sent_ns)
+            inbox.put(
+                self.me,
+                self._mailbox,
+                epoch,
+                tag,
+                parcel.tensor,
+                sent_ns=parcel.sent_ns,
+                bundle_size=parcel.bundle_size,
+            )
         except ProtocolError as error:
             raise PeerLost(
                 f"worker {inbox.me} refused worker {self.me}: {error}", str(inbox.me)

@@ -1,49 +1,28 @@
 """The receiving side of every transport: what has arrived, who waits for it, who may still deliver.
 
-Deliverers call ``welcome``, ``put``, ``wait_for_room`` and ``lose``; the worker calls the rest.
+Deliverers call ``welcome``, ``put`` and ``lose``, and wait for ``room``; the worker calls the rest.
 Knows nothing of sockets.
 """
 
-import math
 import threading
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from time import monotonic, monotonic_ns
 
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import EpochPast, PeerLost, ProtocolError, TransportClosed, WaitTimeout
+from holdfast.errors import EpochPast, PeerLost, TransportClosed, WaitTimeout
 from holdfast.transport.base import Channel, Statistics, Tag, TransferTime
+from holdfast.transport.room import Room
+from holdfast.transport.senders import Senders
 
 # A step is forgotten when it is redone; anything older than this many of them is long gone.
 _FORGOTTEN_STEPS_KEPT = 1024
 _TRANSFERS_KEPT = 8192  # far more than a step has; nobody may be asking for them
 
 _Key = tuple[WorkerId, Tag]
-
-
-@dataclass(slots=True)
-class _Source:
-    """Who may deliver under one name; nobody, if ``connection`` is None: it was dropped.
-
-    Whoever comes back must be in ``epoch`` or a later one.
-    """
-
-    connection: object
-    epoch: int
-    session: int
-    num_received: int = 0
-
-    def counts(self, sequence: int) -> bool:
-        """Whether the message with this number is new; they come in order."""
-        if sequence > self.num_received + 1:
-            raise ProtocolError(f"message {sequence} came after message {self.num_received}")
-        is_new = sequence > self.num_received
-        self.num_received = max(self.num_received, sequence)
-        return is_new
+_Unread = tuple[Tensor, int]  # and how many tensors its bundle has
 
 
 class Mailbox:
@@ -58,19 +37,13 @@ class Mailbox:
         self.me = me
         self.epoch = epoch  # written under the lock; others may read it at any time
         self.closed = False  # likewise
-        self._inbox_bytes, self._reconnect_limit_s = inbox_bytes, reconnect_limit_s
         self._interrupted_before = 0  # nobody waits in an epoch before this one
         self._changed = threading.Condition(threading.Lock())
-        self._messages: dict[_Key, deque[Tensor]] = {}
-        self._parked: defaultdict[int, list[tuple[_Key, Tensor]]] = defaultdict(list)
+        self._messages: dict[_Key, deque[_Unread]] = {}
+        self._parked: defaultdict[int, list[tuple[_Key, _Unread]]] = defaultdict(list)
         self._forgotten: dict[int, int] = {}  # step -> last attempt to refuse
-        self._unread_bytes: Counter[WorkerId] = Counter()
-        self._num_waiting_for: Counter[WorkerId] = Counter()
-        self._num_paused = 0
-        self._num_held_up = 0
-        self._sources: dict[WorkerId, _Source] = {}
-        self._lost: dict[WorkerId, str] = {}
-        self._away: dict[WorkerId, tuple[float, str]] = {}  # lost at this time, unless it is back
+        self.room = Room(me, inbox_bytes, self._changed)
+        self._senders = Senders(reconnect_limit_s)
         self._received_messages = self._received_bytes = 0
         self._refused_past_epoch = self._refused_forgotten = self._refused_copies = 0
         self._expects_copies = True
@@ -84,13 +57,19 @@ class Mailbox:
         with self._changed:
             self._wait((key,), timeout_s)
             queue = self._messages[key]
-            tensor = queue.popleft()
+            tensor, _ = queue.popleft()
             if not queue:
                 del self._messages[key]
-            self._unread_bytes[source] -= tensor.nbytes
-            if self._num_paused:
-                self._changed.notify_all()
+            self.room.unread_bytes[source] -= tensor.nbytes
+            self.room.changed()
             return tensor
+
+    def bundle_size(self, source: WorkerId, tag: Tag, timeout_s: float) -> int:
+        """Of the next message of ``tag``, which is waited for and stays."""
+        key = (source, tag)
+        with self._changed:
+            self._wait((key,), timeout_s)
+            return self._messages[key][0][1]
 
     def wait_any(self, wanted: Sequence[_Key], timeout_s: float) -> int:
         if not wanted:
@@ -152,19 +131,14 @@ class Mailbox:
         Returns their connections, on which nothing is taken any more.
         """
         with self._changed:
-            known = {source: _Source(None, 0, 0) for source in self._lost} | self._sources
-            gone = {name: source for name, source in known.items() if is_gone(name, source.epoch)}
-            for name, source in gone.items():
-                self._sources[name] = _Source(None, max(source.epoch, self.epoch), 0)
-                self._lost.pop(name, None)
-                self._away.pop(name, None)
+            gone = self._senders.drop(is_gone, self.epoch)
             if gone:
                 self._keep_only([entry for entry in self._unread() if entry[1][0] not in gone])
-            return [s.connection for s in gone.values() if s.connection is not None]
+            return [connection for connection in gone.values() if connection is not None]
 
     def close(self) -> None:
         with self._changed:
-            self.closed = True
+            self.closed = self.room.is_closed = True
             self._keep_only([])
 
     def statistics(self) -> Statistics:
@@ -172,7 +146,7 @@ class Mailbox:
             return Statistics(
                 received_messages=self._received_messages,
                 received_bytes=self._received_bytes,
-                unread_bytes=self._unread_bytes.total(),
+                unread_bytes=self.room.unread_bytes.total(),
                 refused_past_epoch=self._refused_past_epoch,
                 refused_forgotten=self._refused_forgotten,
                 refused_copies=self._refused_copies,
@@ -189,20 +163,7 @@ class Mailbox:
         None), and whether that was of another session.
         """
         with self._changed:
-            source = self._sources.get(name) or _Source(None, 0, 0)
-            if epoch < source.epoch:
-                raise EpochPast(
-                    f"worker {name} called with epoch {epoch}, but it was dropped or a later "
-                    f"one of that name called in epoch {source.epoch}"
-                )
-            is_same = source.connection is not None and source.session == session
-            if resumes and not is_same:
-                raise ProtocolError(f"worker {name} goes on with a session that is over")
-            num_received = source.num_received if is_same else 0
-            self._sources[name] = _Source(connection, epoch, session, num_received)
-            self._lost.pop(name, None)
-            self._away.pop(name, None)
-            return num_received, source.connection, not is_same
+            return self._senders.welcome(name, epoch, connection, session, resumes=resumes)
 
     def put(
         self,
@@ -213,16 +174,14 @@ class Mailbox:
         tensor: Tensor,
         *,
         sent_ns: int,
+        bundle_size: int = 1,
         sequence: int | None = None,
     ) -> bool:
-        """Deliver. True if the source should now ``wait_for_room`` before it delivers more."""
+        """Deliver. True if the source should now wait for room before it delivers more."""
         channel, took_ns = tag.channel, monotonic_ns() - sent_ns
         with self._changed:
-            known = self._sources.get(source)
-            if known is None or known.connection is not connection:
-                raise ProtocolError(f"another connection now speaks for worker {source}")
-            if sequence is not None and not known.counts(sequence):
-                return False  # it has come already
+            if not self._senders.is_new(source, connection, sequence):
+                return False
             if channel.is_timed:
                 self._transfers.append((source, channel, tensor.nbytes, took_ns))
             if channel.is_timeless:
@@ -238,56 +197,9 @@ class Mailbox:
             elif not self.closed:
                 self._received_messages += 1
                 self._received_bytes += tensor.nbytes
-                self._store(epoch, (source, tag), tensor)
+                self._store(epoch, (source, tag), (tensor, bundle_size))
                 self._changed.notify_all()
-            return self.is_full(source)
-
-    def is_full(self, source: WorkerId) -> bool:
-        """Should ``source`` wait before it delivers more?
-
-        Never while it is waited for, so that a full inbox cannot keep back the very message
-        that would empty it; nor while our own worker is held up in a send and so cannot
-        read, or a circle of full workers would wait for each other.
-        """
-        return (
-            self._unread_bytes[source] > self._inbox_bytes
-            and not self._num_waiting_for[source]
-            and not self._num_held_up
-            and not self.closed
-        )
-
-    @contextmanager
-    def held_up(self) -> Iterator[None]:
-        """Our own worker waits in a send."""
-        with self._changed:
-            self._num_held_up += 1
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._num_held_up -= 1
-
-    def wait_for_room(
-        self, source: WorkerId, timeout_s: float, check: Callable[[], None] | None = None
-    ) -> None:
-        """Return when ``source`` may deliver more; ``check`` may raise to end the wait."""
-        deadline_s = monotonic() + timeout_s
-        with self._changed:
-            self._num_paused += 1
-            try:
-                while self.is_full(source):
-                    if check is not None:
-                        check()
-                    left_s = deadline_s - monotonic()
-                    if left_s <= 0:
-                        raise WaitTimeout(
-                            f"worker {source} waited {timeout_s} s for room at worker {self.me}, "
-                            f"which has {self._unread_bytes[source]} unread bytes of it"
-                        )
-                    self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
-            finally:
-                self._num_paused -= 1
+            return self.room.is_full(source)
 
     def lose(
         self, source: WorkerId, connection: object, reason: str, *, may_return: bool = False
@@ -297,20 +209,13 @@ class Mailbox:
         Or, if it ``may_return``, unless one does within the reconnect limit.
         """
         with self._changed:
-            known = self._sources.get(source)
-            if known is not None and known.connection is not connection:
-                return
-            if may_return:
-                self._away[source] = (monotonic() + self._reconnect_limit_s, reason)
-            else:
-                self._lost[source] = reason
-            self._changed.notify_all()
+            if self._senders.lose(source, connection, reason, may_return=may_return):
+                self._changed.notify_all()
 
     def expect(self, source: WorkerId) -> None:
         """``source`` is said to be alive: wait for it even if an earlier connection was lost."""
         with self._changed:
-            self._lost.pop(source, None)
-            self._away.pop(source, None)
+            self._senders.expect(source)
 
     def wake(self) -> None:
         """Let everyone who waits check again."""
@@ -326,20 +231,14 @@ class Mailbox:
             return found
         deadline_s = monotonic() + timeout_s
         sources = {source for source, _ in wanted}
-        for source in sources:
-            self._num_waiting_for[source] += 1
-        if self._num_paused:  # whoever is waited for may go on
-            self._changed.notify_all()
-        try:
+        with self.room.waited_for(sources):
             while found is None:
                 left_s = deadline_s - monotonic()
                 if left_s <= 0:
                     raise WaitTimeout(f"{self._story(wanted)} for {timeout_s} s: it did not come")
-                self._changed.wait(min(left_s, self._return_s(sources), threading.TIMEOUT_MAX))
+                left_s = min(left_s, self._senders.return_s(sources), threading.TIMEOUT_MAX)
+                self._changed.wait(left_s)
                 found = self._look(wanted, epoch)
-        finally:
-            for source in sources:
-                self._num_waiting_for[source] -= 1
         return found
 
     def _look(self, wanted: Sequence[_Key], epoch: int) -> int | None:
@@ -353,27 +252,12 @@ class Mailbox:
         for index, key in enumerate(wanted):
             if key in self._messages:
                 return index
-        for source, tag in wanted if self._lost or self._away else ():
-            if reason := self._why_lost(source):
+        for source, tag in () if self._senders.are_all_here else wanted:
+            if reason := self._senders.why_lost(source):
                 raise PeerLost(
                     f"worker {self.me} cannot get {tag}: worker {source} {reason}", str(source)
                 )
         return None
-
-    def _why_lost(self, source: WorkerId) -> str | None:
-        if source in self._lost:
-            return self._lost[source]
-        until_s, reason = self._away.get(source, (math.inf, ""))
-        if monotonic() < until_s:
-            return None
-        return f"{reason}, and was not back in {self._reconnect_limit_s:g} s"
-
-    def _return_s(self, sources: Iterable[WorkerId]) -> float:
-        """How long it may be until the first one that is away counts as lost."""
-        if not self._away:
-            return math.inf
-        until_s = [self._away[source][0] for source in sources if source in self._away]
-        return max(0.0, min(until_s, default=math.inf) - monotonic())
 
     def _story(self, wanted: Sequence[_Key]) -> str:
         names = " or ".join(f"{tag} from worker {source}" for source, tag in wanted)
@@ -384,28 +268,26 @@ class Mailbox:
         gone = tag.attempt <= self._forgotten.get(tag.step, -1)
         return gone and epoch <= self.epoch and not tag.channel.is_timeless
 
-    def _unread(self) -> list[tuple[int, _Key, Tensor]]:
-        here = [
-            (self.epoch, key, tensor) for key, queue in self._messages.items() for tensor in queue
-        ]
+    def _unread(self) -> list[tuple[int, _Key, _Unread]]:
+        here = [(self.epoch, key, one) for key, queue in self._messages.items() for one in queue]
         return here + [
-            (epoch, key, tensor) for epoch, rest in self._parked.items() for key, tensor in rest
+            (epoch, key, one) for epoch, rest in self._parked.items() for key, one in rest
         ]
 
-    def _keep_only(self, entries: list[tuple[int, _Key, Tensor]]) -> int:
+    def _keep_only(self, entries: list[tuple[int, _Key, _Unread]]) -> int:
         """Returns how many messages were dropped."""
         num_before = sum(map(len, self._messages.values())) + sum(map(len, self._parked.values()))
         self._messages.clear()
         self._parked.clear()
-        self._unread_bytes.clear()
-        for epoch, key, tensor in entries:
-            self._store(epoch, key, tensor)
+        self.room.unread_bytes.clear()
+        for epoch, key, one in entries:
+            self._store(epoch, key, one)
         self._changed.notify_all()
         return num_before - len(entries)
 
-    def _store(self, epoch: int, key: _Key, tensor: Tensor) -> None:
-        self._unread_bytes[key[0]] += tensor.nbytes
+    def _store(self, epoch: int, key: _Key, unread: _Unread) -> None:
+        self.room.unread_bytes[key[0]] += unread[0].nbytes
         if epoch > self.epoch:
-            self._parked[epoch].append((key, tensor))
+            self._parked[epoch].append((key, unread))
         else:
-            self._messages.setdefault(key, deque()).append(tensor)
+            self._messages.setdefault(key, deque()).append(unread)

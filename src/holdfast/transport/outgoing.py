@@ -19,53 +19,24 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError, TransportClosed
 from holdfast.stamps import Stamps
 from holdfast.transport.base import Limits
+from holdfast.transport.departing import Departing, Trouble
 from holdfast.transport.dialing import Dialer
-from holdfast.transport.frame import FRAME_HEADER_BYTES, Note, encode_note, numbered
+from holdfast.transport.frame import Note, encode_note
 from holdfast.transport.greeting import ANSWER_BYTES, GOODBYE, Hello, decode_answer
 from holdfast.transport.hindrance import Hindrance
-from holdfast.transport.outbox import Outbox, Waiting
+from holdfast.transport.outbox import Outbox
 from holdfast.transport.sockets import shut
 from holdfast.transport.unconfirmed import Unconfirmed
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5  # between two attempts to connect
-_BYE, _SYNC = encode_note(Note.BYE), encode_note(Note.SYNC)
+_BYE = encode_note(Note.BYE)
 _ANSWERS_AT_ONCE = 512
-
-
-class _Message(Waiting):
-    """One message, and what is left to write of it. A note, if it has no header."""
-
-    __slots__ = ("_header", "_payload", "buffers")
-
-    def __init__(self, epoch: int | None, header: bytes | None, payload: memoryview) -> None:
-        super().__init__(epoch, FRAME_HEADER_BYTES + len(payload))
-        self._header, self._payload = header, payload
-        self.buffers: list[bytes | memoryview] = []
-
-    @property
-    def is_note(self) -> bool:
-        return self._header is None
-
-    def begin(self, sequence: int, stamps: Stamps) -> None:
-        """Also again, from its first byte. It is the next one that its connection carries."""
-        body = _SYNC if self._header is None else numbered(self._header, sequence)
-        self.buffers = [stamps.stamped(body), self._payload]
-        self.num_bytes = FRAME_HEADER_BYTES + len(self._payload)
-
-    def written(self, num_bytes: int) -> None:
-        self.num_bytes -= num_bytes
-        buffers = self.buffers
-        while buffers and num_bytes >= len(buffers[0]):
-            num_bytes -= len(buffers.pop(0))
-        if num_bytes:
-            buffers[0] = memoryview(buffers[0])[num_bytes:]
 
 
 class _Over(Exception):
     """The peer does not want this session, or is not there any more."""
 
 
-class Outgoing(Outbox[_Message]):
+class Outgoing(Outbox[Departing]):
     """Made broken or closed, it stays so: a peer that comes back gets a new one."""
 
     def __init__(
@@ -95,10 +66,9 @@ class Outgoing(Outbox[_Message]):
         self._connection: socket.socket | None = None  # the same, once it was answered
         self._stamps: Stamps | None = None  # of that connection
         self._was_answered = False
-        self._trouble_s: float | None = monotonic()  # since when nothing has got through
-        self._pause_s = 0.0  # before the next attempt
-        self._unconfirmed: Unconfirmed[_Message] = Unconfirmed()
-        self._begun: deque[_Message] = deque()  # numbered, not yet written: before the queue
+        self._trouble = Trouble(limits.reconnect_limit_s)
+        self._unconfirmed: Unconfirmed[Departing] = Unconfirmed()
+        self._begun: deque[Departing] = deque()  # numbered, not yet written: before the queue
         self._answers = bytearray()
         self._asked: tuple[socket.socket | None, int] = (None, 0)  # to confirm so many
         self._rouser = -1
@@ -132,7 +102,7 @@ class Outgoing(Outbox[_Message]):
     def send(
         self, epoch: int, header: bytes, payload: memoryview, *, is_timeless: bool = False
     ) -> None:
-        message = _Message(None if is_timeless else epoch, header, payload)
+        message = Departing(None if is_timeless else epoch, header, payload)
         with self._changed:
             self._check()
             if self._connection is not None and not self.holds_up:
@@ -198,11 +168,11 @@ class Outgoing(Outbox[_Message]):
             with suppress(OSError):
                 self._connection.send(self._stamps.stamped(_BYE), socket.MSG_DONTWAIT)
 
-    def _begin(self, message: _Message) -> None:
+    def _begin(self, message: Departing) -> None:
         assert self._stamps is not None
         message.begin(0 if message.is_note else self._unconfirmed.add(message), self._stamps)
 
-    def _write_at_once(self, message: _Message, connection: socket.socket) -> None:
+    def _write_at_once(self, message: Departing, connection: socket.socket) -> None:
         self._begin(message)
         try:
             message.written(connection.sendmsg(message.buffers, (), socket.MSG_DONTWAIT))
@@ -222,7 +192,7 @@ class Outgoing(Outbox[_Message]):
         wanted = (self._connection, self._unconfirmed.num_sent)
         if self._connection is not None and not self._queued_bytes and self._asked != wanted:
             self._asked = wanted
-            note = _Message(None, None, memoryview(b""))  # no hindrance holds it up
+            note = Departing(None, None, memoryview(b""))  # no hindrance holds it up
             self._queue.append(note)
             self._queued_bytes += note.num_bytes
             self._rouse()
@@ -243,7 +213,7 @@ class Outgoing(Outbox[_Message]):
                 self._break("it closed the connection")
                 return
             if self._unconfirmed.confirm(num_received):
-                self._trouble_s, self._pause_s = None, 0.0
+                self._trouble.is_over()
                 self._changed.notify_all()
         if not news:
             raise ConnectionError("it closed the connection")
@@ -260,7 +230,7 @@ class Outgoing(Outbox[_Message]):
         self.reconnections += self._was_answered
         self._was_answered = True
         if not self._begun:
-            self._trouble_s, self._pause_s = None, 0.0
+            self._trouble.is_over()
         self._changed.notify_all()
 
     def _interrupted(self, connection: socket.socket) -> None:
@@ -270,8 +240,7 @@ class Outgoing(Outbox[_Message]):
         self._begun.clear()
         self._queue = deque(message for message in self._queue if not message.is_note)
         self._queued_bytes = sum(message.num_bytes for message in self._queue)
-        if self._trouble_s is None:
-            self._trouble_s = monotonic()
+        self._trouble.begins()
         self._changed.notify_all()
 
     # --- the writer thread ---
@@ -299,13 +268,8 @@ class Outgoing(Outbox[_Message]):
 
     def _pause(self, why: Exception) -> None:
         with self._changed:
-            assert self._trouble_s is not None
-            pause_s, self._pause_s = (
-                self._pause_s,
-                min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S),
-            )
-            deadline_s = monotonic() + pause_s
-            if deadline_s > self._trouble_s + self._limits.reconnect_limit_s:
+            deadline_s = self._trouble.next_attempt_s()
+            if deadline_s is None:
                 raise _Over(str(why))
             while not self._ended and monotonic() < deadline_s:
                 self._changed.wait(deadline_s - monotonic())
@@ -355,7 +319,7 @@ class Outgoing(Outbox[_Message]):
                 if not self._ended:
                     self._hear(connection)
 
-    def _next_begun(self) -> tuple[_Message | None, float | None]:
+    def _next_begun(self) -> tuple[Departing | None, float | None]:
         """What is to be written now, and how long may be waited after it (None: for ever)."""
         with self._changed:
             if self._begun:
@@ -370,7 +334,7 @@ class Outgoing(Outbox[_Message]):
             self._begun.append(message)
             return message, 0
 
-    def _write(self, message: _Message, connection: socket.socket) -> None:
+    def _write(self, message: Departing, connection: socket.socket) -> None:
         queued_bytes = message.num_bytes
         while message.num_bytes:
             message.written(connection.sendmsg(message.buffers))

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
-from holdfast.transport.base import Limits, Tag, TransferTime
+from holdfast.transport.base import ALONE, Bundle, Channel, Limits, Tag, TransferTime
 from holdfast.transport.mailbox import Mailbox
 
 
 class MailboxTransport:
-    """The receiving half of a transport; how a message gets into a mailbox is the other half."""
+    """All but how a message gets into the mailbox of another worker."""
 
     def __init__(self, me: WorkerId, *, epoch: int, limits: Limits | None) -> None:
         self.me = me
@@ -22,8 +22,22 @@ class MailboxTransport:
             reconnect_limit_s=self._limits.reconnect_limit_s,
         )
 
+    def send(self, to: WorkerId, tag: Tag, tensor: Tensor, bundle: Bundle = ALONE) -> None:
+        raise NotImplementedError
+
+    def send_all(self, to: WorkerId, tag: Tag, tensors: Sequence[Tensor]) -> None:
+        keeps = tag.channel is Channel.ACTIVATION
+        for part, tensor in enumerate(tensors):
+            bundle = Bundle(len(tensors), keeps and tensor.requires_grad)
+            self.send(to, tag._replace(part=part), tensor, bundle)
+
     def receive(self, source: WorkerId, tag: Tag, timeout_s: float) -> Tensor:
         return self._mailbox.receive(source, tag, timeout_s)
+
+    def receive_all(self, source: WorkerId, tag: Tag, timeout_s: float) -> tuple[Tensor, ...]:
+        size = self._mailbox.bundle_size(source, tag, timeout_s)
+        parts = (tag._replace(part=part) for part in range(size))
+        return tuple(self.receive(source, part, timeout_s) for part in parts)
 
     def wait_any(self, wanted: Sequence[tuple[WorkerId, Tag]], timeout_s: float) -> int:
         return self._mailbox.wait_any(wanted, timeout_s)

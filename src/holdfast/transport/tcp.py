@@ -20,7 +20,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, EpochPast, HandshakeFailed, PeerLost, TransportClosed
 from holdfast.handshake import SECRET_BYTES, WORKER_ROLE, Identity, call
 from holdfast.stamps import Stamps
-from holdfast.transport.base import Address, Limits, Statistics, Tag
+from holdfast.transport.base import ALONE, Address, Bundle, Limits, Statistics, Tag
 from holdfast.transport.dialing import Dialer
 from holdfast.transport.frame import checksum_of, encode_frame, payload_view, wire_form
 from holdfast.transport.gate import Gate, Visitor
@@ -93,7 +93,7 @@ class TcpTransport(MailboxTransport):
             self._abandon([link for peer, link in self._outgoing.items() if peer not in keep])
         self._hang_up(self._mailbox.drop(lambda peer, _: peer not in keep))
 
-    def send(self, to: WorkerId, tag: Tag, tensor: Tensor) -> None:
+    def send(self, to: WorkerId, tag: Tag, tensor: Tensor, bundle: Bundle = ALONE) -> None:
         sent_ns, epoch = monotonic_ns(), self._mailbox.epoch
         tensor = wire_form(tensor)
         payload = payload_view(tensor)
@@ -102,6 +102,7 @@ class TcpTransport(MailboxTransport):
             tag,
             tensor,
             self._limits.payload_bytes,
+            bundle=bundle,
             sent_ns=sent_ns,
             checksum=checksum_of(payload),
         )
@@ -185,7 +186,7 @@ class TcpTransport(MailboxTransport):
             return self._opened(peer)
         except (OSError, RuntimeError):  # no new thread is a RuntimeError
             deadline_s = monotonic() + self._limits.reconnect_limit_s
-        with self._mailbox.held_up():
+        with self._mailbox.room.held_up():
             while self._mailbox.may_wait_in(epoch):
                 time.sleep(_PAUSE_S)
                 try:
@@ -209,7 +210,7 @@ class TcpTransport(MailboxTransport):
                 Dialer(self._addresses[peer], partial(self._introduce, peer), self._limits),
                 epoch=lambda: self._mailbox.epoch,
                 may_wait_in=self._mailbox.may_wait_in,
-                while_held_up=self._mailbox.held_up,
+                while_held_up=self._mailbox.room.held_up,
                 limits=self._limits,
                 hindrance=self._hindrances.get(peer, NO_HINDRANCE),
             )
