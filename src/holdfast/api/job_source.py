@@ -62,7 +62,7 @@ def _reference(job: str | Path) -> Reference:
     if Path(text).is_file():
         return Reference.script(_absolute(Path(text)))
     module, _, function = text.rpartition(":")
-    if is_dotted(module) and is_dotted(function):
+    if is_dotted(module) and is_dotted(function) and not module.endswith(".py"):
         return _of_module(module, function)
     found = Reference.parse(text)
     return found if found.module else Reference.script(_absolute(found.path), found.function)
