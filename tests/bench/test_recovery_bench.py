@@ -44,6 +44,7 @@ def ran(worker: str, step: int, start_s: float, *ops: str) -> WorkerStep:
 def recovered(resumed_s: float, cause: str = "death") -> Recovered:
     return sample(
         Recovered,
+        at_s=resumed_s,
         step=4,
         cause=cause,
         workers=("0.1",),
@@ -62,7 +63,13 @@ def went_back(to_step: int) -> WentBack:
 
 def rebuilt(operations: int) -> StageRebuilt:
     return sample(
-        StageRebuilt, at_s=10.4, workers=("0.0", "0.2"), operations=operations, took_s=0.3
+        StageRebuilt,
+        at_s=10.4,
+        replayed=(1,),
+        version=4,
+        workers=("0.0", "0.2"),
+        operations=operations,
+        took_s=0.3,
     )
 
 
