@@ -78,10 +78,10 @@ class StoryWorld(World):
         self.beat(name, done=len(done))
         return done
 
-    def _tell(self, actor: Actor, epoch: int, **changes: Any) -> messages.Tell:
+    def told(self, actor: Actor, epoch: int, **changes: Any) -> messages.Tell:
         heard = {actor.reduced - 1: _GOOD} if actor.reduced > 0 else {}
         more = {"verdicts": heard} | self._half_done(actor) | changes
-        return super()._tell(actor, epoch, **more)
+        return super().told(actor, epoch, **more)
 
     def _half_done(self, actor: Actor) -> dict[str, Any]:
         step, ops = self._done.get(actor.name, (-1, []))

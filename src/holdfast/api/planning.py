@@ -1,13 +1,12 @@
 """Ask the planner: who would do what, with these workers, and how long a step would take."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from holdfast.planner.plan import Plan
+from holdfast.planner.planning import first_plan, refine
 from holdfast.planner.question import costs_of, problem_of, shape_of
 from holdfast.schedule.costs import Costs
-
-if TYPE_CHECKING:  # it loads Numba
-    from holdfast.planner.plan import Plan
 
 
 def plan(
@@ -24,7 +23,7 @@ def plan(
     moves: bool = True,
     second_stages: bool = True,
     refined: bool = True,
-) -> "Plan":
+) -> Plan:
     """The best plan for a step, with dead and slow workers and slow links.
 
     ``slow`` is the speed of workers (0.5: takes twice as long), ``slow_links`` the seconds of a
@@ -39,8 +38,6 @@ def plan(
     >>> sorted(map(str, answer.schedule().lanes))
     ['0.0', '0.1', '1.1']
     """
-    from holdfast.planner.planning import first_plan, refine
-
     shape = shape_of(pipelines, stages, microbatches)
     problem = problem_of(
         shape,

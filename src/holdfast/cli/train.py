@@ -106,6 +106,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="KEY=VALUE",
         help="one setting; may be repeated",
     )
+    _add_resume(parser)
+    _add_faults(parser)
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show why and how as well: plans, evidence, timings (events.jsonl has all of it)",
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         metavar="DIR",
@@ -122,6 +134,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="with --resume: accept that there are more or fewer samples; their order changes",
     )
+
+
+def _add_faults(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fault",
         action="append",
@@ -136,13 +151,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="random kills and joins, e.g. seed=1,rate=0.05 (a worker's chance to die in a step), "
         "and slowness, e.g. seed=1,slow=0.01 (the chance that something becomes slow in a step)",
     )
-    parser.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="show why and how as well: plans, evidence, timings (events.jsonl has all of it)",
-    )
-    parser.set_defaults(run=run)
 
 
 def _sections() -> list[str]:

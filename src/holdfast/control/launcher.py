@@ -124,7 +124,8 @@ class Launcher:
     def run(self) -> Summary:
         """Train. Raises HoldfastError, after everything was stopped and the summary written."""
         warm_up_planner()
-        with private_files() as self._recorder.usual_mask:
+        with private_files() as usual_mask:
+            self._recorder.expect_mask(usual_mask)
             try:
                 self._serve()
             finally:

@@ -83,6 +83,10 @@ class Recorder:
     kept: list[events.Event] = field(default_factory=list)
     sink: events.JsonLines | None = None
 
+    def expect_mask(self, usual: int) -> None:
+        """The user's own, for what is made above the run directory."""
+        self.usual_mask = usual
+
     def perform(self, effect: Effect) -> None:
         match effect:
             case Emit():

@@ -8,15 +8,13 @@ A reduction reads them and never writes: a failed one can be started again.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from holdfast.arrays import Ints
 from holdfast.errors import ConfigError
-
-if TYPE_CHECKING:
-    from holdfast.runtime.fixed_point import Ints
 
 ALIGNMENT = 16  # elements: a cache line of fp32, and what one pass of a summing kernel takes
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
