@@ -125,7 +125,8 @@ class Server:
             self.strangers.tick(now_s)
             for connection in [c for c, until_s in self._asking.items() if now_s > until_s]:
                 self._drop(connection)
-            self._count_strangers(now_s)
+            if number := self.strangers.count_refused(now_s):  # one line for many
+                self._log("strangers", f"{number} did not prove that they belong to the run")
             self._apply(self._coordinator.tick(now_s))
 
     def wait_for_workers(self) -> None:
@@ -229,11 +230,6 @@ class Server:
             return  # its last event is that it is over
         dropped = events.ConnectionDropped(at_s=time.monotonic(), who=who, reason=reason)
         self._perform_or_fail(Emit(dropped))
-
-    def _count_strangers(self, now_s: float) -> None:
-        """One line for many: whoever knocks often must not fill the disk."""
-        if number := self.strangers.count_refused(now_s):
-            self._log("strangers", f"{number} did not prove that they belong to the run")
 
     def _answer(self, connection: Connection, request: messages.JoinRequest) -> None:
         order = self._start_workers
