@@ -164,7 +164,7 @@ def rerouted_pace(dead: Sequence[str], num_steps: int, place: Place) -> Pace:
 
 
 def rerouted(problem: Problem) -> Plan:
-    """The policy of ``planner.published.rerouted_s``, with its lanes: the micro-batches of the dead
+    """The policy of ``published.rerouted_s``, with its lanes: the micro-batches of the dead
     go to their peers in turn, backwards come first and are never split, all stages step together.
     """
     problem = replace(problem, staggered=False)

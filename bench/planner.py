@@ -23,15 +23,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from holdfast.baselines.compare import HOLDFAST, compare
+from holdfast.baselines.published import POLICIES
 from holdfast.cluster import WorkerId
 from holdfast.planner.bounds import bounds
 from holdfast.planner.certificate import certify
 from holdfast.planner.checker import violations
-from holdfast.planner.compare import HOLDFAST, compare
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import best_plan, first_plan, refine
 from holdfast.planner.problem import Member, Memory, Problem
-from holdfast.planner.published import POLICIES
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
 

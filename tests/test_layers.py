@@ -4,13 +4,19 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
+
+from holdfast.baselines.registry import RECOVERY, STRAGGLERS
+from holdfast.baselines.worker_registry import KEEPING
+from holdfast.config import MitigationConfig, RecoveryConfig
 
 SRC = Path(__file__).parents[1] / "src" / "holdfast"
 LAYERS = [
     "cli | testing",
     "api",
+    "baselines",
     "runtime | control",
     "recovery | faults | watch",
     "models | batches | planner | detection | mitigation",
@@ -42,7 +48,9 @@ PURE = [
     "job_file",
     "arrays",
     "job_reference",
+    "baselines",
 ]
+ON_WORKERS = {"memory_commit", "two_phase", "worker_registry"}  # of the baselines
 # Inside of a package: again from the top down, parts on one row never meet. A part is a sub-package
 # or a module beside it; modules that are not named here are above all that are.
 INNER: dict[str, list[str]] = {
@@ -132,9 +140,55 @@ def test_the_pure_parts_load_without_torch() -> None:
     modules = [
         ".".join(["holdfast", *path.relative_to(SRC).with_suffix("").parts])
         for path in FILES
-        if part_of(path) in PURE and path.stem != "__init__"
+        if part_of(path) in PURE and path.stem not in {"__init__", *ON_WORKERS}
     ]
     code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\n"
     code += "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+# --- the published ways are behind one seam ---
+
+CORE = [path for path in FILES if RANK[part_of(path)] < RANK["baselines"]]
+
+
+def published() -> set[str]:
+    """Names of settings that something in ``baselines`` stands behind."""
+    known = [*RECOVERY.items(), *STRAGGLERS.items(), *KEEPING.items()]
+    return {mode for mode, way in known if way.__module__.startswith("holdfast.baselines.")}
+
+
+def told_apart(source: str) -> set[str]:
+    """Texts that something is compared with."""
+    compared = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Compare))
+    parts = (part for node in compared for part in ast.walk(node))
+    return {part.value for part in parts if isinstance(part, ast.Constant) and part.value}
+
+
+def test_the_core_imports_none_of_the_published_ways() -> None:
+    assert {part_of(path) for path in CORE} >= {"control", "runtime", "planner", "mitigation"}
+    users = [path for path in CORE for name in imported(path) if "holdfast.baselines" in name]
+    assert users == []
+
+
+def test_coordinator_and_workers_know_no_published_way_by_its_name() -> None:
+    assert published() == {"swift", "checkfreq", "commit", "global", "falcon"}
+    names = published() - {"global"}  # an optimizer is called so, too
+    found = {
+        str(path.relative_to(SRC)): told_apart(path.read_text()) & names
+        for path in CORE
+        if part_of(path) != "config"  # which settings fit together is its own matter
+    }
+    assert {path: name for path, name in found.items() if name} == {}
+
+
+def test_a_branch_on_the_name_of_a_published_way_is_seen() -> None:
+    assert "swift" in told_apart("if config.recovery.mode == 'swift': pass")
+    assert "falcon" in told_apart("x = mode in ('holdfast', 'falcon')")
+
+
+def test_every_way_that_can_be_set_is_there_for_coordinator_and_workers() -> None:
+    recovery, mitigation = get_type_hints(RecoveryConfig), get_type_hints(MitigationConfig)
+    assert set(get_args(recovery["mode"])) == RECOVERY.keys() == KEEPING.keys()
+    assert set(get_args(mitigation["mode"])) == STRAGGLERS.keys()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-CONTROL = Path(__file__).parents[1] / "src" / "holdfast" / "control"
+SRC = Path(__file__).parents[1] / "src" / "holdfast"
+CONTROL, BASELINES = SRC / "control", SRC / "baselines"
 MORE_STATE = {"Joiner", "Joiners", "Reconfiguration"}
 MUTATORS = {
     *("add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"),
@@ -145,8 +146,8 @@ def writes(tree: ast.Module) -> set[tuple[int, str]]:
     return found
 
 
-def intruders(folder: Path) -> list[str]:
-    trees = modules(folder)
+def intruders(*folders: Path) -> list[str]:
+    trees = {path: tree for folder in folders for path, tree in modules(folder).items()}
     return intrusions(trees, state_classes(trees))
 
 
@@ -181,7 +182,7 @@ def late_fields(tree: ast.Module) -> list[str]:
 
 
 def test_no_state_of_the_coordinator_is_changed_outside_its_owner() -> None:
-    assert intruders(CONTROL) == []
+    assert intruders(CONTROL, BASELINES) == []
 
 
 def test_nor_is_a_field_of_any_other_class_unless_it_is_named_as_one_of_its_own() -> None:

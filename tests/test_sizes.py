@@ -22,7 +22,11 @@ class Finding(NamedTuple):
 
 # --- what is allowed, and why ---
 
+_WAYS = "imports holdfast.baselines.worker_registry"
 LATE_IMPORTS = {
+    Finding("api/live_run.py", f"{_WAYS} in _starter"): "torch: only if workers are threads",
+    Finding("cli/agent.py", f"{_WAYS} in run"): "torch: the launcher needs none",
+    Finding("cli/worker.py", f"{_WAYS} in _work"): "torch: the launcher needs none",
     Finding("cli/agent.py", "imports holdfast.runtime in run"): "torch: the launcher needs none",
     Finding("cli/worker.py", "imports holdfast.runtime in _work"): "torch: the launcher needs none",
     Finding("__init__.py", "imports for the type checker"): "names that are loaded when used",

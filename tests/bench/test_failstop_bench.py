@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from helpers.sample_events import sample
+from holdfast.baselines.published import rerouted_s
 from holdfast.faults.fault import check_faults, parse_fault
 from holdfast.observability.events import Event, Recovered, WorkerStep
-from holdfast.planner.published import rerouted_s
 from holdfast.schedule.operation import Kind, Shape
 from holdfast.schedule.validity import check
 

@@ -22,6 +22,7 @@ from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.protocol import messages
 from holdfast.protocol.half_done import to_record
 from holdfast.recovery.places import Places
+from holdfast.runtime.state_keeping import StateKeeping
 from holdfast.runtime.training import StageTraining
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import gpipe, one_f_one_b
@@ -122,6 +123,7 @@ class Cluster:
             batches=Batches(job, 0, MICROBATCHES),
             transport=self.transports[worker],
             assign=assign,
+            keeping=StateKeeping(config),
             places=Places("unused", "", "", ""),
             tell=partial(self._hear, worker),
             check=partial(self._check, worker),

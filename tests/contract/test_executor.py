@@ -22,6 +22,7 @@ from holdfast.protocol.half_done import to_record
 from holdfast.recovery.places import Places
 from holdfast.runtime import saving
 from holdfast.runtime.injection import Injector
+from holdfast.runtime.state_keeping import StateKeeping
 from holdfast.runtime.training import StageTraining
 from holdfast.schedule.generate import one_f_one_b
 from holdfast.schedule.operation import Shape
@@ -226,6 +227,7 @@ class Cluster:
             batches=Batches(job, 0, MICROBATCHES),
             transport=self.transports[worker],
             assign=self._assign(worker),
+            keeping=StateKeeping(self.config),
             places=self.places,
             tell=partial(self._hear, worker),
             check=lambda: self.check(),

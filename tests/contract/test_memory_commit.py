@@ -5,8 +5,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from holdfast.baselines.memory_commit import MemoryCommits
+from holdfast.baselines.worker_registry import KEEPING, keeping_of
+from holdfast.config import RunConfig, config_from
 from holdfast.runtime.gradients import ExactGradients, Layout
-from holdfast.runtime.memory_commit import MemoryCommits
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.stage import Stage
 from holdfast.runtime.stage_state import StageState
@@ -116,9 +118,16 @@ def test_a_state_from_outside_makes_older_copies_void() -> None:
     assert commits.versions == [17]
 
 
-def test_without_commits_nothing_is_copied() -> None:
-    commits, _ = commits_of(Trained(), 0, 3)
-    assert (commits.versions, commits.copied_bytes) == ([], 0)
+def test_only_the_mode_that_needs_copies_keeps_some() -> None:
+    state = Trained().state
+    kept = {mode: keeping_of(with_mode(mode)).copies(state, 3).versions for mode in KEEPING}
+    assert {mode for mode, versions in kept.items() if versions} == {"commit"}
+    assert kept["commit"] == [3]
+
+
+def with_mode(mode: str) -> RunConfig:
+    log = {"log": "boundary"} if mode == "swift" else {}
+    return config_from({"recovery": {"mode": mode, **log}})
 
 
 def test_the_bytes_of_all_copies_are_counted() -> None:

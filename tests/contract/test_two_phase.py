@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from helpers.scarce import refuse_threads
+from holdfast.baselines.two_phase import TwoPhaseSaver
 from holdfast.errors import HoldfastError
 from holdfast.protocol.records import SaveRule
 from holdfast.runtime import saving
 from holdfast.runtime.saving import SaveTimes, StageSaver, Written
-from holdfast.runtime.two_phase import TwoPhaseSaver
 
 LIMIT_S = 20.0
 NAME = "stage-0.0a1b2c3d"

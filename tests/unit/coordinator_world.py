@@ -10,6 +10,7 @@ from typing import Any
 
 from coordinator_pace import Pace
 
+from holdfast.baselines.registry import policies_of
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import config_from
 from holdfast.control.coordinator import Coordinator
@@ -166,10 +167,12 @@ class World:
         self.pace: Pace | None = more.pop("pace", None)
         self.planner = more.pop("planner", None) or ScriptedPlanner()
         settings = {"parallel": shape, "train": train, **more}
+        config = config_from(settings)
         self.run = Coordinator(
-            config_from(settings),
+            config,
             "runs/x",
             given.pop("resume", None),
+            policies=policies_of(config),
             planner=self.planner,
             faults=[parse_fault(text) for text in faults],
             **given,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.baselines.committing import NO_COPY, from_copies
 from holdfast.cluster import WorkerId, parse_worker
-from holdfast.control.committing import NO_COPY, FromCopies
 from holdfast.control.decision import (
     MOST_STUCK,
     EndRun,
@@ -247,22 +247,22 @@ def copies(**of):
 
 def test_after_a_loss_all_go_back_to_the_newest_copy_in_common() -> None:
     left = situation(without("1.0"), dead=dead("1.0"))
-    found = decide(copies(w00=[2, 3], w01=[3, 4], w11=[2, 3]), left, FromCopies())
+    found = decide(copies(w00=[2, 3], w01=[3, 4], w11=[2, 3]), left, from_copies)
     assert found == RestoreCopy(3, "worker 1.0 was lost (recovery.mode=commit); 3 go on")
-    assert decide(copies(w00=[2], w01=[3], w11=[2]), left, FromCopies()) == Rollback(NO_COPY)
+    assert decide(copies(w00=[2], w01=[3], w11=[2]), left, from_copies) == Rollback(NO_COPY)
 
 
 def test_copies_are_for_losses_only() -> None:
-    found = decide(copies(w00=[3], w01=[3], w11=[3]), situation(without("1.0")), FromCopies())
+    found = decide(copies(w00=[3], w01=[3], w11=[3]), situation(without("1.0")), from_copies)
     assert isinstance(found, Proceed)
 
 
 def test_copies_do_not_help_if_a_stage_is_lost() -> None:
-    found = decide(told_of(3), lost(None), FromCopies())
+    found = decide(told_of(3), lost(None), from_copies)
     assert isinstance(found, Rollback)
     joiner = WorkerId(0, 1)
     now = situation(LOST, dead=dead("1.1"), entering={joiner: 1})
-    found = decide(told_of(3) | {joiner: has(joiner)}, now, FromCopies())
+    found = decide(told_of(3) | {joiner: has(joiner)}, now, from_copies)
     assert found == Rollback("nobody has the state of stage 1 any more")
 
 

@@ -11,11 +11,11 @@ from coordinator_world import (
     sent,
 )
 
+from holdfast.baselines.save_interval import interval
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Fence, StartWorker
 from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import Phase
-from holdfast.control.save_interval import interval
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages

@@ -6,13 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from holdfast.cluster import WorkerId
-from holdfast.planner.bounds import bound, bounds, shared_work_s
-from holdfast.planner.compare import Row, compare
-from holdfast.planner.fleet import Fleet
-from holdfast.planner.planning import first_plan
-from holdfast.planner.problem import Links, Member, Memory, Problem
-from holdfast.planner.published import (
+from holdfast.baselines.compare import Row, compare
+from holdfast.baselines.published import (
     POLICIES,
     bamboo_s,
     dropped_s,
@@ -23,6 +18,11 @@ from holdfast.planner.published import (
     split_s,
     staggered_s,
 )
+from holdfast.cluster import WorkerId
+from holdfast.planner.bounds import bound, bounds, shared_work_s
+from holdfast.planner.fleet import Fleet
+from holdfast.planner.planning import first_plan
+from holdfast.planner.problem import Links, Member, Memory, Problem
 from holdfast.planner.roles import unmoved
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import one_f_one_b

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.plans import asked
+from holdfast.baselines.whole_pipelines import dealt, whole_pipelines
 from holdfast.errors import ConfigError
 from holdfast.planner.planning import best_plan
 from holdfast.planner.schedules import NAMES
-from holdfast.planner.whole_pipelines import dealt, whole_pipelines
 from holdfast.schedule.generate import one_f_one_b
 from holdfast.schedule.timeline import Pace, steady_period_s
 from holdfast.schedule.validity import violations

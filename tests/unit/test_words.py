@@ -4,6 +4,7 @@ import io
 from dataclasses import fields, replace
 
 import pytest
+from holdfast.observability.view import PlainView
 
 from helpers.sample_events import EVENTS
 from holdfast.observability.events import (
@@ -22,7 +23,6 @@ from holdfast.observability.events import (
     WorkerStuck,
 )
 from holdfast.observability.text import INDENT, WIDTH, duration, folded, listed
-from holdfast.observability.view import PlainView
 from holdfast.observability.words import line
 
 START = next(event for event in EVENTS if isinstance(event, RunStarted))

@@ -106,6 +106,7 @@ class LiveRun:
 def _starter(request: RunRequest) -> Starter:
     if request.config.workers.kind == "processes":
         return AgentProcess(request.config)
+    from holdfast.baselines.worker_registry import keeping_of
     from holdfast.runtime.threads import WorkerThreads  # torch: only if asked for
 
-    return WorkerThreads()
+    return WorkerThreads(keeping_of)

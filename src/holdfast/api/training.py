@@ -13,6 +13,7 @@ from holdfast.api.live_run import LiveRun
 from holdfast.api.record import Result
 from holdfast.api.resuming import check_continues, job_to_resume
 from holdfast.api.settings import ConfigLike, armed_faults, make_config
+from holdfast.baselines.registry import policies_of
 from holdfast.config import RunConfig
 from holdfast.control.checks import Accepted
 from holdfast.control.launcher import RunRequest
@@ -170,6 +171,7 @@ def prepare(
     secret_file = options.get("secret_file")
     request = RunRequest(
         config=config,
+        policies=policies_of(config),
         job=source,
         run_dir=_run_dir(options.get("run_dir"), source, checkpoint),
         resume=checkpoint,

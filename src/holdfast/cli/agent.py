@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     access = Access(host, int(port), secret, args.generation)
     signals.ignore()
     instruction_set.prepare(complain)
+    from holdfast.baselines.worker_registry import keeping_of
     from holdfast.runtime import process, warm  # torch: a second that only this process pays
 
     try:
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     def run_worker(spec: WorkerSpec) -> int:
         signals.leave_to_launcher()
-        code = process.run_process(spec)
+        code = process.run_process(spec, keeping_of)
         if code == process.CUT_OFF:
             come_again(spec)
         return code

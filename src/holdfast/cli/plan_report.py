@@ -6,13 +6,13 @@ from math import isfinite
 
 import numpy as np
 
+from holdfast.baselines.compare import compare
+from holdfast.baselines.published import fault_free_s
 from holdfast.cli.plan_problem import Room
 from holdfast.cluster import WorkerId
 from holdfast.planner.bounds import bound, ideal_s
 from holdfast.planner.certificate import Certificate, certify
-from holdfast.planner.compare import compare
 from holdfast.planner.plan import Plan
-from holdfast.planner.published import fault_free_s
 from holdfast.schedule.timeline import Pace, Timeline, steady_period_s
 
 _MOST_STAGES = 64  # that are listed one by one

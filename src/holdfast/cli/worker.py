@@ -234,12 +234,13 @@ def _start_over(spec: WorkerSpec, environment: Mapping[str, str]) -> NoReturn:
 
 def _work(spec: WorkerSpec) -> int:
     os.umask(0o077)  # it writes into the run directory
+    from holdfast.baselines.worker_registry import keeping_of
     from holdfast.runtime import process, warm  # torch: a second that only this process pays
 
     warm.prepare(spec.config)
     by_hand = bool(os.environ.get(BY_HAND_VARIABLE))
     (signals.defer if by_hand else signals.leave_to_launcher)()
-    code = process.run_process(spec)
+    code = process.run_process(spec, keeping_of)
     if code == process.CUT_OFF:
         come_again(spec)
     if by_hand:

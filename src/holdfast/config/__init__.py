@@ -23,10 +23,7 @@ from holdfast.config.reading import (
     set_value,
     typed,
 )
-from holdfast.config.run import (
-    PROFILED_STEPS,
-    RunConfig,
-)
+from holdfast.config.run import RunConfig
 from holdfast.config.training import (
     DEFAULT_MICROBATCHES,
     MAX_WORKERS,
@@ -45,7 +42,6 @@ __all__ = [
     "MAX_LIMIT_S",
     "MAX_THREADS",
     "MAX_WORKERS",
-    "PROFILED_STEPS",
     "CheckpointConfig",
     "ControlConfig",
     "DataConfig",

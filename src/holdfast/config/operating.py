@@ -163,6 +163,16 @@ class MitigationConfig:
     def __post_init__(self) -> None:
         at_least(1, "mitigation.pays_within_steps", self.pays_within_steps)
 
+    @property
+    def watches(self) -> bool:
+        """Somebody looks for slow workers and links."""
+        return self.mode != "off"
+
+    @property
+    def only_observes(self) -> bool:
+        """What is found is told, and nothing is done about it."""
+        return self.mode == "observe"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObserveConfig:

@@ -6,8 +6,6 @@ from typing import Any
 from holdfast.config import operating, training
 from holdfast.config.checks import require
 
-PROFILED_STEPS = 100  # before the first checkpoint of recovery.mode=checkfreq, if not set
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
@@ -34,15 +32,3 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-    @property
-    def save_every(self) -> int:
-        """Steps between checkpoints, unless the coordinator says otherwise; 0: none."""
-        every = self.checkpoint.every_steps
-        return every or (PROFILED_STEPS if self.recovery.mode == "checkfreq" else 0)
-
-    @property
-    def first_save(self) -> int:
-        """The version that is saved early; 0: none. The mode checkfreq has its own rule."""
-        wanted = self.checkpoint.every_steps and self.recovery.mode != "checkfreq"
-        return self.checkpoint.first_step if wanted else 0

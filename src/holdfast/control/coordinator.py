@@ -18,6 +18,7 @@ from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.parts import Parts
 from holdfast.control.plans import SomePlanner
 from holdfast.control.plausible import Plausible
+from holdfast.control.policies import OURS, Policies
 from holdfast.control.run import Run
 from holdfast.control.settings import Settings, resume_call
 from holdfast.errors import HoldfastError, Implausible
@@ -37,6 +38,7 @@ class Coordinator:
         run_dir: str,
         resume: Checkpoint | None,
         *,
+        policies: Policies = OURS,
         planner: SomePlanner | None = None,
         faults: Sequence[Fault] = (),
         address: str = "",
@@ -61,7 +63,7 @@ class Coordinator:
             resume_with,
         )
         self.run = Run.of(settings)
-        self.parts = Parts.of(self.run, planner)
+        self.parts = Parts.of(self.run, planner, policies)
         self._finish = Finish(self.run, self.parts)
         self.agenda = Agenda(self.run, self.parts, self._finish)
         handlers = Handlers(self.run, self.parts, self.agenda, self._finish)
@@ -178,7 +180,7 @@ class Coordinator:
 
         def done() -> list[Effect]:
             sealed = self.parts.reports.checkpoints.on_sealed(step)
-            return [*sealed, *self.parts.save_interval.on_sealed(step, at_s)]
+            return [*sealed, *self.parts.policy.on_sealed(step, at_s)]
 
         return self._guarded(done, at_s)
 

@@ -6,7 +6,6 @@ remembers nothing: it may be asked again whenever something has changed.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from holdfast.cluster import WorkerId
 from holdfast.control.recovery import Rests
@@ -98,32 +97,35 @@ class Situation:
         return len(set(stages.values())) == self.num_stages
 
 
-class RecoveryPolicy(Protocol):
-    """What is done after a loss, if it is something else than to go on. See ``AsUsual``."""
-
-    def after_loss(self, inventories: Inventories, situation: Situation) -> Decision | None:
-        """Every stage has a holder. None: as usual."""
-        ...
+AfterLoss = Callable[[Inventories, Situation], Decision]
 
 
-class AsUsual:
-    """The others take over the work of the lost."""
-
-    def after_loss(self, inventories: Inventories, situation: Situation) -> Decision | None:
-        return None
+def go_on(inventories: Inventories, situation: Situation) -> Decision:
+    """Those who are left take over; if others who come or go make that impossible, all stay."""
+    wanted = members_after(inventories, situation)
+    for stages, reason in (
+        (wanted, "every stage has a holder"),
+        (dict(situation.stages), "as they are, the members can end what is half done"),
+    ):
+        if not situation.holds_all(stages):
+            continue
+        try:
+            return Proceed(stages, situation.plan_rest(stages, inventories), reason)
+        except ScheduleError:
+            continue
+    return roll_back(situation)
 
 
 def decide(
-    inventories: Inventories, situation: Situation, policy: RecoveryPolicy | None = None
+    inventories: Inventories, situation: Situation, after_loss: AfterLoss = go_on
 ) -> Decision:
-    """Everyone who is waited for has told."""
+    """Everyone who is waited for has told. ``after_loss``: if every stage has a holder."""
     furthest = max((inventories[worker].reduced for worker in situation.stages), default=0)
     if furthest > situation.end_step:
         return EndRun(f"step {furthest} is finished by some, and the last is {situation.end_step}")
     if not situation.holds_all(members_after(inventories, situation)):
         return _without_a_stage(inventories, situation)
-    own = (policy or AsUsual()).after_loss(inventories, situation) if situation.dead else None
-    return own or _go_on(inventories, situation)
+    return (after_loss if situation.dead else go_on)(inventories, situation)
 
 
 def roll_back(situation: Situation, why: str = "") -> Rollback:
@@ -146,22 +148,6 @@ def members_after(inventories: Inventories, situation: Situation) -> dict[Worker
         if reduced is None or inventories[worker].reduced >= reduced - 1:
             stages[worker] = stage
     return stages
-
-
-def _go_on(inventories: Inventories, situation: Situation) -> Decision:
-    """If those who come or go make it impossible, all stay as they are."""
-    wanted = members_after(inventories, situation)
-    for stages, reason in (
-        (wanted, "every stage has a holder"),
-        (dict(situation.stages), "as they are, the members can end what is half done"),
-    ):
-        if not situation.holds_all(stages):
-            continue
-        try:
-            return Proceed(stages, situation.plan_rest(stages, inventories), reason)
-        except ScheduleError:
-            continue
-    return roll_back(situation)
 
 
 # --- a stage that nobody holds ---

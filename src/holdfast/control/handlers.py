@@ -152,7 +152,7 @@ class Handlers:
         return []
 
     def _on_part(self, part: messages.CheckpointPart, at_s: float) -> list[Effect]:
-        self._parts.save_interval.on_part(part)
+        self._parts.policy.on_part(part)
         self._parts.deadline.note_part(part)
         return self._parts.reports.checkpoints.on_part(part)
 

@@ -19,6 +19,7 @@ from holdfast.control.agent_process import Starter
 from holdfast.control.checks import NOTHING, Accepted, read_schedule
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.listening import listen
+from holdfast.control.policies import Policies
 from holdfast.control.private_files import private_files
 from holdfast.control.recorder import Pass, Recorder, check_run_dir, continues_in, unwritable
 from holdfast.control.server import Server
@@ -40,6 +41,7 @@ class RunRequest:
     """What is asked of a launcher; all of it is known to be possible, but for the directory."""
 
     config: RunConfig
+    policies: Policies
     job: JobSource
     run_dir: Path
     resume: Checkpoint | None = None
@@ -80,6 +82,7 @@ class Launcher:
             self._config,
             str(self.run_dir),
             request.resume,
+            policies=request.policies,
             faults=request.faults,
             address=str(self._access),
             join_with=request.join_with(self.run_dir),

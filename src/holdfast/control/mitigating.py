@@ -12,6 +12,7 @@ from holdfast.control.current_plan import Steady
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.moving import num_turns
 from holdfast.control.plans import Plans
+from holdfast.control.policies import RecoveryPolicy, StragglerPolicy
 from holdfast.control.run import Run
 from holdfast.mitigation.options import Action, Choice, Option, Situation
 from holdfast.mitigation.policy import DEARER_GAIN, Policy
@@ -21,7 +22,6 @@ from holdfast.planner.places import swaps
 from holdfast.planner.problem import Problem
 
 _NUM_SWAPS = 4  # candidates that are planned through
-_GOES_ON = ("holdfast", "swift")  # ways to recover in which a loss makes nobody go back
 _GREW = 1.1  # a factor that has grown so much since counts as something else
 _RETURN_S = 10.0  # what a worker that was left out in vain would take to come back
 _COPY_SHARE = 0.5  # of the time of a copy is lost while its worker helps nobody
@@ -37,8 +37,11 @@ class Remedy(NamedTuple):
 
 
 class Mitigating:
-    def __init__(self, run: Run, plans: Plans) -> None:
+    def __init__(
+        self, run: Run, plans: Plans, recovery: RecoveryPolicy, stragglers: StragglerPolicy
+    ) -> None:
         self._run, self._plans = run, plans
+        self._recovery, self._stragglers = recovery, stragglers
         settings = run.config.mitigation
         self._mode: str = settings.mode
         self._policy = Policy(settings.pays_within_steps, settings.drop)
@@ -158,17 +161,14 @@ class Mitigating:
         return factors.get(subject) != self._answered.get(subject)
 
     def _possible(self, subjects: tuple[str, ...]) -> Iterator[Remedy]:
-        run, plans = self._run, self._plans
         is_over = not self._factors()
         action = Action.BACK if is_over else Action.REPLAN
-        if self._mode == "falcon":
-            steady = plans.whole_pipelines()
-        else:
-            steady = plans.steady(self._problem(run.stages))
+        steady = self._stragglers.lanes()
         what = "as nobody is slow any more" if is_over else steady.reason
-        yield Remedy(Option(action, steady.period_s, run.times.stop_s, subjects, what), steady)
+        stop_s = self._run.times.stop_s
+        yield Remedy(Option(action, steady.period_s, stop_s, subjects, what), steady)
         nearly_s = (1 + DEARER_GAIN) * self._now[1]
-        if self._mode == "falcon" or is_over or steady.period_s < nearly_s:
+        if is_over or steady.period_s < nearly_s or not self._stragglers.changes_places:
             return  # nothing dearer could be worth it
         yield from self._changed_places(subjects)
         yield from self._without_one(subjects)
@@ -193,7 +193,7 @@ class Mitigating:
 
     def _without_one(self, subjects: tuple[str, ...]) -> Iterator[Remedy]:
         run, plans = self._run, self._plans
-        if run.config.recovery.mode not in _GOES_ON:
+        if not self._recovery.may_leave_out:
             return
         speeds, links = run.health.now
         suspects = {*speeds, *(worker for pair in links for worker in pair)} & run.stages.keys()

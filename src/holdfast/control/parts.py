@@ -14,12 +14,12 @@ from holdfast.control.mitigating import Mitigating
 from holdfast.control.moving import Moving
 from holdfast.control.notices import Notices
 from holdfast.control.plans import Plans, SomePlanner
+from holdfast.control.policies import Policies, PolicyParts, RecoveryPolicy
 from holdfast.control.progress import Progress
 from holdfast.control.reconfiguring import Reconfigurations
 from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
-from holdfast.control.save_interval import SaveInterval
 from holdfast.control.slowness import Slowness
 from holdfast.control.starting import Starting
 from holdfast.control.switching import Switching
@@ -42,20 +42,21 @@ class Parts:
     notices: Notices
     log_policy: LogPolicy
     deadline: Deadline
-    save_interval: SaveInterval
+    policy: RecoveryPolicy
     switching: Switching
     slowness: Slowness
     mitigating: Mitigating
     moving: Moving
 
     @classmethod
-    def of(cls, run: Run, planner: SomePlanner | None) -> "Parts":
+    def of(cls, run: Run, planner: SomePlanner | None, policies: Policies) -> "Parts":
         workers = run.config.workers
         work, losses, links = Work(), Losses(), Links()
         plans, reports, starting = Plans(run, planner), Reports(run), Starting(run, work)
         joining = Joining(run, work, plans)
-        changes = Reconfigurations(run, work, losses, plans, reports, joining)
-        replacing = Replacing(run, reports, joining)
+        policy = policies.recovery(PolicyParts(run, work, plans, reports, joining))
+        changes = Reconfigurations(run, work, losses, plans, reports, joining, policy)
+        replacing = Replacing(run, reports, joining, policy)
         progress = Progress(workers.stuck_limit_s, workers.start_limit_s)
         losing = Losing(run, work, losses, reports, joining, changes, links)
         complaints = Complaints(run, reports, joining, changes, losing, links)
@@ -79,9 +80,9 @@ class Parts:
             ),
             log_policy=LogPolicy(run, reports),
             deadline=Deadline(run),
-            save_interval=SaveInterval(run, reports),
+            policy=policy,
             switching=switching,
             slowness=Slowness(run),
-            mitigating=Mitigating(run, plans),
+            mitigating=Mitigating(run, plans, policy, policies.stragglers(run, plans)),
             moving=Moving(run, plans, work, switching),
         )

@@ -17,7 +17,6 @@ from holdfast.planner.places import eased, pace
 from holdfast.planner.problem import Link, Links, Member, Memory, Problem
 from holdfast.planner.roles import Move, assign
 from holdfast.planner.service import Planner
-from holdfast.planner.whole_pipelines import whole_pipelines
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import default_memory
 from holdfast.schedule.operation import Kind, Op
@@ -85,7 +84,7 @@ class Plans:
     ) -> Problem:
         """``health``: as what was found out is only told (observe), or another than that."""
         run = self._run
-        acted_on = HEALTHY if run.config.mitigation.mode == "observe" else run.health.now
+        acted_on = HEALTHY if run.config.mitigation.only_observes else run.health.now
         speeds, slow_links = acted_on if health is None else health
         return Problem(
             shape=run.shape,
@@ -115,16 +114,20 @@ class Plans:
     def steady(self, problem: Problem) -> Steady:
         """For the members as they are, at once."""
         run = self._run
-        self._refining, self._to_refine = False, None
+        self.stop_refining()
         all_there = run.stages == run.first_stages
         first = run.plan.first._replace(period_s=self.period_s(run.plan.first.schedule))
-        if all_there and not self._is_slow:  # as the user has chosen
+        if all_there and not self.is_slow:  # as the user has chosen
             return first
         self._to_refine = problem
         found = [self.planned(problem), *([first] if all_there else [])]
         if self._run.health.now.links:
             found.append(self.planned(eased(problem)))
         return min(found, key=lambda one: one.period_s)
+
+    def stop_refining(self) -> None:
+        """Other lanes come: nothing better is looked for until they run."""
+        self._refining, self._to_refine = False, None
 
     def for_members(self) -> Steady:
         """What is in use, planned anew if the members are others than it was made for."""
@@ -151,7 +154,7 @@ class Plans:
         return plan.period_s
 
     @property
-    def _is_slow(self) -> bool:
+    def is_slow(self) -> bool:
         return any(self._run.health.now)
 
     def look_ahead(self) -> None:
@@ -164,7 +167,7 @@ class Plans:
     def without(self, idle: Collection[WorkerId]) -> Steady:
         """For the same members, but these only reduce: they can go then, and nothing is lost."""
         run = self._run
-        self._refining, self._to_refine = False, None
+        self.stop_refining()
         others = {worker: stage for worker, stage in run.stages.items() if worker not in idle}
         steady = self._as_steady(self._planner.plan_now(self.problem(others)))
         idling = {worker: (Op(run.stages[worker], Kind.R),) for worker in idle}
@@ -209,18 +212,9 @@ class Plans:
     def _as_steady(self, plan: SomePlan) -> Steady:
         schedule = plan.schedule()
         period_s = plan.period_s
-        if self._is_slow:  # the planner takes links for reductions to be as usual
+        if self.is_slow:  # the planner takes links for reductions to be as usual
             period_s = self.period_s(schedule)
         return Steady(schedule, 0.0 if self.unknown_unit else period_s, plan.reason)
-
-    def whole_pipelines(self) -> Steady:
-        """As FALCON does it: shares of whole pipelines, as many micro-batches as each can take."""
-        run = self._run
-        self._refining, self._to_refine = False, None
-        if not self._is_slow and run.stages == run.first_stages:
-            return run.plan.first._replace(period_s=self.period_s(run.plan.first.schedule))
-        schedule = whole_pipelines(self.problem(run.stages), run.config.schedule.name)
-        return Steady(schedule, self.period_s(schedule), "shares of whole pipelines")
 
     @property
     def operation_s(self) -> float:

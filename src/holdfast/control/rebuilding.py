@@ -13,6 +13,7 @@ from holdfast.control.decision import LogFacts, Rebuild, newest_version
 from holdfast.control.effects import Discard, Effect, Emit
 from holdfast.control.joiner import Joiner
 from holdfast.control.joining import Joining
+from holdfast.control.policies import RecoveryPolicy
 from holdfast.control.reconfiguration import Reconfiguration
 from holdfast.control.replaying import Replaying, from_checkpoint, rebuilt
 from holdfast.control.reports import Reports
@@ -55,9 +56,10 @@ class Rebuilding:
         reports: Reports,
         joining: Joining,
         restarting: Restarting,
+        policy: RecoveryPolicy,
     ) -> None:
         self._run, self._situations, self._reports = run, situations, reports
-        self._joining, self._restarting = joining, restarting
+        self._joining, self._restarting, self._policy = joining, restarting, policy
         self._replaying = Replaying(run)
         self._version: tuple[int, int] | None = None  # epoch, version to rebuild
         self._states: dict[tuple[int, int], str] = {}  # stage, version -> directory
@@ -234,7 +236,7 @@ class Rebuilding:
     def _crew(self, stage: int) -> tuple[WorkerId, ...]:
         run, most = self._run, self._run.config.recovery.helpers
         members = sorted(run.stages)
-        if run.config.recovery.mode == "swift" or most == 0 or not members:
+        if self._policy.replays_alone or most == 0 or not members:
             host = self._hosts().get(stage)
             here = host is not None and run.membership.phase(host) is not m.Phase.STARTING
             return (host,) if host is not None and here else ()

@@ -7,13 +7,10 @@ wanted, is known elsewhere; what is to be done is decided in ``decision.py`` and
 from collections.abc import Mapping
 
 from holdfast.cluster import WorkerId, parse_worker
-from holdfast.control.committing import Committing, FromCopies
 from holdfast.control.decision import (
-    AsUsual,
     EndRun,
     Proceed,
     Rebuild,
-    RecoveryPolicy,
     RestoreCopy,
     Rollback,
     decide,
@@ -24,6 +21,7 @@ from holdfast.control.joining import Joining
 from holdfast.control.lifecycle import RunPhase
 from holdfast.control.losses import Losses, Work
 from holdfast.control.plans import Plans
+from holdfast.control.policies import RecoveryPolicy
 from holdfast.control.proceeding import Proceeding
 from holdfast.control.rebuilding import CannotRebuild, HostsReady, Rebuilding, Waits
 from holdfast.control.reconfiguration import (
@@ -40,10 +38,6 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 
 
-def policy_of(mode: str) -> RecoveryPolicy:
-    return FromCopies() if mode == "commit" else AsUsual()
-
-
 class Reconfigurations:
     def __init__(
         self,
@@ -53,17 +47,18 @@ class Reconfigurations:
         plans: Plans,
         reports: Reports,
         joining: Joining,
+        policy: RecoveryPolicy,
     ) -> None:
         self._run, self._work, self._losses, self._plans = run, work, losses, plans
-        self._reports, self._joining = reports, joining
-        self._policy = policy_of(run.config.recovery.mode)
-        self._situations = Situations(run, plans, work, joining)
+        self._reports, self._joining, self._policy = reports, joining, policy
+        self._situations = Situations(run, plans, work, joining, policy)
         self.restarting = Restarting(run, reports, joining)
         self._rolling_back = RollingBack(
-            run, work, losses, plans, reports, joining, self.restarting
+            run, work, losses, plans, reports, joining, self.restarting, policy
         )
-        self._rebuilding = Rebuilding(run, self._situations, reports, joining, self.restarting)
-        self._committing = Committing(run, work, plans, reports, joining)
+        self._rebuilding = Rebuilding(
+            run, self._situations, reports, joining, self.restarting, policy
+        )
         self._proceeding = Proceeding(run, work, losses, plans, reports, joining, self._rebuilding)
         self._current: Reconfiguration | None = None
 
@@ -186,7 +181,7 @@ class Reconfigurations:
         for worker, stage in change.dead:  # a replacement will come under the same name
             change.note_lost_work(worker, self._work.dead(worker, stage))
         situation = self._situations.of(change, self._rebuilding.facts())
-        match decide(change.inventories, situation, self._policy):
+        match decide(change.inventories, situation, self._policy.after_loss):
             case EndRun():
                 raise run.ended_early()
             case Proceed() as decision:
@@ -194,7 +189,7 @@ class Reconfigurations:
             case Rebuild() as decision:
                 return self._rebuild(change, decision, at_s)
             case RestoreCopy() as decision:
-                restored = self._committing.restore(change, decision, at_s)
+                restored = self._policy.restore(change, decision, at_s)
                 return [*self._losses.show(at_s), *restored]
             case Rollback() as decision:
                 return self._roll_back(change, decision, at_s)

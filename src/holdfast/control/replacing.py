@@ -11,6 +11,7 @@ from holdfast.control import membership as m
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.joining import Joining
 from holdfast.control.lifecycle import RunPhase
+from holdfast.control.policies import RecoveryPolicy
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
 from holdfast.observability import events
@@ -29,8 +30,11 @@ class _Place:
 
 
 class Replacing:
-    def __init__(self, run: Run, reports: Reports, joining: Joining) -> None:
+    def __init__(
+        self, run: Run, reports: Reports, joining: Joining, policy: RecoveryPolicy
+    ) -> None:
         self._run, self._reports, self._joining = run, reports, joining
+        self._policy = policy
         self._places = {worker: _Place() for worker in run.first_stages}
         self._left_out: set[WorkerId] = set()
         self._local: dict[WorkerId, int] = {}  # process ids of those that the agent has started
@@ -61,13 +65,13 @@ class Replacing:
 
     def _is_wanted(self) -> bool:
         run = self._run
-        plain = run.config.recovery.mode == "holdfast"  # the others are as they were published
         whole = (
             run.phase is RunPhase.TRAINING
             and not run.placement.lost_stages
             and not run.logs.is_replaying
         )
-        return plain and whole and self._reports.steps_left >= _LEAST_STEPS_LEFT
+        is_worth_it = self._reports.steps_left >= _LEAST_STEPS_LEFT
+        return self._policy.replaces_lost and whole and is_worth_it
 
     def _is_local(self, worker: WorkerId) -> bool:
         """Who has come by hand is not ours to bring back."""

@@ -1,7 +1,7 @@
 """All go back to the last checkpoint, or to the beginning: nothing is left of a stage.
 
 Everyone is given a stage anew and builds it; then training begins as if for the first time. If too
-few are left, lost workers are started again. In some modes every loss ends here, and all are.
+few are left, lost workers are started again. With some policies every loss ends here, and all are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from holdfast.control.joining import Joining
 from holdfast.control.lifecycle import RunPhase
 from holdfast.control.losses import Losses, Work
 from holdfast.control.plans import Plans
+from holdfast.control.policies import RecoveryPolicy
 from holdfast.control.reports import Reports
 from holdfast.control.restarting import Restarting
 from holdfast.control.run import Run
-from holdfast.control.situation import ends_all
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -33,16 +33,13 @@ class RollingBack:
         reports: Reports,
         joining: Joining,
         restarting: Restarting,
+        policy: RecoveryPolicy,
     ) -> None:
         self._run, self._work, self._losses, self._plans = run, work, losses, plans
         self._reports, self._joining, self._restarting = reports, joining, restarting
+        self.all_again = policy.ends_all
         self._dead: list[tuple[WorkerId, int]] = []  # and the stage each held
         self._ended_s = -1.0  # when the survivors of a loss were ended
-
-    @property
-    def all_again(self) -> bool:
-        """Whether a loss ends every worker."""
-        return bool(ends_all(self._run))
 
     def begin(
         self, dead: Sequence[tuple[WorkerId, int]], decision: Rollback, at_s: float
@@ -141,7 +138,7 @@ class RollingBack:
             f"workers were stopped. {self._restarting.tried}{hint}{self._run.advice}"
         )
 
-    # --- modes in which a loss ends everyone ---
+    # --- policies with which a loss ends everyone ---
 
     def end_all(self, at_s: float) -> list[Effect]:
         """After a loss: whoever is left ends as well.

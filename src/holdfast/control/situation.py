@@ -5,22 +5,18 @@ from holdfast.control.decision import Inventories, LogFacts, Situation, Stages
 from holdfast.control.joining import Joining
 from holdfast.control.losses import Work
 from holdfast.control.plans import Plans
+from holdfast.control.policies import RecoveryPolicy
 from holdfast.control.reconfiguration import Reconfiguration
 from holdfast.control.recovery import Rests, rests
 from holdfast.control.run import Run
 
-_ENDS_ALL = ("global", "checkfreq")  # modes in which nobody outlives a loss
-
-
-def ends_all(run: Run) -> str:
-    """Why a loss ends every worker; empty: it does not."""
-    mode = run.config.recovery.mode
-    return f"a loss ends all workers (recovery.mode={mode})" if mode in _ENDS_ALL else ""
-
 
 class Situations:
-    def __init__(self, run: Run, plans: Plans, work: Work, joining: Joining) -> None:
+    def __init__(
+        self, run: Run, plans: Plans, work: Work, joining: Joining, policy: RecoveryPolicy
+    ) -> None:
         self._run, self._plans, self._work, self._joining = run, plans, work, joining
+        self._policy = policy
 
     def of(self, change: Reconfiguration, logs: LogFacts | None) -> Situation:
         run, joiners = self._run, self._joining.joiners
@@ -39,8 +35,13 @@ class Situations:
             dead=tuple(change.dead),
             free=tuple(worker for worker in everyone if worker not in run.stages),
             logs=logs,
-            ends_all=ends_all(run),
+            ends_all=self._ends_all(),
         )
+
+    def _ends_all(self) -> str:
+        mode = self._run.config.recovery.mode
+        why = f"a loss ends all workers (recovery.mode={mode})"
+        return why if self._policy.ends_all else ""
 
     def _rests(self, change: Reconfiguration, stages: Stages, inventories: Inventories) -> Rests:
         run = self._run

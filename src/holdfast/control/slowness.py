@@ -24,7 +24,7 @@ _HERE = "this machine"
 class Slowness:
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._watcher = None if run.config.mitigation.mode == "off" else Watcher({})
+        self._watcher = Watcher({}) if run.config.mitigation.watches else None
         self._known: dict[WorkerId, int] = {}  # and its process
         self._unmeasured: dict[WorkerId, int] = {}  # benchmarks that are still to be ordered
 

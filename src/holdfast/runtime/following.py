@@ -6,8 +6,8 @@ from holdfast.cluster import WorkerId
 from holdfast.protocol import messages
 from holdfast.runtime.built import Built
 from holdfast.runtime.copying import HEADER, receive_state
-from holdfast.runtime.memory_commit import MemoryCommits
 from holdfast.runtime.results import Arrivals, BegunAnew, receive_result
+from holdfast.runtime.state_keeping import StateCopies
 from holdfast.transport.base import Channel, Tag, Transport
 
 
@@ -16,14 +16,14 @@ class Follower:
         self,
         me: WorkerId,
         built: Built,
-        commits: MemoryCommits,
+        copies: StateCopies,
         transport: Transport,
         *,
         reach: Callable[[int, str], None],
         tell: Callable[[messages.Message], None],
         wait_s: float,
     ) -> None:
-        self._me, self._built, self._commits, self._transport = me, built, commits, transport
+        self._me, self._built, self._copies, self._transport = me, built, copies, transport
         self._reach, self._tell, self._wait_s = reach, tell, wait_s
         self._arrivals: Arrivals | None = None
         self._has_state, self._copied_bytes = False, 0
@@ -58,7 +58,7 @@ class Follower:
             state.begin_step()
             state.choose_exponents(result.reduced.maxima)
             commit.follow(result, verdict)
-            self._commits.settled(commit.reduced)
+            self._copies.settled(commit.reduced)
             self.is_fresh = False
             copied = messages.Copied(
                 worker=str(self._me),
@@ -73,5 +73,5 @@ class Follower:
         state = receive_state(arrivals, self._wait_s, lambda version: self._reach(version, "copy"))
         self._built.state.load(state.tensors, f"the state of worker {arrivals.source}")
         self._built.commit.restart(state.version)
-        self._commits.restart(state.version)
+        self._copies.restart(state.version)
         self._has_state, self._copied_bytes = True, state.num_bytes

@@ -30,6 +30,7 @@ from holdfast.runtime.injection import (
 )
 from holdfast.runtime.link import ControlLink, Stopped
 from holdfast.runtime.stacks import ignore_signal
+from holdfast.runtime.state_keeping import KeepingOf
 from holdfast.runtime.worker import Worker
 from holdfast.transport.base import Limits
 from holdfast.transport.hindrance import FaultyTransport
@@ -41,7 +42,7 @@ _PR_SET_NAME = 15
 END_LIMIT_S = 60.0  # of a worker that was told to stop, or that the run has given up
 
 
-def run_process(spec: WorkerSpec) -> int:
+def run_process(spec: WorkerSpec, keeping_of: KeepingOf) -> int:
     """Everything of a worker process; returns its exit code."""
     ignore_signal()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"holdfast {spec.worker}".encode())  # for ps -e
@@ -51,12 +52,13 @@ def run_process(spec: WorkerSpec) -> int:
     transport = TcpTransport(
         spec.worker, access.secret, generation=access.generation, limits=limits
     )
-    return run_worker(spec, transport)
+    return run_worker(spec, transport, keeping_of)
 
 
 def run_worker(
     spec: WorkerSpec,
     transport: FaultyTransport,
+    keeping_of: KeepingOf,
     woken: threading.Event | None = None,
 ) -> int:
     """``woken``: this worker is a thread; set it to wake one that was made to hang."""
@@ -80,7 +82,9 @@ def run_worker(
     lasting = LastingFaults(spec.worker, transport.hinder, DutyCycle().set)
     act, is_silent = _actions(lambda fired: worker.tell_fault(fired), die, woken)
     faults = WorkerFaults(act, is_silent, lasting)
-    worker = Worker(spec, link, transport, faults, is_process=woken is None)
+    worker = Worker(
+        spec, link, transport, faults, keeping_of(spec.config), is_process=woken is None
+    )
     link.start()
     try:
         worker.run()

@@ -26,6 +26,7 @@ class StageSaves:
         me: WorkerId,
         built: Built,
         saver: StageSaver,
+        times: SaveTimes,
         config: RunConfig,
         *,
         tell: Callable[[messages.Message], None],
@@ -33,7 +34,7 @@ class StageSaves:
         reach: Callable[[int, str], None],
     ) -> None:
         self.me, self.saver, self.state = me, saver, built.state
-        self.times = SaveTimes(config.save_every, config.first_save)
+        self.times = times
         self._built, self._config = built, config
         self._tell, self._check, self._reach = tell, check, reach
         self._writers: Mapping[int, Mapping[int, str]] = {}  # of versions that are saved once more

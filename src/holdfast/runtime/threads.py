@@ -11,6 +11,7 @@ from holdfast.errors import HoldfastError
 from holdfast.protocol.messages import StartWorkers
 from holdfast.protocol.spec import Access, WorkerSpec
 from holdfast.runtime.process import prepare_torch, run_worker, transport_limits
+from holdfast.runtime.state_keeping import KeepingOf
 from holdfast.transport.local import LocalHub, LocalTransport
 
 _END_LIMIT_S = 30.0
@@ -19,7 +20,8 @@ _END_LIMIT_S = 30.0
 class WorkerThreads:
     """A starter, as the launcher wants it. Started again, it adds workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeping_of: KeepingOf) -> None:
+        self._keeping_of = keeping_of
         self._threads: list[threading.Thread] = []
         self._hub = LocalHub()
         self.woken = threading.Event()  # set: whoever was made to hang goes on
@@ -35,7 +37,7 @@ class WorkerThreads:
             transport = LocalTransport(spec.worker, self._hub, limits=transport_limits(config))
             thread = threading.Thread(
                 target=run_worker,
-                args=(spec, transport, self.woken),
+                args=(spec, transport, self._keeping_of, self.woken),
                 name=f"holdfast {name}",
                 daemon=True,
             )

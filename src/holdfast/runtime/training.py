@@ -36,14 +36,13 @@ from holdfast.runtime.injection import Injector
 from holdfast.runtime.job_code import JobCode
 from holdfast.runtime.lanes import Lanes
 from holdfast.runtime.ledger import Ledger
-from holdfast.runtime.memory_commit import MemoryCommits
 from holdfast.runtime.operations import StageOperations
 from holdfast.runtime.probing import Prober
 from holdfast.runtime.saving import StageSaver
 from holdfast.runtime.stage_saves import EpochSaves, StageSaves
 from holdfast.runtime.state import layer_digest
+from holdfast.runtime.state_keeping import StateKeeping
 from holdfast.runtime.step_reports import StepReports
-from holdfast.runtime.two_phase import TwoPhaseSaver
 from holdfast.runtime.verdict import Verdict, VerdictExchange
 from holdfast.transport.base import Transport
 
@@ -61,6 +60,7 @@ class StageTraining:
         batches: Batches,
         transport: Transport,
         assign: messages.Assign,
+        keeping: StateKeeping,
         places: Places,
         tell: Tell,
         check: Callable[[], None],
@@ -73,20 +73,21 @@ class StageTraining:
         self._wait_s, self._clip_norm = assign.wait_s, job.clip_norm
         self.ledger, self.activity, self.lanes = Ledger(), Activity(), Lanes(check)
         self._code = JobCode(check, ran, self.activity)
-        saver = _saver(me, config, assign, places, tell)
+        saver = _saver(me, keeping, assign, places, tell)
         self.built = built = self._build(job, config, assign, saver)
         hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.log = self._open_log(config, assign, places, tell)
         if assign.checkpoint:
             built.state.load_checkpoint(places.state(assign.checkpoint))
-        every = config.recovery.commit_every if config.recovery.mode == "commit" else 0
-        self._commits = MemoryCommits(built.state, every, assign.first_step)
-        self.saves = StageSaves(me, built, saver, config, tell=tell, check=check, reach=self._reach)
+        self._copies = keeping.copies(built.state, assign.first_step)
+        self.saves = StageSaves(
+            me, built, saver, keeping.times(), config, tell=tell, check=check, reach=self._reach
+        )
         self.giver = Giver(transport, built.parts.form)
         self._follower = Follower(
             me,
             built,
-            self._commits,
+            self._copies,
             transport,
             reach=injector.reach,
             tell=tell,
@@ -94,7 +95,7 @@ class StageTraining:
         )
         self._device = EmulatedDevice(config.device.durations_s())
         self.prober = Prober(me, transport, self._device, injector.slowdown, tell)
-        told = config.observe.operations or config.mitigation.mode != "off"
+        told = config.observe.operations or config.mitigation.watches
         self._reports = StepReports(me, transport, hidden, tell, with_operations=told)
         self._operations = StageOperations(built, batches, self._code)
         self._boundary = TransportBoundary(
@@ -204,7 +205,7 @@ class StageTraining:
         self.giver.send_update(committed)
         if self.giver.is_asked:
             self.giver.send_state(committed.step + 1, self.built.state.tensors())
-        self._commits.settled(committed.step + 1)
+        self._copies.settled(committed.step + 1)
         saves.save_if_due(committed.step + 1)
 
     # --- as a joiner ---
@@ -238,7 +239,7 @@ class StageTraining:
             kept_bytes=ledger.peak_bytes,
             done=ledger.num_done if is_begun else 0,
             saving=self.saves.saver.newest,
-            commits=self._commits.versions,
+            commits=self._copies.versions,
         )
 
     def finished(self, peak_memory_bytes: int) -> messages.Finished:
@@ -254,7 +255,7 @@ class StageTraining:
 
     def restore(self, version: int) -> None:
         """Back to a copy in memory."""
-        self._commits.restore(version)
+        self._copies.restore(version)
         self.built.commit.restart(version)
         self.ledger.clear()
 
@@ -273,7 +274,7 @@ class StageTraining:
 
 def _saver(
     me: WorkerId,
-    config: RunConfig,
+    keeping: StateKeeping,
     assign: messages.Assign,
     places: Places,
     tell: Tell,
@@ -281,5 +282,4 @@ def _saver(
     def failed(version: int, reason: str) -> None:
         tell(messages.PartFailed(worker=str(me), step=version, reason=reason))
 
-    kind = TwoPhaseSaver if config.recovery.mode == "checkfreq" else StageSaver
-    return kind(Path(places.run_dir), assign.part, assign.wait_s, failed)
+    return keeping.saver(Path(places.run_dir), assign.part, assign.wait_s, failed)

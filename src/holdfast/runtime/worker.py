@@ -35,6 +35,7 @@ from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.replay import Replayer
 from holdfast.runtime.seeding import DRAWING
 from holdfast.runtime.stacks import Stacks
+from holdfast.runtime.state_keeping import StateKeeping
 from holdfast.runtime.training import StageTraining
 from holdfast.transport.base import Transport
 
@@ -48,6 +49,7 @@ class Worker:
         link: ControlLink,
         transport: Transport,
         faults: WorkerFaults,
+        keeping: StateKeeping,
         *,
         is_process: bool = False,
     ) -> None:
@@ -55,6 +57,7 @@ class Worker:
         self._link = link
         self._transport = transport
         self._faults = faults
+        self._keeping = keeping
         self._loader = JobLoader(spec, self._warn)
         self._heart = Heart(link.send)
         self._stacks = Stacks(str(spec.worker), on_signal=is_process)
@@ -172,6 +175,7 @@ class Worker:
             batches=self._loader.batches(job),
             transport=self._transport,
             assign=assign,
+            keeping=self._keeping,
             places=self._places,
             tell=self._link.send,
             check=lambda: self._link.check(self._epoch),

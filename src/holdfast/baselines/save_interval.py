@@ -8,13 +8,15 @@ import math
 from collections.abc import Sequence
 from statistics import mean
 
+from holdfast.baselines.global_restart import GlobalRestart
+from holdfast.config import RunConfig
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.reports import Reports
-from holdfast.control.run import Run
+from holdfast.control.policies import PolicyParts
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import SaveRule
 
+_PROFILED_STEPS = 100  # before the first checkpoint, if not set
 _SKIPPED = 5  # the first steps compile and warm up
 _LEAST_MEASURED = 5  # steps
 _LONGER = 2  # steps more, if it was too expensive
@@ -30,31 +32,35 @@ def interval(step_s: float, snapshot_s: float, write_s: float) -> int:
     return max(math.ceil((write_s - snapshot_s) / step_s), 1)
 
 
-class SaveInterval:
-    """Does nothing unless recovery.mode is checkfreq."""
+def num_profiled(config: RunConfig) -> int:
+    """Steps up to the first checkpoint."""
+    return config.checkpoint.every_steps or _PROFILED_STEPS
 
-    def __init__(self, run: Run, reports: Reports) -> None:
-        self._run, self._reports = run, reports
-        self._parts: dict[int, list[messages.CheckpointPart]] = {}  # by step
+
+class CheckFreq(GlobalRestart):
+    def __init__(self, parts: PolicyParts) -> None:
+        super().__init__(parts)
+        self._run, self._reports = parts.run, parts.reports
+        self._written: dict[int, list[messages.CheckpointPart]] = {}  # by step
         self._decided = -1  # the newest checkpoint that was looked at
         self._step_s = 0.0  # without checkpoints; 0: no profile yet
         self._seen = (0, 0)  # epoch, number of steps timed, when it was looked at
 
     def on_part(self, part: messages.CheckpointPart) -> None:
-        if self._run.config.recovery.mode == "checkfreq" and part.step > self._decided:
-            self._parts.setdefault(part.step, []).append(part)
+        if part.step > self._decided:
+            self._written.setdefault(part.step, []).append(part)
 
     def on_sealed(self, step: int, at_s: float) -> list[Effect]:
-        if step not in self._parts:
+        if step not in self._written:
             return []
         self._decided = step
-        whole = self._parts.pop(step)
-        self._parts = {later: parts for later, parts in self._parts.items() if later > step}
+        whole = self._written.pop(step)
+        self._written = {later: parts for later, parts in self._written.items() if later > step}
         return self._tune(at_s) if self._step_s else self._profile(whole, at_s)
 
     def _profile(self, parts: Sequence[messages.CheckpointPart], at_s: float) -> list[Effect]:
         run = self._run
-        undisturbed = run.times.steps_s[_SKIPPED : run.config.save_every]
+        undisturbed = run.times.steps_s[_SKIPPED : num_profiled(run.config)]
         steps_s = (
             undisturbed if len(undisturbed) >= _LEAST_MEASURED else run.times.steps_s[_SKIPPED:]
         )

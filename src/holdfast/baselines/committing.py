@@ -1,4 +1,4 @@
-"""Recovery by copies in memory: after a loss all go back to the newest copy that every member has.
+"""Elastic Horovod's way: after a loss all go back to the newest copy in memory that all have.
 
 Training goes on with fewer. Whoever copies the state from a member begins anew. A stage without
 a holder, or members without a copy in common, are no matter of this module: all go back further.
@@ -13,52 +13,47 @@ from holdfast.control.decision import (
     roll_back,
 )
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.joining import Joining
-from holdfast.control.losses import Work
-from holdfast.control.plans import Plans
+from holdfast.control.policies import RecoveryPolicy
 from holdfast.control.reconfiguration import Reconfiguration
-from holdfast.control.reports import Reports
-from holdfast.control.run import Run
 from holdfast.observability import events
 from holdfast.protocol import messages
 
 NO_COPY = "no copy in memory is of a step that all have"
 
 
-class FromCopies:
-    """To losses only: whoever comes, goes or moves disturbs nobody's state."""
+def from_copies(inventories: Inventories, situation: Situation) -> Decision:
+    """After losses only: whoever comes, goes or moves disturbs nobody's state."""
+    if situation.lost_stages:  # whoever is to hold it instead has no copy
+        return roll_back(situation)
+    copies = [set(inventories[worker].commits) for worker in situation.stages]
+    version = max(set.intersection(*copies), default=None)
+    if version is None:
+        return roll_back(situation, NO_COPY)
+    lost = ", ".join(str(worker) for worker, _ in situation.dead)
+    num_left = len(situation.stages)
+    reason = f"worker {lost} was lost (recovery.mode=commit); {num_left} go on"
+    return RestoreCopy(version, reason)
+
+
+class Committing(RecoveryPolicy):
+    replaces_lost = False
+    may_leave_out = False
 
     def after_loss(self, inventories: Inventories, situation: Situation) -> Decision:
-        if situation.lost_stages:  # whoever is to hold it instead has no copy
-            return roll_back(situation)
-        copies = [set(inventories[worker].commits) for worker in situation.stages]
-        version = max(set.intersection(*copies), default=None)
-        if version is None:
-            return roll_back(situation, NO_COPY)
-        lost = ", ".join(str(worker) for worker, _ in situation.dead)
-        num_left = len(situation.stages)
-        reason = f"worker {lost} was lost (recovery.mode=commit); {num_left} go on"
-        return RestoreCopy(version, reason)
-
-
-class Committing:
-    def __init__(
-        self, run: Run, work: Work, plans: Plans, reports: Reports, joining: Joining
-    ) -> None:
-        self._run, self._work, self._plans = run, work, plans
-        self._reports, self._joining = reports, joining
+        return from_copies(inventories, situation)
 
     def restore(self, change: Reconfiguration, decision: RestoreCopy, at_s: float) -> list[Effect]:
         """The step that was running is thrown away, and so are those since the copy."""
-        run, version = self._run, decision.version
+        run, work, plans, reports, _ = self._parts
+        version = decision.version
         redone = self._num_redone(change, version)
-        num_thrown_away = max(0, self._reports.next_step - version)
+        num_thrown_away = max(0, reports.next_step - version)
         change.throw_away(num_thrown_away)
         run.ending.decide(version + 1)
-        steady = self._plans.for_members()
+        steady = plans.for_members()
         run.plan.begin_at(version)
         told = dict.fromkeys(run.stages, (version, 0, 0))
-        self._work.adopt(run.epoch, (), steady.schedule, told)
+        work.adopt(run.epoch, (), steady.schedule, told)
         inventories = change.inventories
         saving = [(stage, inventories[worker].saving) for worker, stage in run.stages.items()]
         restore = messages.Restore(epoch=run.epoch, version=version)
@@ -72,26 +67,28 @@ class Committing:
         )
         effects: list[Effect] = [Emit(went_back)]
         effects += [Send(worker, restore) for worker in sorted(run.stages)]
-        self._reports.rewind(version, at_s)
-        effects += run.proceed(first_step=version, saved=self._reports.checkpoints.saved(saving))
+        reports.rewind(version, at_s)
+        effects += run.proceed(first_step=version, saved=reports.checkpoints.saved(saving))
         effects += self._copy_anew(change, at_s)
         change.resume(version, redone=redone, operations=0, at_s=run.settings.now(at_s))
         return effects
 
     def _num_redone(self, change: Reconfiguration, version: int) -> int:
         """Operations that were finished, by whomever, and will be run again."""
-        lanes, finished = self._run.plan.steady.schedule.lanes, 0
-        for worker in self._run.stages:
+        run, work = self._parts.run, self._parts.work
+        lanes, finished = run.plan.steady.schedule.lanes, 0
+        for worker in run.stages:
             tell = change.inventories[worker]
             finished += max(0, tell.reduced - version) * len(lanes.get(worker, ())) + tell.done
-        dead = [one for worker, stage in change.dead for one in self._work.dead(worker, stage)]
+        dead = [one for worker, stage in change.dead for one in work.dead(worker, stage)]
         return finished + sum(len(one.done) for one in dead if one.step >= version)
 
     def _copy_anew(self, change: Reconfiguration, at_s: float) -> list[Effect]:
         """The members' versions go back; what a joiner has heard of them does not fit any more."""
+        joining = self._parts.joining
         for worker in sorted(change.entering):
-            self._joining.postpone(worker, at_s)
-        copies = self._joining.copies
-        copying = self._run.membership.all_in(m.Phase.COPYING)
+            joining.postpone(worker, at_s)
+        copies = joining.copies
+        copying = self._parts.run.membership.all_in(m.Phase.COPYING)
         again = [effect for worker in copying for effect in copies.starves(worker, at_s)]
         return again + copies.find_sources(at_s)

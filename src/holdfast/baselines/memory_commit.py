@@ -6,13 +6,12 @@ Which version all go back to is decided by the coordinator. Nothing here outlive
 from torch import Tensor
 
 from holdfast.runtime.stage_state import StageState
+from holdfast.runtime.state_keeping import StateCopies, StateKeeping
 
 _NUM_KEPT = 2  # stages may be a step apart, and then they are a copy apart
 
 
-class MemoryCommits:
-    """``every`` 0: nothing is ever copied."""
-
+class MemoryCommits(StateCopies):
     def __init__(self, state: StageState, every: int, version: int) -> None:
         """``version``: of the state as it is now."""
         self._state, self._every = state, every
@@ -25,18 +24,14 @@ class MemoryCommits:
         return sorted(self._copies)
 
     def restart(self, version: int) -> None:
-        """The state was replaced from outside: copies of what was before are of another life."""
         self._copies.clear()
-        if self._every:
-            self._keep(version)
+        self._keep(version)
 
     def settled(self, version: int) -> None:
-        """The state has had so many steps now, and nothing of the next one."""
-        if self._every and version % self._every == 0:
+        if version % self._every == 0:
             self._keep(version)
 
     def restore(self, version: int) -> None:
-        """The state as it was. Later copies go: their steps are done again."""
         for later in [kept for kept in self._copies if kept > version]:
             del self._copies[later]
         # The optimizer takes the tensors themselves, and the copy may be needed again.
@@ -48,3 +43,8 @@ class MemoryCommits:
         self.copied_bytes += sum(tensor.nbytes for tensor in copy.values())
         for old in self.versions[:-_NUM_KEPT]:
             del self._copies[old]
+
+
+class KeepsCommits(StateKeeping):
+    def copies(self, state: StageState, version: int) -> StateCopies:
+        return MemoryCommits(state, self._config.recovery.commit_every, version)

@@ -1,4 +1,4 @@
-"""A checkpoint in two phases: copied beside the next step's work, then written in the background.
+"""CheckFreq's checkpoint in two phases: copied beside the next step's work, then written.
 
 The copy is taken by a thread, and only the next change of the weights has to wait for it: whoever
 makes one says so first. When to save, and what, is decided elsewhere.
@@ -11,9 +11,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from holdfast.baselines.save_interval import num_profiled
 from holdfast.errors import HoldfastError
-from holdfast.runtime.saving import Done, Failed, StageSaver
+from holdfast.runtime.saving import Done, Failed, SaveTimes, StageSaver
 from holdfast.runtime.stage_state import StageState
+from holdfast.runtime.state_keeping import StateKeeping
 
 
 class TwoPhaseSaver(StageSaver):
@@ -60,3 +62,12 @@ class TwoPhaseSaver(StageSaver):
                 "is this machine out of memory?"
             )
         self.stalled_s += time.monotonic() - start_s
+
+
+class SavesInTwoPhases(StateKeeping):
+    def times(self) -> SaveTimes:
+        """Until the coordinator has chosen an interval. None is early: it would be profiled."""
+        return SaveTimes(num_profiled(self._config))
+
+    def saver(self, run_dir: Path, name: str, limit_s: float, failed: Failed) -> StageSaver:
+        return TwoPhaseSaver(run_dir, name, limit_s, failed)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from math import isinf
 from typing import NamedTuple
 
+from holdfast.baselines.published import POLICIES, fault_free_s
 from holdfast.cluster import WorkerId
 from holdfast.planner.bounds import bounds, ideal_s, shared_work_s
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import best_plan
 from holdfast.planner.problem import Member, Problem
-from holdfast.planner.published import POLICIES, fault_free_s
 
 HOLDFAST = "Holdfast"
 

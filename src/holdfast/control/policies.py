@@ -1,0 +1,87 @@
+"""What may differ between ways to survive a failure: the seam to the published ones.
+
+The classes here are our own way. Others override what they do otherwise; they live in a package
+that this one never imports, and whoever puts a run together hands them in.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from holdfast.control.current_plan import Steady
+from holdfast.control.decision import Decision, Inventories, RestoreCopy, Situation, go_on
+from holdfast.control.effects import Effect
+from holdfast.control.joining import Joining
+from holdfast.control.losses import Work
+from holdfast.control.plans import Plans
+from holdfast.control.reconfiguration import Reconfiguration
+from holdfast.control.reports import Reports
+from holdfast.control.run import Run
+from holdfast.protocol import messages
+
+
+class PolicyParts(NamedTuple):
+    """All of the coordinator that a way to recover may use."""
+
+    run: Run
+    work: Work
+    plans: Plans
+    reports: Reports
+    joining: Joining
+
+
+class RecoveryPolicy:
+    """Ours: only lost work is done again, and nobody goes back while every stage has a holder."""
+
+    ends_all = False
+    """A loss ends every worker: all are started again, from the last checkpoint."""
+    replaces_lost = True
+    """Lost workers are started again while the others go on."""
+    replays_alone = False
+    """Whoever is to hold a lost stage replays it, and nobody helps."""
+    may_leave_out = True
+    """A straggler may be left out: the others go on without going back."""
+
+    def __init__(self, parts: PolicyParts) -> None:
+        self._parts = parts
+
+    def after_loss(self, inventories: Inventories, situation: Situation) -> Decision:
+        """Somebody was lost, and every stage has a holder. Pure."""
+        return go_on(inventories, situation)
+
+    def restore(self, change: Reconfiguration, decision: RestoreCopy, at_s: float) -> list[Effect]:
+        """Carry out such a decision of its own."""
+        raise AssertionError(f"nobody keeps copies, but: {decision.reason}")
+
+    def on_part(self, part: messages.CheckpointPart) -> None:
+        """Part of a checkpoint is on disk."""
+
+    def on_sealed(self, step: int, at_s: float) -> list[Effect]:
+        """A checkpoint is on disk, whole."""
+        return []
+
+
+class StragglerPolicy:
+    """Ours: work is shared by speed; if that is not enough, places change or one is left out."""
+
+    changes_places = True
+    """Somebody may be given another stage, or be left out."""
+
+    def __init__(self, run: Run, plans: Plans) -> None:
+        self._run, self._plans = run, plans
+
+    def lanes(self) -> Steady:
+        """For the members, as slow as they are now."""
+        run = self._run
+        return self._plans.steady(self._plans.problem(run.stages, health=run.health.now))
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Of one run."""
+
+    recovery: Callable[[PolicyParts], RecoveryPolicy] = RecoveryPolicy
+    stragglers: Callable[[Run, Plans], StragglerPolicy] = StragglerPolicy
+
+
+OURS = Policies()
