@@ -1,7 +1,8 @@
 """Draws the steps of a recorded run around the first death in it, as SVG.
 
-    make demo
-    .venv/bin/python docs/pictures/make_pipeline.py runs/demo/disturbed docs/pictures/pipeline.svg
+    holdfast train examples/tiny_gpt.py --pipelines 2 --stages 2 --microbatches 8 --steps 30 \\
+        --set workers.replace=0 --fault "kill 1.0 @ 24.B2" --run-dir runs/picture
+    python docs/pictures/make_pipeline.py runs/picture docs/pictures/pipeline.svg
 
 A row is a worker, a box an operation, time goes to the right; all from ``events.jsonl``. What the
 dead worker had done of its last step was never reported, so it is drawn as one pale box.
