@@ -6,13 +6,15 @@ HOLDFAST_REWRITE=1 refreshes the transcripts; see ``helpers/sessions.py``.
 import pytest
 
 import holdfast
-from helpers.pages import DOCS, PAGES, README, name_of, transcripts
+from helpers import runs
+from helpers.pages import DOCS, PAGES, README, blocks, name_of, transcripts
 from helpers.sessions import Session, shape
 from helpers.wide import where
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(1800)]
 
-USUAL = [README, DOCS / "tutorial.md"]
+TUTORIAL = DOCS / "tutorial.md"
+USUAL = [README]  # the others have many real runs
 RECORDED = [
     page
     for page in PAGES
@@ -32,7 +34,19 @@ def test_what_a_page_shows_is_what_happens(page, tmp_path):
 
 
 def test_pages_with_recorded_runs_are_found():
-    assert set(USUAL) < set(RECORDED)
+    assert {README, TUTORIAL} < set(RECORDED)
+
+
+def test_the_job_of_the_tutorial_ends_with_the_same_bits_in_threads(tmp_path):
+    files = [block for block in blocks(TUTORIAL, "python") if block.title]
+    for block in files:
+        (tmp_path / block.title).write_text(block.body)
+    job, kill = tmp_path / "job.py", ["--fault", "kill 1.0 @ 3.B1"]
+    numbers = {"steps": 5, "microbatches": 8}
+    calm = runs.finished(runs.threads(job, tmp_path / "calm", **numbers))
+    killed = runs.threads(job, tmp_path / "killed", *runs.layout("2x2"), *kill, **numbers)
+    assert runs.finished(killed).summary["faults_fired"] == kill[1:]
+    runs.assert_same_result(calm, killed)
 
 
 @pytest.mark.parametrize(
