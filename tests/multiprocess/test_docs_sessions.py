@@ -3,6 +3,8 @@
 HOLDFAST_REWRITE=1 refreshes the transcripts; see ``helpers/sessions.py``.
 """
 
+import re
+
 import pytest
 
 import holdfast
@@ -47,6 +49,17 @@ def test_the_job_of_the_tutorial_ends_with_the_same_bits_in_threads(tmp_path):
     killed = runs.threads(job, tmp_path / "killed", *runs.layout("2x2"), *kill, **numbers)
     assert runs.finished(killed).summary["faults_fired"] == kill[1:]
     runs.assert_same_result(calm, killed)
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(not hasattr(holdfast, "train"), reason="there is no Python API")
+@pytest.mark.parametrize("words", [["follow.py"], ["-m", "pytest", "test_job.py"]], ids=" ".join)
+def test_the_guide_to_python_runs(words, tmp_path):
+    session = Session(DOCS / "guides" / "from-python.md", tmp_path)
+    session.play()
+    for block in blocks(README, "python"):
+        (tmp_path / block.title).write_text(block.body)
+    assert re.search("worker 1.0 was lost|1 passed", session.run(["python", *words]))
 
 
 @pytest.mark.parametrize(
