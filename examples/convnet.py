@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from holdfast.job import Job
+from holdfast import Job
 
 CLASSES, SIDE = 10, 16
 

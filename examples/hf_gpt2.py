@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from holdfast.job import Job
+from holdfast import Job
 from holdfast.models.text import VOCABULARY, CharText, next_token_loss
 
 CONTEXT = 64

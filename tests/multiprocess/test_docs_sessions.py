@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-import holdfast
 from helpers import runs
 from helpers.pages import DOCS, PAGES, README, blocks, name_of, transcripts
 from helpers.sessions import Session, shape
@@ -30,7 +29,7 @@ RECORDED = [
 def test_what_a_page_shows_is_what_happens(page, tmp_path):
     session = Session(page, tmp_path)
     session.play()
-    if page == README and hasattr(holdfast, "train"):
+    if page == README:
         session.run(["python", "train.py"])  # the same run, from Python
     assert len(session.sums()) <= 1, "runs that should agree do not"
 
@@ -52,7 +51,6 @@ def test_the_job_of_the_tutorial_ends_with_the_same_bits_in_threads(tmp_path):
 
 
 @pytest.mark.wide
-@pytest.mark.skipif(not hasattr(holdfast, "train"), reason="there is no Python API")
 @pytest.mark.parametrize("words", [["follow.py"], ["-m", "pytest", "test_job.py"]], ids=" ".join)
 def test_the_guide_to_python_runs(words, tmp_path):
     session = Session(DOCS / "guides" / "from-python.md", tmp_path)

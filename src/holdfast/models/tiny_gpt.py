@@ -5,7 +5,7 @@ import math
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from holdfast.job import Job
+from holdfast import Job
 from holdfast.models.gpt import gpt_layers
 from holdfast.models.text import VOCABULARY, CharText, next_token_loss
 

@@ -112,7 +112,7 @@ def encode_frame(
         raise ProtocolError(
             f"{tag} has {tensor.nbytes} bytes, the limit is {payload_limit_bytes} of the transport"
         )
-    _check_bundle(bundle, tag, tensor.dtype)
+    _check_part(tag, bundle)
     channel, *name = tag
     form = _encode_form(channel, tensor.dtype, tensor.shape, bundle)
     return form + _pack(_NAME, epoch, *name, sent_ns, checksum)
@@ -138,23 +138,27 @@ def decode_frame(data: bytes, payload_limit_bytes: int) -> FrameHeader:
     epoch, *name, sent_ns, checksum = _NAME.unpack_from(data, _FORM.size)
     (sequence,) = _SEQUENCE.unpack_from(data, _FORM.size + _NAME.size)
     tag = Tag(channel, *name)
-    _check_bundle(bundle, tag, dtype)
+    _check_part(tag, bundle)
     return FrameHeader(epoch, tag, bundle, dtype, shape, payload_bytes, sent_ns, checksum, sequence)
 
 
-def _check_bundle(bundle: Bundle, tag: Tag, dtype: torch.dtype) -> None:
+def _check_part(tag: Tag, bundle: Bundle) -> None:
+    if tag.part >= bundle.size > 1:
+        raise ProtocolError(f"{tag}: it is one of {bundle.size} tensors, from part 0 on")
+
+
+def _check_bundle(bundle: Bundle, channel: Channel, dtype: torch.dtype) -> None:
     size, requires_grad = bundle
-    if not 1 <= size <= MAX_BUNDLE or (size > 1 and tag.part >= size):
-        raise ProtocolError(
-            f"tensor {tag.part} of {size}: expected 1 to {MAX_BUNDLE} tensors, from 0 on"
-        )
-    if requires_grad and not (tag.channel is Channel.ACTIVATION and dtype.is_floating_point):
-        raise ProtocolError(f"{tag} of {dtype} cannot require a gradient")
+    if not 1 <= size <= MAX_BUNDLE:
+        raise ProtocolError(f"one of {size} tensors: expected 1 to {MAX_BUNDLE}")
+    if requires_grad and not (channel is Channel.ACTIVATION and dtype.is_floating_point):
+        raise ProtocolError(f"{channel.name} of {dtype} cannot require a gradient")
 
 
 # A job uses few shapes, over and over: remembered, a form costs a tenth.
 @lru_cache(maxsize=1024)
 def _encode_form(channel: Channel, dtype: torch.dtype, shape: torch.Size, bundle: Bundle) -> bytes:
+    _check_bundle(bundle, channel, dtype)
     kind = (_FRAME_MAGIC, VERSION, channel, _CODES[dtype], len(shape), *bundle)
     payload_bytes = math.prod(shape) * dtype.itemsize
     return _pack(_FORM, *kind, *shape, *_PADDING[len(shape)], payload_bytes)
@@ -175,13 +179,15 @@ def _decode_form(
         )
     if requires_grad > 1:
         raise ProtocolError(f"whether it requires a gradient: {requires_grad}, expected 0 or 1")
+    bundle = Bundle(bundle_size, bool(requires_grad))
+    _check_bundle(bundle, channel, dtype)
     shape = tuple(sizes[:num_dims])
     expected_bytes = math.prod(shape) * dtype.itemsize
     if payload_bytes != expected_bytes or any(sizes[num_dims:]):
         raise ProtocolError(f"{dtype} {sizes} is {expected_bytes} bytes, not {payload_bytes}")
     if max(payload_bytes, *sizes) > payload_limit_bytes:
         raise ProtocolError(f"{dtype} {shape} is over the limit of {payload_limit_bytes} bytes")
-    return channel, dtype, shape, payload_bytes, Bundle(bundle_size, bool(requires_grad))
+    return channel, dtype, shape, payload_bytes, bundle
 
 
 def empty_tensor(header: FrameHeader) -> Tensor:

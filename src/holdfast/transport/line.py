@@ -39,7 +39,7 @@ class Line(Outbox[Parcel]):
         me: WorkerId,
         inbox: Mailbox,
         *,
-        deliver: Callable[[Mailbox, Parcel], None],
+        deliver: Callable[[Mailbox, int, Tag, Tensor, int, int], None],
         may_wait_in: Callable[[int], bool],
         while_held_up: Callable[[], AbstractContextManager[None]],
         limits: Limits,
@@ -107,6 +107,13 @@ class Line(Outbox[Parcel]):
         if parcel is None:
             return False
         self._inbox.room.wait(self._me, threading.TIMEOUT_MAX, self._check)
-        self._deliver(self._inbox, parcel)
+        self._deliver(
+            self._inbox,
+            parcel.sent_in,
+            parcel.tag,
+            parcel.tensor,
+            parcel.sent_ns,
+            parcel.bundle_size,
+        )
         self._has_left(parcel.num_bytes)
         return True

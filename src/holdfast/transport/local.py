@@ -93,7 +93,7 @@ class LocalTransport(MailboxTransport):
         else:
             if inbox.room.is_full(self.me):
                 self._wait_for_room(inbox, epoch)
-            self._deliver(inbox, Parcel(epoch, tag, tensor, sent_ns, bundle.size))
+            self._deliver(inbox, epoch, tag, tensor, sent_ns, bundle.size)
         with self._sent_lock:
             self._sent_messages += 1
             self._sent_bytes += tensor.nbytes
@@ -201,8 +201,9 @@ class LocalTransport(MailboxTransport):
             self._past_lines = [line for line in self._past_lines if line.is_alive]
             return list(self._lines.values())
 
-    def _deliver(self, inbox: Mailbox, parcel: Parcel) -> None:
-        epoch, tag = parcel.sent_in, parcel.tag
+    def _deliver(
+        self, inbox: Mailbox, epoch: int, tag: Tag, tensor: Tensor, sent_ns: int, bundle_size: int
+    ) -> None:
         try:
             if inbox not in self._greeted:
                 # The newest epoch: a held message may be of an earlier one, and timeless.
@@ -214,9 +215,9 @@ class LocalTransport(MailboxTransport):
                 self._mailbox,
                 epoch,
                 tag,
-                parcel.tensor,
-                sent_ns=parcel.sent_ns,
-                bundle_size=parcel.bundle_size,
+                tensor,
+                sent_ns=sent_ns,
+                bundle_size=bundle_size,
             )
         except ProtocolError as error:
             raise PeerLost(
