@@ -188,6 +188,17 @@ def test_a_run_can_be_opened_and_gone_on_with(tmp_path):
     assert again.config == result.config
 
 
+def test_runs_in_threads_take_turns_and_leave_torch_as_it_was(tmp_path, expected):
+    before = torch.get_num_threads(), torch.get_rng_state()
+    both = [
+        hf.start(api_jobs.small, stages=2, steps=3, run_dir=tmp_path / name, config=THREADS)
+        for name in "ab"
+    ]
+    assert [run.result().parameters_sha256 for run in both] == [expected, expected]
+    assert torch.get_num_threads() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(hf.ConfigError, match="expected the directory of a run"):
         hf.open_run(tmp_path)

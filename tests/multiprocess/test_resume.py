@@ -218,7 +218,7 @@ def test_a_resume_with_other_instructions_is_refused_unless_that_is_accepted(hal
     assert run.exit_code == 2
     [line] = run.stderr.splitlines()
     assert line.startswith(f"holdfast: oneDNN instruction set is {LOWER}, the checkpoint {half}")
-    assert "accept it with --set workers.allow_mixed=true" in line
+    assert "accept it with workers.allow_mixed=true" in line
     finished(resume(half, "--set", "workers.allow_mixed=true"))
     told = json.loads(newest_manifest(half).read_text())["fingerprint"]
     assert told["oneDNN instruction set"] == LOWER

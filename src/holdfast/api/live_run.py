@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 from holdfast.api.record import Result
 from holdfast.api.stream import EventStream
 from holdfast.control.agent_process import AgentProcess, Starter
 from holdfast.control.launcher import Launcher, RunRequest
+from holdfast.errors import HoldfastError
 from holdfast.observability.events import Event
 from holdfast.observability.summary import Summary
 
@@ -25,7 +27,8 @@ class LiveRun:
 
     def __init__(self, request: RunRequest, warn: Callable[[str], None]) -> None:
         self._stream = EventStream()
-        self._launcher = Launcher(request, _starter(request), handle=self._stream.put, warn=warn)
+        starter, self._surroundings = _starter(request)
+        self._launcher = Launcher(request, starter, handle=self._stream.put, warn=warn)
         self.run_dir = self._launcher.run_dir
         self.config, self.faults = request.config, tuple(request.faults)
         self._job = request.job.reference
@@ -36,16 +39,25 @@ class LiveRun:
     def begin(self) -> None:
         """Once; :func:`start` has done it."""
         # A program that ends takes its runs along: nobody is left to tell of them.
-        threading.Thread(target=self._run, name="holdfast run", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="holdfast run", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as why:  # the machine is out of threads
+            self._end(HoldfastError(f"the run could not be started: {why}"))
 
     def _run(self) -> None:
         try:
-            self._summary = self._launcher.run()
+            with self._surroundings:
+                self._summary = self._launcher.run()
         except BaseException as why:  # raised again where the result is asked for
-            self._failure = why
-        finally:
-            self._stream.close()
-            self._ended.set()
+            self._end(why)
+        else:
+            self._end(None)
+
+    def _end(self, failure: BaseException | None) -> None:
+        self._failure = failure
+        self._stream.close()
+        self._ended.set()
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self._stream)
@@ -63,7 +75,7 @@ class LiveRun:
             self.interrupt()
         self._wait()
         if why is not None and self._failure not in (None, why):
-            why.add_note(f"holdfast: {self._failure}")
+            self._add_note(why)
 
     @property
     def is_over(self) -> bool:
@@ -99,14 +111,20 @@ class LiveRun:
                 pressed = why
                 self.interrupt()
         if pressed is not None:
-            pressed.add_note(f"holdfast: {self._failure or 'the run had finished'}")
+            self._add_note(pressed)
             raise pressed
 
+    def _add_note(self, why: BaseException) -> None:
+        """How the run has ended, and how to go on."""
+        note = f"holdfast: {self._failure or 'the run had finished'}"
+        if note not in getattr(why, "__notes__", ()):
+            why.add_note(note)
 
-def _starter(request: RunRequest) -> Starter:
+
+def _starter(request: RunRequest) -> tuple[Starter, AbstractContextManager[None]]:
+    """And what a run has to be surrounded with."""
     if request.config.workers.kind == "processes":
-        return AgentProcess(request.config)
-    from holdfast.baselines.worker_registry import keeping_of
-    from holdfast.runtime.threads import WorkerThreads  # torch: only if asked for
+        return AgentProcess(request.config), nullcontext()
+    from holdfast.api import in_threads  # torch: only if asked for
 
-    return WorkerThreads(keeping_of)
+    return in_threads.starter(), in_threads.as_before()

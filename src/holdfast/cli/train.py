@@ -168,7 +168,8 @@ def run(args: argparse.Namespace) -> int:
     screen.write(_first_lines(run))
     view = _Fired(make_view(cast(TextIO, screen), verbose=args.verbose))
     try:
-        with passed_to(run.interrupt):  # it ends in good order instead of being torn down half-way
+        # It ends in good order instead of being torn down half-way.
+        with passed_to(run.interrupt), run:
             run.begin()
             for event in run:
                 view.handle(event)

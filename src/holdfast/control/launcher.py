@@ -21,7 +21,7 @@ from holdfast.control.coordinator import Coordinator
 from holdfast.control.listening import listen
 from holdfast.control.policies import Policies
 from holdfast.control.private_files import private_files
-from holdfast.control.recorder import Pass, Recorder, check_run_dir, continues_in, unwritable
+from holdfast.control.recorder import Pass, RunRecorder, check_run_dir, continues_in, unwritable
 from holdfast.control.server import Server
 from holdfast.control.settings import resume_call
 from holdfast.errors import HoldfastError, RunInterrupted
@@ -93,7 +93,7 @@ class Launcher:
             accepted=request.accepted,
         )
         origin = Origin(_from_anywhere(self._config), request.job.origin, request.job.sha256)
-        self._recorder = Recorder(
+        self._recorder = RunRecorder(
             self._config, self.run_dir, request.resume, origin, handle, warn, pass_on
         )
         self._order = StartWorkers(

@@ -69,7 +69,7 @@ class Pass:
 
 
 @dataclass
-class Recorder:
+class RunRecorder:
     """Carries out what the coordinator wants done besides messages."""
 
     config: RunConfig
