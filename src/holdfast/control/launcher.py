@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.control.agent_process import Starter
 from holdfast.control.checks import NOTHING, Accepted, read_schedule
@@ -96,14 +97,7 @@ class Launcher:
         self._recorder = RunRecorder(
             self._config, self.run_dir, request.resume, origin, handle, warn, pass_on
         )
-        self._order = StartWorkers(
-            workers=[str(worker) for worker in self._coordinator.workers],
-            job=request.job.reference,
-            job_sha256=request.job.sha256,
-            run_dir=str(self.run_dir),
-            resumed="" if request.resume is None else request.resume.directory,
-            config=self._config,
-        )
+        self._order = _order(request, self._coordinator.workers)
         self._starter = starter
         self._server = Server(
             listener,
@@ -157,6 +151,18 @@ class Launcher:
         if self._is_interrupted and type(failure) is HoldfastError:
             return RunInterrupted(*failure.args)
         return failure
+
+
+def _order(request: RunRequest, workers: Sequence[WorkerId]) -> StartWorkers:
+    """To be started with the run."""
+    return StartWorkers(
+        workers=[str(worker) for worker in workers],
+        job=request.job.reference,
+        job_sha256=request.job.sha256,
+        run_dir=str(request.run_dir),
+        resumed="" if request.resume is None else request.resume.directory,
+        config=request.config,
+    )
 
 
 def _absolute(request: RunRequest) -> RunRequest:
