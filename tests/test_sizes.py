@@ -24,7 +24,6 @@ class Finding(NamedTuple):
 
 _WAYS = "imports holdfast.baselines.worker_registry"
 LATE_IMPORTS = {
-    Finding("api/live_run.py", f"{_WAYS} in _starter"): "torch: only if workers are threads",
     Finding("cli/agent.py", f"{_WAYS} in run"): "torch: the launcher needs none",
     Finding("cli/worker.py", f"{_WAYS} in _work"): "torch: the launcher needs none",
     Finding("cli/agent.py", "imports holdfast.runtime in run"): "torch: the launcher needs none",
@@ -32,7 +31,7 @@ LATE_IMPORTS = {
     Finding("__init__.py", "imports for the type checker"): "names that are loaded when used",
     Finding("api/diagnosing.py", "imports pyarrow in read_trace"): "optional, for traces only",
     Finding("api/job_source.py", "imports for the type checker"): "torch: the launcher needs none",
-    Finding("api/live_run.py", "imports holdfast.runtime.threads in _starter"): "torch",
+    Finding("api/live_run.py", "imports holdfast.api in _starter"): "torch, if workers are threads",
     Finding("api/record.py", "imports for the type checker"): "torch: who reads events needs none",
     Finding("api/record.py", "imports holdfast.api.model in model"): "torch",
     Finding("api/record.py", "imports holdfast.api.model in _model"): "torch",
