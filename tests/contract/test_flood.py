@@ -11,10 +11,11 @@ from transport_harness import LIMIT_S, Background
 
 from helpers import runs
 from helpers.live import wait_until
+from holdfast.baselines.worker_registry import keeping_of
 from holdfast.cli import agent as agent_command
 from holdfast.cluster import WorkerId
 from holdfast.config import config_from
-from holdfast.control import launcher
+from holdfast.control import agent_process
 from holdfast.errors import HandshakeBroken
 from holdfast.handshake import AGENT, COORDINATOR, JOINER, Caller, Identity, answer
 from holdfast.protocol import messages
@@ -110,7 +111,7 @@ def limits(monkeypatch) -> list[float]:
 def test_a_worker_of_the_run_tries_for_as_long_as_a_start_may_take(limits):
     spec = WorkerSpec(WorkerId(0, 0), Access("h", 1, SECRET, 1), "/job.py", "5a" * 32, CONFIG)
     transport = LocalTransport(spec.worker, LocalHub())
-    assert process.run_worker(spec, transport) == 1
+    assert process.run_worker(spec, transport, keeping_of) == 1
     assert limits == [77.0]
     transport.close()
 
@@ -118,9 +119,9 @@ def test_a_worker_of_the_run_tries_for_as_long_as_a_start_may_take(limits):
 def test_the_agent_tries_for_as_long_as_a_start_may_take(limits, monkeypatch):
     """The words are those with which the launcher starts it."""
     started: list[list[str]] = []
-    monkeypatch.setattr(launcher.subprocess, "Popen", lambda words, **_: started.append(words))
+    monkeypatch.setattr(agent_process.subprocess, "Popen", lambda words, **_: started.append(words))
     access = Access("127.0.0.1", 1, SECRET, 1)
-    launcher.AgentProcess(CONFIG).start(access, ORDER)
+    agent_process.AgentProcess(CONFIG).start(access, ORDER)
     [[_, _, _, *words]] = started
     monkeypatch.setattr(agent_command.signals, "ignore", lambda: None)
     monkeypatch.setattr(agent_command.os, "umask", lambda mask: 0)

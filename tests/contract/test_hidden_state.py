@@ -13,7 +13,7 @@ from holdfast.observability.events import FaultFired, WorkerJoined
 from holdfast.runtime.hidden_state import HiddenState
 from holdfast.runtime.job_walk import Walk
 
-PAGE = Path(__file__).parents[2] / "docs" / "assumptions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-it-works" / "assumptions.md"
 
 
 class Counting(nn.Module):

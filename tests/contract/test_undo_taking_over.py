@@ -69,8 +69,8 @@ def test_whoever_dies_the_result_is_that_of_the_undisturbed_run(makers, calm, se
 
 
 def test_steps_on_trust_were_taken_back(makers, calm, seen):
-    cluster = Cluster(makers[ALWAYS], Random(2), SHAPES[0], "staggered")
-    live_through(cluster, calm, ALWAYS)
+    for seed in (3, 4, 5):  # whether a stop comes in such a moment depends on the turns
+        live_through(Cluster(makers[ALWAYS], Random(seed), SHAPES[0], "staggered"), calm, ALWAYS)
     assert seen["take_back"]
 
 

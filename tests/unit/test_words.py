@@ -4,9 +4,9 @@ import io
 from dataclasses import fields, replace
 
 import pytest
-from holdfast.observability.view import PlainView
 
 from helpers.sample_events import EVENTS
+from holdfast.cli.view import PlainView
 from holdfast.observability.events import (
     CheckpointSaved,
     Diagnosed,

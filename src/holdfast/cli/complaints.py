@@ -10,6 +10,8 @@ import sys
 import time
 from contextlib import suppress
 
+from holdfast.observability.text import folded
+
 _SHOW_LIMIT_S = 2.0  # for a reader that is slow
 _CHUNK_BYTES = 512  # a pipe that can be written to takes so much at once
 
@@ -29,8 +31,11 @@ def say(text: str) -> None:
         _write(descriptor, text.encode(stream.encoding or "utf-8", "replace"))
 
 
-def complain(line: str) -> None:
-    say(f"holdfast: {' '.join(line.split())}")
+def complain(text: str) -> None:
+    """One line, for logs and scripts; folded for people."""
+    line = f"holdfast: {' '.join(text.split())}"
+    is_read = sys.stderr is not None and sys.stderr.isatty()
+    say("\n".join(folded(line)) if is_read else line)
 
 
 def _write(descriptor: int, data: bytes) -> None:
