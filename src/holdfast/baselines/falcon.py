@@ -5,7 +5,7 @@ Places stay, and nobody is left out.
 
 from holdfast.baselines.whole_pipelines import whole_pipelines
 from holdfast.control.current_plan import Steady
-from holdfast.control.policies import StragglerPolicy
+from holdfast.control.straggler_policy import StragglerPolicy
 
 
 class Falcon(StragglerPolicy):

@@ -9,8 +9,9 @@ from holdfast.baselines.save_interval import CheckFreq
 from holdfast.baselines.swift import Swift
 from holdfast.config import RunConfig
 from holdfast.control.plans import Plans
-from holdfast.control.policies import Policies, PolicyParts, RecoveryPolicy, StragglerPolicy
+from holdfast.control.policies import Policies, PolicyParts, RecoveryPolicy
 from holdfast.control.run import Run
+from holdfast.control.straggler_policy import StragglerPolicy
 
 RECOVERY: dict[str, Callable[[PolicyParts], RecoveryPolicy]] = {
     "holdfast": RecoveryPolicy,

@@ -12,8 +12,9 @@ from holdfast.control.current_plan import Steady
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.moving import num_turns
 from holdfast.control.plans import Plans
-from holdfast.control.policies import RecoveryPolicy, StragglerPolicy
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.run import Run
+from holdfast.control.straggler_policy import StragglerPolicy
 from holdfast.mitigation.options import Action, Choice, Option, Situation
 from holdfast.mitigation.policy import DEARER_GAIN, Policy
 from holdfast.mitigation.trial import Trial
@@ -38,7 +39,7 @@ class Remedy(NamedTuple):
 
 class Mitigating:
     def __init__(
-        self, run: Run, plans: Plans, recovery: RecoveryPolicy, stragglers: StragglerPolicy
+        self, run: Run, plans: Plans, recovery: RecoveryRules, stragglers: StragglerPolicy
     ) -> None:
         self._run, self._plans = run, plans
         self._recovery, self._stragglers = recovery, stragglers

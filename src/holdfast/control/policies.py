@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holdfast.control.current_plan import Steady
 from holdfast.control.decision import Decision, Inventories, RestoreCopy, Situation, go_on
 from holdfast.control.effects import Effect
 from holdfast.control.joining import Joining
 from holdfast.control.losses import Work
 from holdfast.control.plans import Plans
 from holdfast.control.reconfiguration import Reconfiguration
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
+from holdfast.control.straggler_policy import StragglerPolicy
 from holdfast.protocol import messages
 
 
@@ -30,17 +31,8 @@ class PolicyParts(NamedTuple):
     joining: Joining
 
 
-class RecoveryPolicy:
+class RecoveryPolicy(RecoveryRules):
     """Ours: only lost work is done again, and nobody goes back while every stage has a holder."""
-
-    ends_all = False
-    """A loss ends every worker: all are started again, from the last checkpoint."""
-    replaces_lost = True
-    """Lost workers are started again while the others go on."""
-    replays_alone = False
-    """Whoever is to hold a lost stage replays it, and nobody helps."""
-    may_leave_out = True
-    """A straggler may be left out: the others go on without going back."""
 
     def __init__(self, parts: PolicyParts) -> None:
         self._parts = parts
@@ -59,21 +51,6 @@ class RecoveryPolicy:
     def on_sealed(self, step: int, at_s: float) -> list[Effect]:
         """A checkpoint is on disk, whole."""
         return []
-
-
-class StragglerPolicy:
-    """Ours: work is shared by speed; if that is not enough, places change or one is left out."""
-
-    changes_places = True
-    """Somebody may be given another stage, or be left out."""
-
-    def __init__(self, run: Run, plans: Plans) -> None:
-        self._run, self._plans = run, plans
-
-    def lanes(self) -> Steady:
-        """For the members, as slow as they are now."""
-        run = self._run
-        return self._plans.steady(self._plans.problem(run.stages, health=run.health.now))
 
 
 @dataclass(frozen=True, slots=True)

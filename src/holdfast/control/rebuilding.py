@@ -13,8 +13,8 @@ from holdfast.control.decision import LogFacts, Rebuild, newest_version
 from holdfast.control.effects import Discard, Effect, Emit
 from holdfast.control.joiner import Joiner
 from holdfast.control.joining import Joining
-from holdfast.control.policies import RecoveryPolicy
 from holdfast.control.reconfiguration import Reconfiguration
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.replaying import Replaying, from_checkpoint, rebuilt
 from holdfast.control.reports import Reports
 from holdfast.control.restarting import Restarting
@@ -56,7 +56,7 @@ class Rebuilding:
         reports: Reports,
         joining: Joining,
         restarting: Restarting,
-        policy: RecoveryPolicy,
+        policy: RecoveryRules,
     ) -> None:
         self._run, self._situations, self._reports = run, situations, reports
         self._joining, self._restarting, self._policy = joining, restarting, policy

@@ -11,7 +11,7 @@ from holdfast.control import membership as m
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.joining import Joining
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.policies import RecoveryPolicy
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
 from holdfast.observability import events
@@ -30,9 +30,7 @@ class _Place:
 
 
 class Replacing:
-    def __init__(
-        self, run: Run, reports: Reports, joining: Joining, policy: RecoveryPolicy
-    ) -> None:
+    def __init__(self, run: Run, reports: Reports, joining: Joining, policy: RecoveryRules) -> None:
         self._run, self._reports, self._joining = run, reports, joining
         self._policy = policy
         self._places = {worker: _Place() for worker in run.first_stages}

@@ -14,7 +14,7 @@ from holdfast.control.joining import Joining
 from holdfast.control.lifecycle import RunPhase
 from holdfast.control.losses import Losses, Work
 from holdfast.control.plans import Plans
-from holdfast.control.policies import RecoveryPolicy
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.reports import Reports
 from holdfast.control.restarting import Restarting
 from holdfast.control.run import Run
@@ -33,7 +33,7 @@ class RollingBack:
         reports: Reports,
         joining: Joining,
         restarting: Restarting,
-        policy: RecoveryPolicy,
+        policy: RecoveryRules,
     ) -> None:
         self._run, self._work, self._losses, self._plans = run, work, losses, plans
         self._reports, self._joining, self._restarting = reports, joining, restarting

@@ -5,15 +5,15 @@ from holdfast.control.decision import Inventories, LogFacts, Situation, Stages
 from holdfast.control.joining import Joining
 from holdfast.control.losses import Work
 from holdfast.control.plans import Plans
-from holdfast.control.policies import RecoveryPolicy
 from holdfast.control.reconfiguration import Reconfiguration
 from holdfast.control.recovery import Rests, rests
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.run import Run
 
 
 class Situations:
     def __init__(
-        self, run: Run, plans: Plans, work: Work, joining: Joining, policy: RecoveryPolicy
+        self, run: Run, plans: Plans, work: Work, joining: Joining, policy: RecoveryRules
     ) -> None:
         self._run, self._plans, self._work, self._joining = run, plans, work, joining
         self._policy = policy
