@@ -223,7 +223,7 @@ class Cluster:
 
     # --- what was met, and what came out ---
 
-    def _note(self, plan: Rests, tells: dict[WorkerId, messages.Tell]) -> None:
+    def _note(self, plan: Rests, tells: dict[WorkerId, messages.Inventory]) -> None:
         self.seen.add(f"{len(plan.running)} running")
         for one in plan.running:
             self.seen |= {"a copy"} if one.copies else set()

@@ -404,8 +404,8 @@ def begin(run: Run) -> tuple[Worker, Worker]:
     return workers
 
 
-def told(worker: Worker, halt: messages.Halt) -> messages.Tell:
-    return messages.Tell(
+def told(worker: Worker, halt: messages.Halt) -> messages.Inventory:
+    return messages.Inventory(
         worker=worker.name,
         epoch=halt.epoch,
         reduced=0,

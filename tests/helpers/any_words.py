@@ -30,7 +30,7 @@ KINDS: tuple[type, ...] = (
     messages.Resumed,
     messages.StateHashes,
     messages.StepReport,
-    messages.Tell,
+    messages.Inventory,
     messages.Warned,
 )
 ILL = [None, True, -1, 1 << 70, 10**400, float("nan"), "x", "../x", "\ud800", [], [["x"]], {"x": 1}]

@@ -78,7 +78,7 @@ class StoryWorld(World):
         self.beat(name, done=len(done))
         return done
 
-    def told(self, actor: Actor, epoch: int, **changes: Any) -> messages.Tell:
+    def told(self, actor: Actor, epoch: int, **changes: Any) -> messages.Inventory:
         heard = {actor.reduced - 1: _GOOD} if actor.reduced > 0 else {}
         more = {"verdicts": heard} | self._half_done(actor) | changes
         return super().told(actor, epoch, **more)

@@ -393,7 +393,7 @@ class World:
     def _is_last(self, actor: Actor) -> bool:
         return actor.stage == self.run.run.shape.last_stage
 
-    def told(self, actor: Actor, epoch: int, **changes: Any) -> messages.Tell:
+    def told(self, actor: Actor, epoch: int, **changes: Any) -> messages.Inventory:
         values: dict[str, Any] = {
             "worker": actor.name,
             "epoch": epoch,
@@ -408,7 +408,7 @@ class World:
             "saving": 0,
             "commits": [max(0, actor.reduced - 1), actor.reduced] if self._commits else [],
         }
-        return messages.Tell(**(values | changes))
+        return messages.Inventory(**(values | changes))
 
     def _answer(self, actor: Actor, message: messages.Message) -> None:
         match message:

@@ -55,7 +55,7 @@ reports = st.builds(
     transfers=st.lists(transfers, max_size=4),
 )
 tells = st.builds(
-    messages.Tell,
+    messages.Inventory,
     worker=workers,
     epoch=st.integers(0, 99),
     reduced=st.integers(-2, 99),

@@ -22,7 +22,7 @@ from holdfast.control.decision import (
 )
 from holdfast.control.recovery import Rests
 from holdfast.errors import ScheduleError
-from holdfast.protocol.messages import Tell
+from holdfast.protocol.messages import Inventory
 from holdfast.protocol.records import Verdict
 
 GRID = {WorkerId(p, s): s for p in range(2) for s in range(2)}
@@ -47,7 +47,7 @@ def has(worker, reduced=4, **changes):
         "saving": 0,
         "commits": [],
     }
-    return Tell(**(values | changes))
+    return Inventory(**(values | changes))
 
 
 class Planner:

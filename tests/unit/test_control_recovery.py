@@ -1,4 +1,4 @@
-"""Half-done steps planned from Tells, and run to their end in a simulated cluster.
+"""Half-done steps planned from Inventories, and run to their end in a simulated cluster.
 
 The cluster takes its tensors only from where the plan says that they come from.
 """
@@ -16,7 +16,7 @@ from holdfast.planner.lineage import Progress
 from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.planner.schedules import NAMES
 from holdfast.protocol.half_done import from_record, to_record
-from holdfast.protocol.messages import Tell
+from holdfast.protocol.messages import Inventory
 from holdfast.protocol.records import Kept, Source, Verdict
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Fact, Kind, Op, Shape, What, makes, needs, parse_op
@@ -62,7 +62,7 @@ class Node:
         kept = {step: ([], []) for step, _ in self.kept}
         for step, fact in self.kept:
             kept[step][fact.what is What.GRADIENT].append(fact.microbatch)
-        return Tell(
+        return Inventory(
             worker=str(self.worker),
             epoch=epoch,
             reduced=self.reduced,
@@ -275,12 +275,12 @@ class Cluster:
 
     def plan(self, dead):
         stages = {worker: node.stage for worker, node in self.nodes.items()}
-        tells = {worker: node.tell() for worker, node in self.nodes.items()}
+        inventories = {worker: node.tell() for worker, node in self.nodes.items()}
         limit = self.random.choice([1.0, 3.0, 100.0])
         return rests(
             problem(self.shape, stages, limit),
             stages,
-            tells,
+            inventories,
             staggered=self.staggered,
             end_step=self.end_step,
             dead=dead,
@@ -392,15 +392,15 @@ def tell(reduced=0, **told):
         "epoch": 2,
         **told,
     }
-    return Tell(worker="", reduced=reduced, **told)
+    return Inventory(worker="", reduced=reduced, **told)
 
 
-def planned(tells, *, shape=TWO, limit=100.0, staggered=True, end_step=9, dead=()):
-    """``tells``: worker -> Tell; their stages are as in their names."""
-    tells = {parse_worker(name): one for name, one in tells.items()}
-    stages = {worker: worker.stage for worker in tells}
+def planned(inventories, *, shape=TWO, limit=100.0, staggered=True, end_step=9, dead=()):
+    """``inventories``: worker -> Tell; their stages are as in their names."""
+    inventories = {parse_worker(name): one for name, one in inventories.items()}
+    stages = {worker: worker.stage for worker in inventories}
     asked = problem(shape, stages, limit)
-    return rests(asked, stages, tells, staggered=staggered, end_step=end_step, dead=dead)
+    return rests(asked, stages, inventories, staggered=staggered, end_step=end_step, dead=dead)
 
 
 def lanes_of(running):
@@ -420,13 +420,13 @@ def test_a_step_that_nobody_has_begun_is_left_to_the_steady_schedule():
 
 def test_only_what_a_dead_worker_had_finished_is_done_again():
     # 1.1 had run 1F1 and 1BW1; 1.0 had not got the gradient. Pipeline 0 had finished its work.
-    tells = {
+    inventories = {
         "0.0": tell(progress={0: SUMMED}, kept=[Kept(0, [0], [])]),
         "0.1": tell(progress={0: SUMMED}, kept=[Kept(0, [], [0])]),
         "1.0": tell(progress={1: FORWARDED}, kept=[Kept(0, [1], [])]),
     }
     dead = [Dead(WorkerId(1, 1), 1, 0, (parse_op("1F1"), parse_op("1BW1")))]
-    plan = planned(tells, dead=dead)
+    plan = planned(inventories, dead=dead)
     (step,) = plan.running
     assert lanes_of(step) == {"0.0": "0R", "0.1": "1F1 1BW1 1R", "1.0": "0BW1 0R"}
     assert step.sources == {Fact(What.ACTIVATION, 0, 1): WorkerId(1, 0)}
@@ -437,8 +437,8 @@ def test_only_what_a_dead_worker_had_finished_is_done_again():
 
 def test_what_a_dead_worker_did_in_another_step_is_not_called_redone():
     dead = [Dead(WorkerId(1, 1), 1, 4, (parse_op("1F1"),))]
-    tells = {"0.0": tell(5, progress={0: FORWARDED}), "0.1": tell(5)}
-    assert planned(tells, dead=dead).redone == ()
+    inventories = {"0.0": tell(5, progress={0: FORWARDED}), "0.1": tell(5)}
+    assert planned(inventories, dead=dead).redone == ()
 
 
 def test_who_has_not_reduced_yet_gets_a_copy_from_who_has():
@@ -449,11 +449,11 @@ def test_who_has_not_reduced_yet_gets_a_copy_from_who_has():
 
 
 def test_stages_that_are_a_step_apart_make_two_running_steps():
-    tells = {
+    inventories = {
         "0.0": tell(4, progress={0: FORWARDED}, kept=[Kept(3, [0, 1], []), Kept(4, [0], [])]),
         "0.1": tell(3, progress={0: SUMMED, 1: GRADED}, kept=[Kept(3, [], [0, 1])]),
     }
-    plan = planned(tells)
+    plan = planned(inventories)
     assert [one.step for one in plan.running] == [3, 4]
     assert lanes_of(plan.running[0]) == {"0.0": "", "0.1": "1W1 1R"}
     assert plan.running[1].sources == {Fact(What.ACTIVATION, 0, 0): WorkerId(0, 0)}
@@ -478,15 +478,15 @@ def test_a_verdict_that_one_has_heard_voids_the_attempt_of_all():
 
 @pytest.mark.parametrize("bad", [BAD, Verdict(float("nan"), None, True)])
 def test_a_global_optimizer_has_no_second_attempts(bad):
-    tells = {"0.0": tell(4, progress={0: FORWARDED}), "0.1": tell(4, verdicts={3: bad})}
-    (step,) = planned(tells, staggered=False).running
+    inventories = {"0.0": tell(4, progress={0: FORWARDED}), "0.1": tell(4, verdicts={3: bad})}
+    (step,) = planned(inventories, staggered=False).running
     assert step.attempt == 0
-    assert planned(tells, staggered=True).running == ()
+    assert planned(inventories, staggered=True).running == ()
 
 
 def test_an_attempt_that_was_told_counts_also_without_its_verdict():
-    tells = {"0.0": tell(4, attempt=1, progress={0: FORWARDED}), "0.1": tell(4)}
-    (step,) = planned(tells).running
+    inventories = {"0.0": tell(4, attempt=1, progress={0: FORWARDED}), "0.1": tell(4)}
+    (step,) = planned(inventories).running
     assert step.attempt == 1
 
 
@@ -516,21 +516,21 @@ def test_who_stands_aside_still_sends_again_what_it_kept():
 
 def test_who_joined_after_the_step_is_not_asked_for_a_copy_of_its_gradient():
     # All that reduced step 3 at stage 1 are dead but one that only copied the result.
-    tells = {
+    inventories = {
         "0.0": tell(4, kept=[Kept(3, [0, 1], [])]),
         "0.1": tell(4, oldest=4),
         "1.1": tell(3, progress={0: SUMMED}, kept=[Kept(3, [], [0])]),
     }
-    (step,) = planned(tells).running
+    (step,) = planned(inventories).running
     assert lanes_of(step) == {"0.0": "", "0.1": "", "1.1": "1F1 1BW1 1R"}
     assert step.copies == {}
     assert step.reducers(1) == (WorkerId(1, 1),)
 
 
 def test_lost_work_that_nobody_has_the_weights_for_is_refused_in_words():
-    tells = {**LOST_GRADIENT, "1.1": tell(4, oldest=4, kept=[Kept(3, [], [0])])}
+    inventories = {**LOST_GRADIENT, "1.1": tell(4, oldest=4, kept=[Kept(3, [], [0])])}
     with pytest.raises(ScheduleError, match=r"1F1 of step 3 .* stage 1 .* go back to a checkpoint"):
-        planned(tells)
+        planned(inventories)
 
 
 def test_no_step_runs_from_the_end_on():
@@ -542,8 +542,8 @@ def test_no_step_runs_from_the_end_on():
 
 def test_finishing_beats_a_memory_limit():
     # Forwarded, but its activation was not kept: the forward must run again where there is no room.
-    tells = {"0.0": tell(progress={0: FORWARDED}), "0.1": tell()}
-    (step,) = planned(tells, shape=Shape(1, 2, 1), limit=1.0).running
+    inventories = {"0.0": tell(progress={0: FORWARDED}), "0.1": tell()}
+    (step,) = planned(inventories, shape=Shape(1, 2, 1), limit=1.0).running
     assert lanes_of(step)["0.0"] == "0F0 0BW0 0R"
 
 
@@ -561,19 +561,19 @@ def test_a_member_that_has_not_told_is_refused():
     asked = problem(TWO, GRID)
     with pytest.raises(ScheduleError, match=r"worker 0\.0 is a member or told, but not both"):
         rests(asked, GRID, {}, staggered=True, end_step=9)
-    tells = {worker: tell() for worker in GRID}
+    inventories = {worker: tell() for worker in GRID}
     few = problem(TWO, {WorkerId(0, 0): 0})
     with pytest.raises(ScheduleError, match=r"worker 0\.1 is a member or is in the planner's"):
-        rests(few, GRID, tells, staggered=True, end_step=9)
+        rests(few, GRID, inventories, staggered=True, end_step=9)
 
 
 def test_verdicts_are_those_of_all_and_must_agree():
     nan = Verdict(float("nan"), None, True)
-    tells = {"0.0": tell(4, verdicts={2: GOOD, 3: nan}), "0.1": tell(4, verdicts={3: nan})}
-    assert planned(tells).verdicts.keys() == {2, 3}
-    tells["0.1"] = tell(4, verdicts={2: BAD})
+    inventories = {"0.0": tell(4, verdicts={2: GOOD, 3: nan}), "0.1": tell(4, verdicts={3: nan})}
+    assert planned(inventories).verdicts.keys() == {2, 3}
+    inventories["0.1"] = tell(4, verdicts={2: BAD})
     with pytest.raises(ProtocolError, match=r"workers 0\.0 and 0\.1 tell of different verdicts"):
-        planned(tells)
+        planned(inventories)
 
 
 # --- where tensors come from and go to ---

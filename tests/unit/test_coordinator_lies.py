@@ -25,7 +25,7 @@ FAR = 1_000_000
 GOOD = Verdict(1.0, None, False)
 
 
-def tell(world: World, **changes: Any) -> messages.Tell:
+def tell(world: World, **changes: Any) -> messages.Inventory:
     return replace(world.told(world.actors["0.0"], world.run.run.epoch), **changes)
 
 

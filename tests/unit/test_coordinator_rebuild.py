@@ -27,7 +27,7 @@ class LoggingWorld(World):
         self.replays = True
         self.fails_before = 0  # the log ends before this step, if that is not 0
 
-    def told(self, actor: Actor, epoch: int, **changes: Any) -> messages.Tell:
+    def told(self, actor: Actor, epoch: int, **changes: Any) -> messages.Inventory:
         heard = {actor.reduced - 1: Verdict(1.0, None, False)} if actor.reduced > 0 else {}
         return super().told(actor, epoch, **({"verdicts": heard} | changes))
 

@@ -130,7 +130,7 @@ REPORT = messages.StepReport(
     operations=[],
     transfers=[],
 )
-TELL = messages.Tell(
+TELL = messages.Inventory(
     worker="0.0",
     epoch=2,
     reduced=0,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from holdfast.cluster import WorkerId
 from holdfast.control.recovery import Rests
 from holdfast.errors import ScheduleError
-from holdfast.protocol.messages import Tell
+from holdfast.protocol.messages import Inventory
 
 MOST_STUCK = 2  # replays in which a wait ran out
 
-Inventories = Mapping[WorkerId, Tell]
+Inventories = Mapping[WorkerId, Inventory]
 Stages = Mapping[WorkerId, int]
 
 
@@ -198,9 +198,9 @@ def _fits(inventories: Inventories, situation: Situation, version: int) -> bool:
     return True
 
 
-def _has_only(worker: WorkerId, version: int) -> Tell:
+def _has_only(worker: WorkerId, version: int) -> Inventory:
     """What a worker tells that holds a stage at ``version`` and has done nothing since."""
-    return Tell(
+    return Inventory(
         worker=str(worker),
         epoch=0,
         reduced=version,

@@ -33,7 +33,7 @@ class Handlers:
             messages.Ready: self._on_ready,
             messages.Heartbeat: self._on_heartbeat,
             messages.PeerGone: parts.complaints.on_peer_gone,
-            messages.Tell: parts.changes.on_tell,
+            messages.Inventory: parts.changes.on_inventory,
             messages.Resumed: self._on_resumed,
             messages.Replayed: parts.changes.on_replayed,
             messages.ReplayFailed: parts.changes.on_replay_failed,

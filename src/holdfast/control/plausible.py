@@ -30,7 +30,7 @@ _IN_TRAINING = (
     messages.Resumed,
     messages.StateHashes,
     messages.StepReport,
-    messages.Tell,
+    messages.Inventory,
 )
 
 
@@ -42,7 +42,7 @@ class Plausible:
             messages.LayerCosts: self._costs,
             messages.Ready: self._ready,
             messages.StepReport: self._report,
-            messages.Tell: self._tell,
+            messages.Inventory: self._inventory,
             messages.Replayed: self._replayed,
             messages.Finished: self._finished,
         }
@@ -98,19 +98,21 @@ class Plausible:
         _at_most(report, "operations", [op.stage for op in ops], shape.last_stage)
         self._microbatches(report, "operations", [op.microbatch or 0 for op in ops])
 
-    def _tell(self, tell: messages.Tell) -> None:
+    def _inventory(self, inventory: messages.Inventory) -> None:
         steps = self._run.config.train.steps
-        _at_most(tell, "reduced", [tell.reduced], steps)
-        _at_most(tell, "oldest", [tell.oldest], steps)
-        _at_most(tell, "saving", [tell.saving], steps)
-        _at_most(tell, "commits", tell.commits, steps)
-        _at_most(tell, "verdicts", tell.verdicts, steps)
-        _at_most(tell, "kept", [one.step for one in tell.kept], steps)
-        self._microbatches(tell, "progress", tell.progress)
-        for one in tell.kept:
-            self._microbatches(tell, "kept", [*one.activations, *one.gradients])
-        if tell.reduced < 0 and parse_worker(tell.worker) in self._run.stages:
-            raise Implausible(f"Tell.reduced={tell.reduced}: expected at least 0 of a member")
+        _at_most(inventory, "reduced", [inventory.reduced], steps)
+        _at_most(inventory, "oldest", [inventory.oldest], steps)
+        _at_most(inventory, "saving", [inventory.saving], steps)
+        _at_most(inventory, "commits", inventory.commits, steps)
+        _at_most(inventory, "verdicts", inventory.verdicts, steps)
+        _at_most(inventory, "kept", [one.step for one in inventory.kept], steps)
+        self._microbatches(inventory, "progress", inventory.progress)
+        for one in inventory.kept:
+            self._microbatches(inventory, "kept", [*one.activations, *one.gradients])
+        if inventory.reduced < 0 and parse_worker(inventory.worker) in self._run.stages:
+            raise Implausible(
+                f"Inventory.reduced={inventory.reduced}: expected at least 0 of a member"
+            )
 
     def _replayed(self, replayed: messages.Replayed) -> None:
         _at_most(

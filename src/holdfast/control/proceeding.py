@@ -74,7 +74,10 @@ class Proceeding:
         steady = self._plans.for_members()
         run.plan.begin_at(rest.first_step)
         told = {worker: change.inventories[worker] for worker in run.stages}
-        progress = {w: (tell.reduced, tell.attempt, tell.done) for w, tell in told.items()}
+        progress = {
+            w: (inventory.reduced, inventory.attempt, inventory.done)
+            for w, inventory in told.items()
+        }
         self._work.adopt(run.epoch, rest.running, steady.schedule, progress)
         change.resume(
             _step_of(rest),

@@ -63,7 +63,7 @@ class Reconfiguration:
     leaving: dict[WorkerId, Joiner] = field(default_factory=dict)
     halted_s: float = 0.0
     busy_s: dict[WorkerId, float] = field(default_factory=dict)  # last seen so, since it was told
-    inventories: dict[WorkerId, messages.Tell] = field(default_factory=dict)
+    inventories: dict[WorkerId, messages.Inventory] = field(default_factory=dict)
     plan_s: float = 0.0
     step: int = 0
     redone: int = 0
@@ -131,7 +131,7 @@ class Reconfiguration:
         self.busy_s.clear()
         self.resumed_s.clear()
 
-    def note_inventory(self, worker: WorkerId, inventory: messages.Tell) -> None:
+    def note_inventory(self, worker: WorkerId, inventory: messages.Inventory) -> None:
         self.inventories[worker] = inventory
 
     def note_busy(self, worker: WorkerId, at_s: float) -> None:

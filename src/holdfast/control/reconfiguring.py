@@ -122,14 +122,14 @@ class Reconfigurations:
 
     # --- tell ---
 
-    def on_tell(self, tell: messages.Tell, at_s: float) -> list[Effect]:
+    def on_inventory(self, inventory: messages.Inventory, at_s: float) -> list[Effect]:
         change, run = self._current, self._run
-        worker = parse_worker(tell.worker)
-        if change is None or change.is_resuming or tell.epoch != run.epoch:
+        worker = parse_worker(inventory.worker)
+        if change is None or change.is_resuming or inventory.epoch != run.epoch:
             return []  # of a change that was begun anew since
-        change.note_inventory(worker, tell)
-        self._work.note(worker, run.epoch, tell.reduced, tell.done, tell.attempt)
-        self._reports.note_kept(tell.worker, tell.kept_bytes)
+        change.note_inventory(worker, inventory)
+        self._work.note(worker, run.epoch, inventory.reduced, inventory.done, inventory.attempt)
+        self._reports.note_kept(inventory.worker, inventory.kept_bytes)
         return self.tick(at_s)
 
     def tick(self, at_s: float) -> list[Effect]:

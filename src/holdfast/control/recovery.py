@@ -1,7 +1,7 @@
 """From what all live members have told to the lanes that end every half-done step.
 
-Pure: Tells in, the content of a Proceed out. Knows nothing of epochs, connections or time, and
-not what runs after the half-done steps.
+Pure: Inventories in, the content of a Proceed out. Knows nothing of epochs, connections or time,
+and not what runs after the half-done steps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from holdfast.cluster import WorkerId
 from holdfast.control.lost_work import Dead
-from holdfast.control.told import Told, attempt_of, verdicts_of
+from holdfast.control.told import MemberInventory, attempt_of, verdicts_of
 from holdfast.errors import MemoryExceeded, ScheduleError
 from holdfast.planner.lineage import Facts
 from holdfast.planner.problem import Problem
 from holdfast.planner.rest import Rest, rest_of_step
-from holdfast.protocol.messages import Tell
+from holdfast.protocol.messages import Inventory
 from holdfast.protocol.records import Verdict
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.running import RunningStep
@@ -40,24 +40,27 @@ class Rests:
 def rests(
     problem: Problem,
     stages: Mapping[WorkerId, int],
-    tells: Mapping[WorkerId, Tell],
+    inventories: Mapping[WorkerId, Inventory],
     *,
     staggered: bool,
     end_step: int,
     dead: Sequence[Dead] = (),
 ) -> Rests:
-    """``stages``: every member and the stage it holds; ``tells``: one of each of them.
+    """``stages``: every member and the stage it holds; ``inventories``: one of each of them.
 
     ScheduleError if the members cannot end the steps: then only going back helps.
     """
-    _check_members(problem, stages, tells)
-    everyone = [Told.read(worker, stages[worker], tells[worker]) for worker in sorted(stages)]
+    _check_members(problem, stages, inventories)
+    everyone = [
+        MemberInventory.read(worker, stages[worker], inventories[worker])
+        for worker in sorted(stages)
+    ]
     verdicts = verdicts_of(everyone)
-    newest = max(told.reduced for told in everyone)
-    if newest - min(told.reduced for told in everyone) > _MOST_APART:
+    newest = max(member.reduced for member in everyone)
+    if newest - min(member.reduced for member in everyone) > _MOST_APART:
         raise ScheduleError(f"members are more than {_MOST_APART} steps apart: go back")
     planned: list[tuple[RunningStep, Rest]] = []
-    for step in range(min(told.reduced for told in everyone), min(newest + 1, end_step)):
+    for step in range(min(member.reduced for member in everyone), min(newest + 1, end_step)):
         attempt = attempt_of(step, everyone, verdicts, staggered=staggered)
         if step < newest or _begun(everyone, step, attempt):
             planned.append(_planned(problem, everyone, step, attempt))
@@ -77,10 +80,10 @@ def rests(
 
 
 def _check_members(
-    problem: Problem, stages: Mapping[WorkerId, int], tells: Mapping[WorkerId, Tell]
+    problem: Problem, stages: Mapping[WorkerId, int], inventories: Mapping[WorkerId, Inventory]
 ) -> None:
     live = {member.worker for member in problem.members if member.speed > 0}
-    for who, found in (("told", tells.keys()), ("is in the planner's problem", live)):
+    for who, found in (("told", inventories.keys()), ("is in the planner's problem", live)):
         differ = sorted(stages.keys() ^ found)
         if differ or not stages:
             name = f"worker {differ[0]}" if differ else "nobody"
@@ -89,23 +92,23 @@ def _check_members(
             )
 
 
-def _begun(everyone: Sequence[Told], step: int, attempt: int) -> bool:
+def _begun(everyone: Sequence[MemberInventory], step: int, attempt: int) -> bool:
     """Whether anything of the step exists. If not, the steady schedule can run all of it."""
     return any(
         any(facts.progress.values()) or facts.activations or facts.gradients
-        for facts in (told.facts(step, attempt) for told in everyone)
+        for facts in (member.facts(step, attempt) for member in everyone)
     )
 
 
 def _planned(
-    problem: Problem, everyone: Sequence[Told], step: int, attempt: int
+    problem: Problem, everyone: Sequence[MemberInventory], step: int, attempt: int
 ) -> tuple[RunningStep, Rest]:
     # Whoever stands aside holds nothing here, but can still send again what it has kept.
     holders = {
-        told.worker: () if _stands_aside(told, everyone, step) else (told.stage,)
-        for told in everyone
+        member.worker: () if _stands_aside(member, everyone, step) else (member.stage,)
+        for member in everyone
     }
-    facts = {told.worker: told.facts(step, attempt) for told in everyone}
+    facts = {member.worker: member.facts(step, attempt) for member in everyone}
     rest = _rest(problem, holders, facts)
     copies = {r.stage: r.copy_from for r in rest.todo.reductions if r.copy_from is not None}
     running = RunningStep(
@@ -115,13 +118,13 @@ def _planned(
     return running, rest
 
 
-def _stands_aside(told: Told, everyone: Sequence[Told], step: int) -> bool:
+def _stands_aside(member: MemberInventory, everyone: Sequence[MemberInventory], step: int) -> bool:
     """It is past the step and has not the weights of before it, but somebody else has them.
 
     So it is with a worker that joined after the step: it has neither those nor the gradients.
     """
-    return not told.can_run(step) and any(
-        other.stage == told.stage and other.can_run(step) for other in everyone
+    return not member.can_run(step) and any(
+        other.stage == member.stage and other.can_run(step) for other in everyone
     )
 
 
@@ -143,9 +146,9 @@ def _with_twice_the_memory(problem: Problem) -> Problem:
     return replace(problem, memory=replace(memory, limit=2 * memory.limit, limits=limits))
 
 
-def _check_weights(running: RunningStep, everyone: Sequence[Told]) -> None:
+def _check_weights(running: RunningStep, everyone: Sequence[MemberInventory]) -> None:
     """Old operations on new weights would run, and give other bits."""
-    unable = {told.worker for told in everyone if not told.can_run(running.step)}
+    unable = {member.worker for member in everyone if not member.can_run(running.step)}
     for worker, op in _work(running):
         if worker in unable:
             raise ScheduleError(

@@ -27,7 +27,7 @@ _MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.Ready,
         messages.Heartbeat,
         messages.PeerGone,
-        messages.Tell,
+        messages.Inventory,
         messages.Offered,
         messages.Resumed,
         messages.Copied,

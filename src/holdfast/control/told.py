@@ -1,4 +1,5 @@
-"""What the members have told, step by step: Tells turned into the facts that lineage works on.
+"""What the members have told, step by step: Inventories turned into the facts that lineage works
+on.
 
 Decides nothing: who runs what is left to the planner. Knows no lanes.
 """
@@ -10,7 +11,7 @@ from math import isnan
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.planner.lineage import Facts, Place, Progress
-from holdfast.protocol.messages import Tell
+from holdfast.protocol.messages import Inventory
 from holdfast.protocol.records import Verdict
 
 _GOOD = Verdict(0.0, None, False)
@@ -25,8 +26,8 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Told:
-    """A Tell that was read, with the stage that its worker holds."""
+class MemberInventory:
+    """An Inventory that was read, with the stage that its worker holds."""
 
     worker: WorkerId
     stage: int
@@ -38,16 +39,16 @@ class Told:
     verdicts: Mapping[int, Verdict]
 
     @classmethod
-    def read(cls, worker: WorkerId, stage: int, tell: Tell) -> "Told":
+    def read(cls, worker: WorkerId, stage: int, inventory: Inventory) -> "MemberInventory":
         return cls(
             worker,
             stage,
-            tell.reduced,
-            tell.oldest,
-            tell.attempt,
-            {m: Progress(state) for m, state in tell.progress.items()},
-            _kept(tell),
-            tell.verdicts,
+            inventory.reduced,
+            inventory.oldest,
+            inventory.attempt,
+            {m: Progress(state) for m, state in inventory.progress.items()},
+            _kept(inventory),
+            inventory.verdicts,
         )
 
     def can_run(self, step: int) -> bool:
@@ -70,23 +71,24 @@ class Told:
         return self.stage, microbatch
 
 
-def _kept(tell: Tell) -> dict[int, Kept]:
+def _kept(inventory: Inventory) -> dict[int, Kept]:
     return {
-        one.step: Kept(frozenset(one.activations), frozenset(one.gradients)) for one in tell.kept
+        one.step: Kept(frozenset(one.activations), frozenset(one.gradients))
+        for one in inventory.kept
     }
 
 
-def verdicts_of(everyone: Iterable[Told]) -> dict[int, Verdict]:
+def verdicts_of(everyone: Iterable[MemberInventory]) -> dict[int, Verdict]:
     """All that anyone has heard. A step's verdict is the same everywhere, or bits differ."""
     verdicts: dict[int, Verdict] = {}
     heard_by: dict[int, WorkerId] = {}
-    for told in everyone:
-        for step, verdict in told.verdicts.items():
+    for member in everyone:
+        for step, verdict in member.verdicts.items():
             known = verdicts.setdefault(step, verdict)
-            first = heard_by.setdefault(step, told.worker)
+            first = heard_by.setdefault(step, member.worker)
             if not _same(known, verdict):
                 raise ProtocolError(
-                    f"workers {first} and {told.worker} tell of different verdicts of step "
+                    f"workers {first} and {member.worker} tell of different verdicts of step "
                     f"{step}: {known} and {verdict}; expected the same bits everywhere"
                 )
     return dict(sorted(verdicts.items()))
@@ -99,9 +101,13 @@ def _same(one: Verdict, other: Verdict) -> bool:
 
 
 def attempt_of(
-    step: int, everyone: Iterable[Told], verdicts: Mapping[int, Verdict], *, staggered: bool
+    step: int,
+    everyone: Iterable[MemberInventory],
+    verdicts: Mapping[int, Verdict],
+    *,
+    staggered: bool,
 ) -> int:
     """1 if somebody knows that the step before was taken back: then all redo ``step``."""
-    told = max((one.attempt for one in everyone if one.reduced == step), default=0)
+    newest = max((one.attempt for one in everyone if one.reduced == step), default=0)
     before = verdicts.get(step - 1, _GOOD)
-    return max(told, int(staggered and (before.scale is not None or before.skip)))
+    return max(newest, int(staggered and (before.scale is not None or before.skip)))

@@ -34,7 +34,7 @@ _VERDICTS_KEPT = 1000  # a checkpoint is whole some steps after it was taken
 _NO_LIMIT_BYTES = 1 << 60
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
-Tell = Callable[[messages.Message], None]
+SendMessage = Callable[[messages.Message], None]
 
 
 class BoundaryLog:
@@ -91,7 +91,7 @@ def open_log(
     slots: Mapping[int, Sequence[ParameterName]],
     ties: Sequence[Sequence[ParameterName]],
     every_steps: int,
-    tell: Tell,
+    tell: SendMessage,
 ) -> BoundaryLog:
     """As ``Assign.log`` says. ``slots``: of every stage; ``every_steps``: between checkpoints."""
     if log is None:
@@ -154,7 +154,7 @@ class FileLog(BoundaryLog):
         stage: int,
         ties: Sequence[SpanningTie],
         every_steps: int,
-        tell: Tell,
+        tell: SendMessage,
     ) -> None:
         self._name, self._stage, self._ties = str(worker), stage, ties
         self._every_steps, self._tell = every_steps, tell

@@ -17,7 +17,7 @@ from holdfast.protocol.half_done import from_record
 from holdfast.recovery.places import Places
 from holdfast.runtime.activity import Activity
 from holdfast.runtime.borders import TransportBoundary
-from holdfast.runtime.boundary_log import BoundaryLog, Tell, open_log
+from holdfast.runtime.boundary_log import BoundaryLog, SendMessage, open_log
 from holdfast.runtime.built import Builder, Built
 from holdfast.runtime.copying import Giver
 from holdfast.runtime.emulation import EmulatedDevice
@@ -62,7 +62,7 @@ class StageTraining:
         assign: messages.Assign,
         keeping: StateKeeping,
         places: Places,
-        tell: Tell,
+        tell: SendMessage,
         check: Callable[[], None],
         injector: Injector,
         ran: Callable[[str], None] = lambda who: None,
@@ -115,7 +115,7 @@ class StageTraining:
         )
 
     def _open_log(
-        self, config: RunConfig, assign: messages.Assign, places: Places, tell: Tell
+        self, config: RunConfig, assign: messages.Assign, places: Places, tell: SendMessage
     ) -> BoundaryLog:
         return open_log(
             assign.log,
@@ -215,13 +215,13 @@ class StageTraining:
 
     # --- what it has ---
 
-    def tell(self, epoch: int) -> messages.Tell:
+    def inventory(self, epoch: int) -> messages.Inventory:
         """All that planning needs to know of this worker."""
         commit, ledger = self.built.commit, self.ledger
         self._injector.reach(commit.reduced, "halt", ledger.num_done)
         self.log.flush(_FLUSH_LIMIT_S)  # whoever has to replay will read it
         is_begun = ledger.step == commit.reduced
-        return messages.Tell(
+        return messages.Inventory(
             worker=str(self._me),
             epoch=epoch,
             reduced=_NOWHERE if self._follower.is_fresh else commit.reduced,
@@ -277,7 +277,7 @@ def _saver(
     keeping: StateKeeping,
     assign: messages.Assign,
     places: Places,
-    tell: Tell,
+    tell: SendMessage,
 ) -> StageSaver:
     def failed(version: int, reason: str) -> None:
         tell(messages.PartFailed(worker=str(me), step=version, reason=reason))

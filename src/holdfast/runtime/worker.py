@@ -122,7 +122,7 @@ class Worker:
     def _stand_still(self, order: messages.Halt | messages.Restore) -> None:
         if isinstance(order, messages.Halt):
             if self.training is not None:  # else it only replayed, and has nothing to tell
-                self._link.send(self.training.tell(order.epoch))
+                self._link.send(self.training.inventory(order.epoch))
         else:
             self._built.restore(order.version)
 

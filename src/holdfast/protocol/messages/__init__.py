@@ -39,13 +39,13 @@ from holdfast.protocol.messages.reconfiguring import (
     OFFER_AHEAD,
     Adopt,
     Halt,
+    Inventory,
     Offer,
     Offered,
     Proceed,
     ReconfigurationMessage,
     Restore,
     Resumed,
-    Tell,
 )
 from holdfast.protocol.messages.saving import (
     CheckpointPart,
@@ -134,7 +134,7 @@ __all__ = [
     "StateHashes",
     "StepReport",
     "Stop",
-    "Tell",
+    "Inventory",
     "Warned",
     "WorkerExited",
     "WorkerNotStarted",

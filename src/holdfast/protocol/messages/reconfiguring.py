@@ -30,7 +30,7 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
+class Inventory:
     """worker -> coordinator, the answer to Halt: all that planning the rest needs to know."""
 
     worker: Worker
@@ -58,7 +58,7 @@ class Proceed:
     schedule: str  # of every step from ``first_step`` on
     first_step: Step
     end_step: Step  # stop and save when this many steps are done
-    verdicts: dict[Step, Verdict]  # as in Tell, of all members together
+    verdicts: dict[Step, Verdict]  # as in Inventory, of all members together
     saved: dict[Stage, Step]
     """Stage -> newest version whose part of a checkpoint is on disk or being written."""
     saves: list[SaveRule]  # as in SaveAt
@@ -116,4 +116,4 @@ class Adopt:
     first_step: Step
 
 
-ReconfigurationMessage = Halt | Tell | Proceed | Resumed | Restore | Offer | Offered | Adopt
+ReconfigurationMessage = Halt | Inventory | Proceed | Resumed | Restore | Offer | Offered | Adopt
