@@ -5,7 +5,7 @@ import math
 from enum import Enum, auto
 from typing import NamedTuple
 
-from holdfast.detection.series import NUM_LASTING, Change
+from holdfast.detection.series import NUM_LASTING, LevelChange
 from holdfast.detection.settings import WatchSettings
 
 _NUM_STEADY = 8  # steps between two words on one slowness, if no change point is found
@@ -30,7 +30,7 @@ class Reading(NamedTuple):
     """What one step shows of a subject. Excesses are logs of factors over the healthy level."""
 
     step: int
-    change: Change | None  # found in this step
+    change: LevelChange | None  # found in this step
     now: float | None  # median excess of the newest values; None: it has no work
     steady: float | None  # the same, if it has been so for several steps
     probe: float | None  # excess of a benchmark that has come since it was asked for

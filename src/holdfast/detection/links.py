@@ -14,7 +14,7 @@ from holdfast.detection.case import Case, Move, Phase, Reading
 from holdfast.detection.diagnosis import Link, link_of
 from holdfast.detection.observation import Transfer
 from holdfast.detection.predicted import lower_median
-from holdfast.detection.series import Change, Series
+from holdfast.detection.series import LevelChange, Series
 from holdfast.detection.settings import WatchSettings
 
 _NUM_BASELINE = 8  # values of a direction and kind that are its baseline
@@ -212,7 +212,7 @@ class Links:
             sample = max(sample, other)
         track.history.append((step, sample))
 
-    def _look(self, track: LinkTrack, step: int) -> Change | None:
+    def _look(self, track: LinkTrack, step: int) -> LevelChange | None:
         if not track.history or track.history[-1][0] != step:
             return None
         if track.series is not None:
@@ -223,7 +223,7 @@ class Links:
             change = track.series.update(at, sample.value) or change
         return change
 
-    def _reading(self, track: LinkTrack, step: int, change: Change | None) -> Reading:
+    def _reading(self, track: LinkTrack, step: int, change: LevelChange | None) -> Reading:
         busy = bool(track.history) and track.history[-1][0] >= step - 1
         probe = self._measured(track)
         now = track.newest() if busy else None

@@ -13,7 +13,7 @@ _REFINE_AT = (16, 32)
 NUM_LASTING = 8  # values that show a level to which no single change has led
 
 
-class Change(NamedTuple):
+class LevelChange(NamedTuple):
     """A shift of the series, seen from the healthy level."""
 
     onset: bool
@@ -32,7 +32,7 @@ class Series:
         self.healthy: float = 0.0
         self._has_risen = False
 
-    def update(self, step: int, value: float) -> Change | None:
+    def update(self, step: int, value: float) -> LevelChange | None:
         self._num += 1
         self._recent.append((step, value))
         shift = self._detector.update(value)
@@ -44,7 +44,7 @@ class Series:
         oldest = self._num - len(self._recent)
         since = self._recent[min(max(shift.began - oldest, 0), len(self._recent) - 1)][0]
         excess = shift.after - self.healthy
-        return Change(shift.onset, since, excess, shift.confidence, shift.how)
+        return LevelChange(shift.onset, since, excess, shift.confidence, shift.how)
 
     def refine(self) -> None:
         """Healthy so far: with more values its healthy level is known better."""

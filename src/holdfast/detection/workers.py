@@ -15,7 +15,7 @@ from holdfast.detection.benchmarks import Benchmarks
 from holdfast.detection.case import Case, Move, Phase, Reading
 from holdfast.detection.observation import WorkerStep
 from holdfast.detection.predicted import low_quarter, lower_median
-from holdfast.detection.series import Change, Series
+from holdfast.detection.series import LevelChange, Series
 from holdfast.detection.settings import WatchSettings
 
 _NUM_NOW = 5  # newest values that say how it is now
@@ -155,7 +155,7 @@ class Workers:
             for track in (self.tracks[worker],)
         }
 
-    def _read_machine(self, name: str, step: int, change: Change | None) -> Move | None:
+    def _read_machine(self, name: str, step: int, change: LevelChange | None) -> Move | None:
         machine = self.machines[name]
         _rebase(machine.common, machine.case, change)
         probe = None
@@ -166,7 +166,7 @@ class Workers:
             probe = median(known) if 2 * len(known) >= len(there) > 0 else None
         return _read(machine.case, machine.common, step, change, probe, busy=True)
 
-    def _read_worker(self, worker: WorkerId, step: int, change: Change | None) -> Move | None:
+    def _read_worker(self, worker: WorkerId, step: int, change: LevelChange | None) -> Move | None:
         track = self.tracks[worker]
         _rebase(track.own, track.case, change)
         probe = self._benchmarks.since(worker, track.case.asked)
@@ -214,7 +214,7 @@ class Workers:
         return Move.TELL
 
 
-def _rebase(series: Series, case: Case, change: Change | None) -> None:
+def _rebase(series: Series, case: Case, change: LevelChange | None) -> None:
     """Healthy and now faster for good: this is how fast it can be."""
     if change and not change.onset and case.phase is Phase.HEALTHY and change.excess < 0:
         series.healthy += change.excess
@@ -224,7 +224,7 @@ def _read(
     case: Case,
     series: Series,
     step: int,
-    change: Change | None,
+    change: LevelChange | None,
     probe: float | None,
     lasting: float | None = None,
     *,
