@@ -32,9 +32,9 @@ from holdfast.models.text import VOCABULARY, CharText, next_token_loss
 from holdfast.runtime.gradients import FastGradients, Layout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import Reduced, conclude
-from holdfast.runtime.taking_back import KeepOld, TakingBack, Update
+from holdfast.runtime.taking_back import SnapshotRollback, StepRollback, Update
 from holdfast.runtime.undo import inverse_of
-from holdfast.runtime.undoing import Undo
+from holdfast.runtime.undoing import InverseRollback
 
 Floats = NDArray[np.float32]
 Factory = Callable[..., optim.Optimizer]
@@ -160,7 +160,7 @@ def train(
         vocabulary=VOCABULARY, context=CONTEXT, width=32, heads=2, depth=2, dropout=0.0
     )
     model, chance = Model(layers, factory), random.Random(1)
-    undo = Undo(model.optimizer, keeps_old=True)
+    undo = InverseRollback(model.optimizer, keeps_old=True)
     for step in range(steps):
         rows = [data[(step * BATCH + i) * 7 % len(data)] for i in range(BATCH)]
         inputs, targets = (torch.stack(column) for column in zip(*rows, strict=True))
@@ -245,29 +245,29 @@ class Way:
     def __init__(self, name: str, layers: list[nn.Module], factory: Factory) -> None:
         self.model = Model(copy.deepcopy(layers), factory)
         self._on_trust = name.endswith("on trust")
-        kind = {"keep-old": KeepOld, "undo": Undo}.get(name.split(",")[0])
-        self._taking_back: TakingBack | None = None
+        kind = {"keep-old": SnapshotRollback, "undo": InverseRollback}.get(name.split(",")[0])
+        self._rollback: StepRollback | None = None
         if kind is not None:
-            self._taking_back = kind(self.model.optimizer, keeps_old=True)
+            self._rollback = kind(self.model.optimizer, keeps_old=True)
         self.times_s: list[float] = []
         self.kept_bytes = self.most_bytes = 0
 
     def step(self, step: int, reduced: Reduced) -> None:
-        taking_back, update = self._taking_back, Update(step, reduced)
+        rollback, update = self._rollback, Update(step, reduced)
         start_s = time.thread_time()  # others on the machine do not show in it
-        if taking_back is None:
+        if rollback is None:
             self.model.optimizer.step(step, update.gradients())
         else:
-            taking_back.apply(update, on_trust=self._on_trust)
+            rollback.apply(update, on_trust=self._on_trust)
         self.times_s.append(time.thread_time() - start_s)
-        if taking_back is not None:
-            self.most_bytes = max(self.most_bytes, taking_back.kept_bytes(reduced))
-            taking_back.settled(step)
-            self.kept_bytes = taking_back.kept_bytes(reduced)
+        if rollback is not None:
+            self.most_bytes = max(self.most_bytes, rollback.kept_bytes(reduced))
+            rollback.settled(step)
+            self.kept_bytes = rollback.kept_bytes(reduced)
 
     @property
     def peak_bytes(self) -> int:
-        return 0 if self._taking_back is None else self._taking_back.peak_bytes
+        return 0 if self._rollback is None else self._rollback.peak_bytes
 
 
 WAYS = ("plain", "keep-old, settled", "keep-old, on trust", "undo, settled", "undo, on trust")

@@ -19,7 +19,7 @@ from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import conclude
 from holdfast.runtime.taking_back import Update
 from holdfast.runtime.undo import check_undoable, inverse_of
-from holdfast.runtime.undoing import Undo
+from holdfast.runtime.undoing import InverseRollback
 
 Factory = Callable[..., optim.Optimizer]
 SHAPES = ((40, 30), (50,), (), (0, 3), (2, 3, 2, 2))
@@ -73,7 +73,7 @@ class World:
         keys = [f"{i}.weight" for i in range(len(self.parameters))]
         self.layout = Layout.of(self.parameters, keys)
         self.optimizer = StageOptimizer(self.parameters, keys, factory, schedule)
-        self.undo = Undo(self.optimizer, keeps_old=keeps_old)
+        self.undo = InverseRollback(self.optimizer, keeps_old=keeps_old)
 
     def update(
         self, step: int, size: float = 0.1, *, scale: float | None = None, unused: int = -1
@@ -201,7 +201,7 @@ def test_a_step_that_is_left_out_is_a_step_too():
 
 def test_a_stage_without_parameters_has_nothing_to_undo():
     stage = StageOptimizer([], [], OPTIMIZERS["AdamW"], None)
-    undo = Undo(stage, keeps_old=True)
+    undo = InverseRollback(stage, keeps_old=True)
     reduced = conclude(FastGradients(Layout(())), torch.zeros(0), touched=(), nonfinite=False)
     undo.apply(Update(0, reduced), on_trust=True)
     assert undo.old(0) == ()

@@ -17,7 +17,7 @@ from stages_in_turns import (
 from holdfast.cluster import WorkerId
 from holdfast.runtime import commit
 from holdfast.runtime.optimizer import StageOptimizer
-from holdfast.runtime.undoing import Undo
+from holdfast.runtime.undoing import InverseRollback
 from holdfast.schedule.generate import gpipe
 
 pytestmark = IN_TURNS
@@ -28,21 +28,21 @@ def seen(monkeypatch) -> Counter[str]:
     """All stages undo from now on; how often each part of it was needed."""
     counts: Counter[str] = Counter()
 
-    def undo(consistency: str, optimizer: StageOptimizer, keeps_old: bool) -> Undo:
-        return Undo(optimizer, keeps_old=keeps_old)
+    def undo(consistency: str, optimizer: StageOptimizer, keeps_old: bool) -> InverseRollback:
+        return InverseRollback(optimizer, keeps_old=keeps_old)
 
     def counted(name: str):
-        plain = getattr(Undo, name)
+        plain = getattr(InverseRollback, name)
 
         def call(self, *given, **named):
             counts[name] += 1
             return plain(self, *given, **named)
 
-        monkeypatch.setattr(Undo, name, call)
+        monkeypatch.setattr(InverseRollback, name, call)
 
     for name in ("apply", "take_back", "_before"):
         counted(name)
-    monkeypatch.setattr(commit, "_taking_back", undo)
+    monkeypatch.setattr(commit, "_rollback", undo)
     return counts
 
 

@@ -24,7 +24,7 @@ from holdfast.runtime.reduction import Reduced
 from holdfast.runtime.stage import Stage
 from holdfast.runtime.state import Layers, buffer_values, set_buffer_values, swapped_buffers
 from holdfast.runtime.step_sums import Totals
-from holdfast.runtime.taking_back import KeepOld, TakingBack, Update
+from holdfast.runtime.taking_back import SnapshotRollback, StepRollback, Update
 from holdfast.runtime.verdict import Verdict, Verdicts, make_piece
 from holdfast.transport.base import Tag
 
@@ -103,7 +103,7 @@ class StageCommit:
         self.reduced = reduced
         self.result: Result | None = None  # of the newest reduced step
         self.verdicts: dict[int, Verdict] = {}  # of the last two settled steps
-        self._taking_back = _taking_back(consistency, optimizer, keeps_old)
+        self._rollback = _rollback(consistency, optimizer, keeps_old)
         self._buffers: dict[int, Mapping[str, Tensor]] = {}  # as they were before a step
         self._pending: _Pending | None = None
         self._peak_bytes = 0
@@ -119,7 +119,7 @@ class StageCommit:
     def oldest(self) -> int:
         """Operations of this step and of later ones can be run, with the weights they need."""
         applied = self.phase is not Phase.REDUCED
-        return min([*self._taking_back.steps, self.reduced if applied else self.reduced - 1])
+        return min([*self._rollback.steps, self.reduced if applied else self.reduced - 1])
 
     def attempt_at(self, step: int) -> int:
         """1 if ``step`` is to be done once more, because of the verdict of the one before it."""
@@ -176,7 +176,7 @@ class StageCommit:
         trusted = pending.is_applied
         if not (trusted and verdict.good):
             if trusted:
-                self._taking_back.take_back(result.step)
+                self._rollback.take_back(result.step)
                 set_buffer_values(self._layers, self._buffers[result.step])
                 self._pending = replace(pending, is_applied=False)
             self._apply(result, verdict.scale, skip=verdict.skip)
@@ -189,7 +189,7 @@ class StageCommit:
         """The state was replaced by one that has had ``version`` steps."""
         self._pending = None  # of a step that is thrown away
         self.reduced, self.result, self.verdicts, self._buffers = version, None, {}, {}
-        self._taking_back.restart()
+        self._rollback.restart()
 
     def follow(self, result: Result, verdict: Verdict) -> None:
         """Apply a step that others have settled."""
@@ -202,7 +202,7 @@ class StageCommit:
     @contextmanager
     def old_weights(self, step: int) -> Iterator[None]:
         """The stage as it was before ``step``, for operations that are run again."""
-        old = self._taking_back.old(step)
+        old = self._rollback.old(step)
         if old is None:  # not applied yet: the old weights are the present ones
             yield
             return
@@ -214,7 +214,7 @@ class StageCommit:
     def kept_bytes(self) -> int:
         """What is held now so that steps can be taken back and run again."""
         newest = None if self.result is None else self.result.reduced
-        return self._taking_back.kept_bytes(newest) + self._buffer_bytes
+        return self._rollback.kept_bytes(newest) + self._buffer_bytes
 
     @property
     def peak_kept_bytes(self) -> int:
@@ -228,7 +228,7 @@ class StageCommit:
     def _settled(self, step: int, verdict: Verdict) -> None:
         self.verdicts[step] = verdict
         self.verdicts = {s: v for s, v in self.verdicts.items() if s > step - 2}
-        self._taking_back.settled(step)
+        self._rollback.settled(step)
         self._buffers = {s: kept for s, kept in self._buffers.items() if s >= step}
         self._reach(step, "settled")
 
@@ -239,29 +239,29 @@ class StageCommit:
         if (on_trust or self._keeps_old) and step not in self._buffers:
             self._buffers[step] = buffer_values(self._layers, result.totals.changes)
         if skip:
-            self._taking_back.apply(Update(step, None), on_trust=on_trust)
+            self._rollback.apply(Update(step, None), on_trust=on_trust)
             return
         self._before_update()
         self._reach(step, "apply")
         if self._due(step, "half"):
             half = _every_second(result.reduced)
-            self._taking_back.try_out(
+            self._rollback.try_out(
                 Update(step, half, scale), lambda: self._reach(step, "half")
             )  # it only hung for a while
         with self._activity.doing(OPTIMIZER):
-            self._taking_back.apply(Update(step, result.reduced, scale), on_trust=on_trust)
-        held = self._taking_back.peak_bytes + self._buffer_bytes
+            self._rollback.apply(Update(step, result.reduced, scale), on_trust=on_trust)
+        held = self._rollback.peak_bytes + self._buffer_bytes
         self._peak_bytes = max(self._peak_bytes, held)
         self._stage.apply_buffer_changes(result.totals.changes)
         self._reach(step, "applied")
 
 
-def _taking_back(consistency: str, optimizer: StageOptimizer, keeps_old: bool) -> TakingBack:
+def _rollback(consistency: str, optimizer: StageOptimizer, keeps_old: bool) -> StepRollback:
     if consistency == "keep-old":
-        return KeepOld(optimizer, keeps_old=keeps_old)
-    from holdfast.runtime.undoing import Undo  # loads Numba: with undo only
+        return SnapshotRollback(optimizer, keeps_old=keeps_old)
+    from holdfast.runtime.undoing import InverseRollback  # loads Numba: with undo only
 
-    return Undo(optimizer, keeps_old=keeps_old)
+    return InverseRollback(optimizer, keeps_old=keeps_old)
 
 
 def _every_second(reduced: Reduced) -> Reduced:

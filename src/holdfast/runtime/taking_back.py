@@ -24,7 +24,7 @@ class Update(NamedTuple):
         return [] if self.reduced is None else self.reduced.gradients()
 
 
-class TakingBack(Protocol):
+class StepRollback(Protocol):
     def apply(self, update: Update, *, on_trust: bool) -> None:
         """``on_trust``: it may have to be taken back."""
         ...
@@ -64,7 +64,7 @@ class TakingBack(Protocol):
         ...
 
 
-class KeepOld:
+class SnapshotRollback:
     """A copy of all parameters before each step; of the optimizer's state too, on trust."""
 
     def __init__(self, optimizer: StageOptimizer, *, keeps_old: bool) -> None:

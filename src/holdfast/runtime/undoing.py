@@ -70,7 +70,7 @@ class _Record:
         return replace(self, stepped=stepped)
 
 
-class Undo:
+class InverseRollback:
     """Refuses, with a ConfigError, an optimizer that has no inverse."""
 
     def __init__(self, optimizer: StageOptimizer, *, keeps_old: bool) -> None:
