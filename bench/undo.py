@@ -170,7 +170,7 @@ def train(
             model.optimizer.step(step, update.gradients())
             continue
         before = Watched(model)
-        undo.apply(update, on_trust=True)
+        undo.apply(update, speculative=True)
         if how == "plain":
             undo_plainly(model, update)
         else:
@@ -244,7 +244,7 @@ class Way:
 
     def __init__(self, name: str, layers: list[nn.Module], factory: Factory) -> None:
         self.model = Model(copy.deepcopy(layers), factory)
-        self._on_trust = name.endswith("on trust")
+        self._speculative = name.endswith("on trust")
         kind = {"keep-old": SnapshotRollback, "undo": InverseRollback}.get(name.split(",")[0])
         self._rollback: StepRollback | None = None
         if kind is not None:
@@ -258,7 +258,7 @@ class Way:
         if rollback is None:
             self.model.optimizer.step(step, update.gradients())
         else:
-            rollback.apply(update, on_trust=self._on_trust)
+            rollback.apply(update, speculative=self._speculative)
         self.times_s.append(time.thread_time() - start_s)
         if rollback is not None:
             self.most_bytes = max(self.most_bytes, rollback.kept_bytes(reduced))

@@ -145,7 +145,7 @@ def _bytes(tensor: Tensor) -> bytes:
 def run_step(stage: OneStage, step: int, square: float, *, trust: bool) -> Committed:
     stage.reduce(step)
     if trust:
-        stage.commit.apply_on_trust()
+        stage.commit.apply_speculatively()
     stage.hear(step, square)
     return stage.settle()
 
@@ -157,8 +157,8 @@ def test_the_phases_follow_each_other():
     stage.reduce(0)
     assert stage.commit.phase is Phase.REDUCED
     assert stage.missing() == [(PEER, Tag(Channel.VERDICT, 0, 0))]
-    stage.commit.apply_on_trust()
-    assert stage.commit.phase is Phase.ON_TRUST
+    stage.commit.apply_speculatively()
+    assert stage.commit.phase is Phase.SPECULATIVE
     stage.hear(0, GOOD)
     assert stage.missing() == []
     committed = stage.settle()
@@ -252,7 +252,7 @@ def test_an_own_nonfinite_gradient_is_never_applied_not_even_on_trust(bad):
     run_step(stage, 0, GOOD, trust=True)
     before = stage.bits()
     assert stage.reduce(1, scale=bad).nonfinite
-    stage.commit.apply_on_trust()
+    stage.commit.apply_speculatively()
     assert stage.bits() == before
     stage.hear(1, GOOD)
     committed = stage.settle()
@@ -273,12 +273,12 @@ def test_a_piece_of_an_earlier_attempt_settles_nothing():
 def test_a_lost_stage_ends_the_wait_for_its_verdict_and_the_step_stays_open():
     stage = OneStage()
     stage.reduce(0)
-    stage.commit.apply_on_trust()
+    stage.commit.apply_speculatively()
     stage.peer.close()
     with pytest.raises(PeerLost) as lost:
         stage.settle()
     assert lost.value.worker == str(PEER)
-    assert stage.commit.phase is Phase.ON_TRUST
+    assert stage.commit.phase is Phase.SPECULATIVE
 
 
 def test_a_step_cannot_be_reduced_before_the_one_before_is_settled():
@@ -297,7 +297,7 @@ def test_the_versions_of_a_step_are_told_apart():
     stage.reduce(0)
     # Reduced and not applied: the present weights are still those of step 0.
     assert (stage.commit.reduced, stage.commit.oldest) == (1, 0)
-    stage.commit.apply_on_trust()
+    stage.commit.apply_speculatively()
     assert (stage.commit.reduced, stage.commit.oldest) == (1, 0)
     stage.hear(0, GOOD)
     stage.settle()
@@ -400,12 +400,12 @@ def test_what_is_kept_is_given_up_again():
     settled = stage.commit.kept_bytes
     assert settled > 0
     stage.reduce(1)
-    stage.commit.apply_on_trust()
-    on_trust = stage.commit.kept_bytes
-    assert on_trust > settled
+    stage.commit.apply_speculatively()
+    speculative = stage.commit.kept_bytes
+    assert speculative > settled
     stage.hear(1, CLIPPED)
     stage.settle()
-    assert stage.commit.kept_bytes < on_trust <= stage.commit.peak_kept_bytes
+    assert stage.commit.kept_bytes < speculative <= stage.commit.peak_kept_bytes
     stage.commit.restart(5)
     assert stage.commit.kept_bytes == 0
 
@@ -420,7 +420,7 @@ def test_what_is_kept_does_not_grow_with_the_number_of_steps():
 
 
 def test_a_stage_alone_keeps_nothing_and_can_still_go_back():
-    """Nobody asks it for old weights; only a step on trust needs something to go back to."""
+    """Nobody asks it for old weights; only a step speculatively needs something to go back to."""
     stage, waiting = OneStage(keeps_old=False), OneStage(keeps_old=False)
     run_step(stage, 0, GOOD, trust=False)
     assert stage.commit.kept_bytes == 0
@@ -440,7 +440,7 @@ def test_what_was_told_in_a_past_epoch_is_told_again_in_the_next(trust):
     run_step(calm, 0, CLIPPED, trust=False)
     reduced = stage.reduce(0)
     if trust:
-        stage.commit.apply_on_trust()
+        stage.commit.apply_speculatively()
     stage.transport.interrupt(1)
     with pytest.raises(EpochPast):
         stage.settle()
@@ -461,7 +461,7 @@ def test_a_verdict_that_somebody_else_has_heard_settles_the_step_without_a_messa
     heard = run_step(calm, 0, square, trust=False).verdict
     stage.accept(0)
     if trust:
-        stage.commit.apply_on_trust()
+        stage.commit.apply_speculatively()
     sent = stage.transport.statistics.sent_messages
     stage.enter({0: heard})
     assert stage.missing() == []

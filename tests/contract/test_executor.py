@@ -388,7 +388,7 @@ def test_a_worker_whose_peer_closes_its_transport_hears_who_is_lost(lost):
         transport.close()
 
 
-# --- steps applied on trust and taken back ---
+# --- steps applied speculatively and taken back ---
 
 WORKERS = [WorkerId(pipeline, stage) for pipeline in range(2) for stage in range(2)]
 ALWAYS_CLIPPED = partial(tuples_job, 1e-3)

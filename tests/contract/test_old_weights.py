@@ -146,10 +146,10 @@ def bits(tensor: Tensor | None) -> bytes:
 def apply(stage: OneStage, step: int, how: str) -> None:
     """Three ways to come from reduced to the next step."""
     if how == "on trust":
-        stage.commit.apply_on_trust()
+        stage.commit.apply_speculatively()
         return
     if how != "settled":
-        stage.commit.apply_on_trust()
+        stage.commit.apply_speculatively()
     stage.settle(BAD if how == "taken back" else GOOD, step)
 
 
@@ -224,7 +224,7 @@ def test_a_step_can_be_run_again_until_the_following_one_is_settled(optimizer, h
     stage, sent = come_to_step_2(optimizer, how)
     sent_2 = stage.run_step(2)
     assert stage.rerun(1, 0) == sent[0]
-    stage.commit.apply_on_trust()
+    stage.commit.apply_speculatively()
     assert stage.commit.oldest == 1
     assert stage.rerun(1, 1) == sent[1]
     assert stage.rerun(2, 1) == sent_2[1]
@@ -239,7 +239,7 @@ def test_running_again_does_not_change_how_the_step_on_trust_is_taken_back():
     calm, _ = come_to_step_2("AdamW", "settled")
     for one in (stage, calm):
         one.run_step(2)
-        one.commit.apply_on_trust()
+        one.commit.apply_speculatively()
     assert stage.rerun(1, 1) == sent[1]
     for one in (stage, calm):
         one.settle(BAD, 2)

@@ -114,12 +114,12 @@ def test_a_step_undone_leaves_no_bit_behind(factory, steps_before, scale):
     world.train(steps_before)
     before = world.bits()
     update = world.update(steps_before, scale=scale)
-    world.undo.apply(update, on_trust=True)
+    world.undo.apply(update, speculative=True)
     after = world.bits()
     assert after != before
     world.undo.take_back(steps_before)
     assert world.bits() == before
-    world.undo.apply(update, on_trust=True)
+    world.undo.apply(update, speculative=True)
     assert world.bits() == after
 
 
@@ -127,7 +127,7 @@ def test_a_step_undone_leaves_no_bit_behind(factory, steps_before, scale):
 def test_a_step_that_can_be_undone_has_the_bits_of_any_other(factory):
     world, plain = World(factory), World(factory)
     for step in range(4):
-        world.undo.apply(world.update(step), on_trust=step % 2 == 0)
+        world.undo.apply(world.update(step), speculative=step % 2 == 0)
         world.undo.settled(step)
     plain.train(4)
     assert world.bits() == plain.bits()
@@ -140,7 +140,7 @@ def test_the_parameters_before_two_steps_are_had_without_touching_the_present(fa
     versions = []
     for step in (2, 3):
         versions.append([raw(p) for p in world.parameters])
-        world.undo.apply(world.update(step, scale=0.5), on_trust=True)
+        world.undo.apply(world.update(step, scale=0.5), speculative=True)
     present = world.bits()
     for step, version in ((2, versions[0]), (3, versions[1]), (2, versions[0])):
         old = world.undo.old(step)
@@ -161,7 +161,7 @@ def test_a_parameter_without_gradient_stays_out_of_it(factory):
     versions = []
     for step, unused in ((1, 0), (2, 1)):
         versions.append(world.bits())
-        world.undo.apply(world.update(step, unused=unused), on_trust=True)
+        world.undo.apply(world.update(step, unused=unused), speculative=True)
     old = world.undo.old(1)
     assert old is not None
     assert [raw(tensor) for tensor in old] == [versions[0][str(i)] for i in range(len(SHAPES))]
@@ -178,7 +178,7 @@ def test_a_parameter_may_lie_in_memory_in_any_order(name):
     assert not any(p.is_contiguous() for p in world.parameters)
     world.train(2)
     before, strides = world.bits(), [p.stride() for p in world.parameters]
-    world.undo.apply(world.update(2), on_trust=True)
+    world.undo.apply(world.update(2), speculative=True)
     old = world.undo.old(2)
     assert old is not None
     assert [raw(tensor) for tensor in old] == [before["0"], before["1"]]
@@ -190,7 +190,7 @@ def test_a_parameter_may_lie_in_memory_in_any_order(name):
 def test_a_step_that_is_left_out_is_a_step_too():
     world = World(OPTIMIZERS["AdamW"])
     before = world.bits()
-    world.undo.apply(Update(0, None), on_trust=True)
+    world.undo.apply(Update(0, None), speculative=True)
     old = world.undo.old(0)
     assert old is not None
     assert [raw(tensor) for tensor in old] == [before[str(i)] for i in range(len(SHAPES))]
@@ -203,7 +203,7 @@ def test_a_stage_without_parameters_has_nothing_to_undo():
     stage = StageOptimizer([], [], OPTIMIZERS["AdamW"], None)
     undo = InverseRollback(stage, keeps_old=True)
     reduced = conclude(FastGradients(Layout(())), torch.zeros(0), touched=(), nonfinite=False)
-    undo.apply(Update(0, reduced), on_trust=True)
+    undo.apply(Update(0, reduced), speculative=True)
     assert undo.old(0) == ()
     undo.take_back(0)
 
@@ -261,7 +261,7 @@ def test_an_ill_conditioned_step_is_undone_exactly(factory, size_before, size):
     world = World(factory)
     world.train(3, size_before)
     before = world.bits()
-    world.undo.apply(world.update(3, size), on_trust=True)
+    world.undo.apply(world.update(3, size), speculative=True)
     world.undo.take_back(3)
     assert world.bits() == before
 
@@ -273,7 +273,7 @@ def test_a_gradient_of_extremes_is_undone_exactly_and_estimated_without_nan(fact
     world.train(2)
     before = world.bits()
     update = world.given(2, all_of(world, value))
-    world.undo.apply(update, on_trust=True)
+    world.undo.apply(update, speculative=True)
     world.undo.take_back(2)
     assert world.bits() == before
     for name, _, estimate in estimates(world, update):
@@ -286,7 +286,7 @@ def test_a_parameter_of_extremes_is_undone_exactly(name, value):
     world = World(OPTIMIZERS[name], parameters=[torch.full((70,), value)])
     for step in range(2):
         before = world.bits()
-        world.undo.apply(world.update(step), on_trust=True)
+        world.undo.apply(world.update(step), speculative=True)
         world.undo.take_back(step)
         assert world.bits() == before
         world.optimizer.step(step, world.update(step).gradients())
@@ -302,7 +302,7 @@ def test_a_schedule_that_comes_to_a_product_of_one_costs_a_copy_and_no_bit(name)
     world.train(2)
     before = world.bits()
     copied = world.undo.num_copied
-    world.undo.apply(world.update(2), on_trust=True)
+    world.undo.apply(world.update(2), speculative=True)
     assert world.undo.num_copied > copied, "nothing was copied: this test proves nothing"
     world.undo.take_back(2)
     assert world.bits() == before
@@ -311,7 +311,7 @@ def test_a_schedule_that_comes_to_a_product_of_one_costs_a_copy_and_no_bit(name)
 def test_a_learning_rate_of_zero_is_undone():
     world = World(OPTIMIZERS["AdamW"], lambda o: lr_scheduler.LambdaLR(o, float))
     before = world.bits()
-    world.undo.apply(world.update(0), on_trust=True)
+    world.undo.apply(world.update(0), speculative=True)
     assert world.bits() != before
     world.undo.take_back(0)
     assert world.bits() == before
@@ -334,7 +334,7 @@ def test_whatever_the_numbers_are_the_bits_come_back(name, size, data):
     for step in range(2):
         world.optimizer.step(step, world.given(step, [data.draw(some)]).gradients())
     before = world.bits()
-    world.undo.apply(world.given(2, [data.draw(some)]), on_trust=True)
+    world.undo.apply(world.given(2, [data.draw(some)]), speculative=True)
     world.undo.take_back(2)
     assert world.bits() == before
 
@@ -354,14 +354,14 @@ def big(name: str, *, num_parameters: int = 8) -> World:
 def test_less_than_a_byte_a_parameter_is_kept_beside_the_gradient(name):
     world = big(name)
     numel, update = 800_000, world.update(10)
-    world.undo.apply(update, on_trust=True)
-    on_trust = world.undo.kept_bytes(update.reduced)
-    assert 0 < on_trust < numel
-    assert world.undo.kept_bytes(None) == on_trust + 4 * world.layout.numel
+    world.undo.apply(update, speculative=True)
+    speculative = world.undo.kept_bytes(update.reduced)
+    assert 0 < speculative < numel
+    assert world.undo.kept_bytes(None) == speculative + 4 * world.layout.numel
     world.undo.settled(10)
     assert 0 < world.undo.kept_bytes(update.reduced) < 0.2 * numel, "the state is final"
     later = world.update(11)
-    world.undo.apply(later, on_trust=True)
+    world.undo.apply(later, speculative=True)
     assert world.undo.kept_bytes(later.reduced) > 4 * world.layout.numel, "an older gradient"
     world.undo.settled(11)
     assert world.undo.kept_bytes(later.reduced) < 0.2 * numel
@@ -374,7 +374,7 @@ def test_the_most_that_is_held_is_that_of_a_chunk_not_of_all_parameters(monkeypa
     for chunk_bytes in (400_000, 100 << 20):
         monkeypatch.setattr(undoing, "CHUNK_BYTES", chunk_bytes)
         world = big("AdamW fused")
-        world.undo.apply(world.update(10), on_trust=True)
+        world.undo.apply(world.update(10), speculative=True)
         peaks.append(world.undo.peak_bytes)
     one_copy = 3 * 4 * 800_000
     assert peaks[0] < one_copy / 3 < one_copy < peaks[1]
@@ -382,15 +382,15 @@ def test_the_most_that_is_held_is_that_of_a_chunk_not_of_all_parameters(monkeypa
 
 def test_without_trust_no_state_is_kept():
     trusting, waiting = big("AdamW"), big("AdamW")
-    for world, on_trust in ((trusting, True), (waiting, False)):
-        world.undo.apply(world.update(10), on_trust=on_trust)
+    for world, speculative in ((trusting, True), (waiting, False)):
+        world.undo.apply(world.update(10), speculative=speculative)
     assert waiting.undo.kept_bytes(None) < trusting.undo.kept_bytes(None)
     assert waiting.undo.old(10) is not None
 
 
 def test_a_stage_that_nobody_asks_keeps_nothing_unless_on_trust():
     world = World(OPTIMIZERS["AdamW"], keeps_old=False)
-    world.undo.apply(world.update(0), on_trust=False)
+    world.undo.apply(world.update(0), speculative=False)
     assert (world.undo.steps, world.undo.kept_bytes(None)) == ([], 0)
 
 
@@ -458,7 +458,7 @@ def test_a_product_of_one_is_no_hindrance_where_nothing_is_divided_by_it(factory
     world = World(factory)
     world.train(2)
     before = world.bits()
-    world.undo.apply(world.update(2), on_trust=True)
+    world.undo.apply(world.update(2), speculative=True)
     assert world.undo.num_copied == 0
     world.undo.take_back(2)
     assert world.bits() == before

@@ -68,7 +68,7 @@ from tiny_gpt import job
 
 LET_GO = Path(__file__).with_name("let-go")
 MOMENT = Path(__file__).with_name("moment").read_text()
-tell, apply_on_trust = VerdictExchange.tell, StageCommit.apply_on_trust
+tell, apply_speculatively = VerdictExchange.tell, StageCommit.apply_speculatively
 wait_any = TcpTransport.wait_any
 
 
@@ -81,7 +81,7 @@ def held(self, step, *what):
 
 
 def noted_trust(self):
-    apply_on_trust(self)
+    apply_speculatively(self)
     if MOMENT == "trusting":
         LET_GO.touch()
 
@@ -93,7 +93,7 @@ def noted_wait(self, wanted, timeout_s):
     return wait_any(self, wanted, timeout_s)
 
 
-VerdictExchange.tell, StageCommit.apply_on_trust = held, noted_trust
+VerdictExchange.tell, StageCommit.apply_speculatively = held, noted_trust
 TcpTransport.wait_any = noted_wait
 """
 

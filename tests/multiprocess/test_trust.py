@@ -1,4 +1,4 @@
-"""Steps applied on trust and taken back: exact, and never a reason to wait for ever."""
+"""Steps applied speculatively and taken back: exact, and never a reason to wait for ever."""
 
 import pytest
 

@@ -118,7 +118,8 @@ def test_a_sample_that_is_bad_in_a_replay_sends_all_back_and_changes_no_bit(tmp_
     count = tmp_path / "count"
     count.unlink(missing_ok=True)
     log = runs.settings("recovery.log=boundary", "data.retries=0", "workers.silence_limit_s=10")
-    log += runs.settings("optimizer.mode=global")  # on trust a step is loaded twice if it is void
+    # a speculative step is loaded twice if it is void
+    log += runs.settings("optimizer.mode=global")
     kill = ["--fault", "kill 0.0 @ 7.reduce"]
     done = runs.finished(train(tmp_path, "replay", path, *log, *kill, layout=runs.layout("1x2")))
     assert done.summary["faults_fired"] == ["kill 0.0 @ 7.reduce"]

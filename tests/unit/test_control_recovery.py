@@ -41,7 +41,7 @@ def parts(ops):
 
 @dataclass
 class Node:
-    """A live worker. ``reduced - 1`` is settled, or applied on trust."""
+    """A live worker. ``reduced - 1`` is settled, or applied speculatively."""
 
     worker: WorkerId
     stage: int

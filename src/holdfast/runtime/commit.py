@@ -1,7 +1,7 @@
 """The end of a stage's step: reduced, verdict, applied, settled. The life cycle of one update.
 
     COLLECTING -> REDUCED -> settled (= COLLECTING of the next step)
-                     `-> ON_TRUST -> settled, or taken back and applied as it should have been
+                     `-> SPECULATIVE -> settled, or taken back and applied as it should have been
 
 The newest reduced gradient stays until the next one is here, so that a holder that lost its
 reduction half-way can get it; the weights from before a step can be had until the following one
@@ -32,7 +32,7 @@ from holdfast.transport.base import Tag
 class Phase(Enum):
     COLLECTING = auto()  # micro-batches still contribute
     REDUCED = auto()  # the gradient is here, the verdict of the other stages is not
-    ON_TRUST = auto()  # applied before the verdict; it can be taken back
+    SPECULATIVE = auto()  # applied before the verdict; it can be taken back
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Committed:
 class _Pending:
     result: Result
     piece: Tensor  # of this stage, for the verdict
-    is_applied: bool = False  # on trust
+    is_applied: bool = False  # speculatively
 
 
 class StageCommit:
@@ -113,7 +113,7 @@ class StageCommit:
     def phase(self) -> Phase:
         if self._pending is None:
             return Phase.COLLECTING
-        return Phase.ON_TRUST if self._pending.is_applied else Phase.REDUCED
+        return Phase.SPECULATIVE if self._pending.is_applied else Phase.REDUCED
 
     @property
     def oldest(self) -> int:
@@ -158,13 +158,13 @@ class StageCommit:
             return []
         return verdicts.missing(self._pending.result.step, self._pending.result.attempt)
 
-    def apply_on_trust(self) -> None:
+    def apply_speculatively(self) -> None:
         """Apply the step as if the verdict were good, and keep what is needed to go back."""
         pending = self._pending
         assert pending is not None
         assert self.phase is Phase.REDUCED
         self._pending = replace(pending, is_applied=True)
-        self._apply(pending.result, None, skip=pending.result.reduced.nonfinite, on_trust=True)
+        self._apply(pending.result, None, skip=pending.result.reduced.nonfinite, speculative=True)
 
     def settle(self, verdicts: Verdicts) -> Committed:
         """Wait for the verdict and make the step final."""
@@ -233,13 +233,13 @@ class StageCommit:
         self._reach(step, "settled")
 
     def _apply(
-        self, result: Result, scale: float | None, *, skip: bool, on_trust: bool = False
+        self, result: Result, scale: float | None, *, skip: bool, speculative: bool = False
     ) -> None:
         step = result.step
-        if (on_trust or self._keeps_old) and step not in self._buffers:
+        if (speculative or self._keeps_old) and step not in self._buffers:
             self._buffers[step] = buffer_values(self._layers, result.totals.changes)
         if skip:
-            self._rollback.apply(Update(step, None), on_trust=on_trust)
+            self._rollback.apply(Update(step, None), speculative=speculative)
             return
         self._before_update()
         self._reach(step, "apply")
@@ -249,7 +249,7 @@ class StageCommit:
                 Update(step, half, scale), lambda: self._reach(step, "half")
             )  # it only hung for a while
         with self._activity.doing(OPTIMIZER):
-            self._rollback.apply(Update(step, result.reduced, scale), on_trust=on_trust)
+            self._rollback.apply(Update(step, result.reduced, scale), speculative=speculative)
         held = self._rollback.peak_bytes + self._buffer_bytes
         self._peak_bytes = max(self._peak_bytes, held)
         self._stage.apply_buffer_changes(result.totals.changes)

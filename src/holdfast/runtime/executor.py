@@ -186,7 +186,7 @@ class Executor:
     def _finish_step_before(self, op: Op, at: Attempt) -> Happenings:
         if self._commit.phase is Phase.REDUCED:
             if self._commit.speculates and self._input_comes_first(op, at):
-                self._commit.apply_on_trust()
+                self._commit.apply_speculatively()
             else:
                 yield from self._settle()
         # A bad verdict must end the wait for an input: the sender will never send it.

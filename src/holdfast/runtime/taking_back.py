@@ -25,12 +25,13 @@ class Update(NamedTuple):
 
 
 class StepRollback(Protocol):
-    def apply(self, update: Update, *, on_trust: bool) -> None:
-        """``on_trust``: it may have to be taken back."""
+    def apply(self, update: Update, *, speculative: bool) -> None:
+        """``speculative``: it may have to be taken back."""
         ...
 
     def take_back(self, step: int) -> None:
-        """Undo the newest step, which was applied on trust; it may be applied otherwise then."""
+        """Undo the newest step, which was applied speculatively; it may be applied otherwise
+        then."""
         ...
 
     def settled(self, step: int) -> None:
@@ -65,7 +66,7 @@ class StepRollback(Protocol):
 
 
 class SnapshotRollback:
-    """A copy of all parameters before each step; of the optimizer's state too, on trust."""
+    """A copy of all parameters before each step; of the optimizer's state too, if speculative."""
 
     def __init__(self, optimizer: StageOptimizer, *, keeps_old: bool) -> None:
         self._optimizer, self._keeps_old = optimizer, keeps_old
@@ -73,8 +74,8 @@ class SnapshotRollback:
         self._before: Snapshot | None = None
         self.peak_bytes = 0
 
-    def apply(self, update: Update, *, on_trust: bool) -> None:
-        if on_trust:
+    def apply(self, update: Update, *, speculative: bool) -> None:
+        if speculative:
             self._before = self._optimizer.snapshot(update.step)
         if self._keeps_old and update.step not in self._old:
             self._old[update.step] = self._copies()

@@ -82,10 +82,10 @@ class InverseRollback:
         self.peak_bytes = 0
         self.num_copied = 0  # tensors that were kept as they were, whole or in part, in a step
 
-    def apply(self, update: Update, *, on_trust: bool) -> None:
+    def apply(self, update: Update, *, speculative: bool) -> None:
         self._old.clear()
-        if on_trust or self._keeps_old:
-            self._records[update.step] = self._step(update, with_state=on_trust)
+        if speculative or self._keeps_old:
+            self._records[update.step] = self._step(update, with_state=speculative)
         elif update.reduced is not None:
             self._optimizer.step(update.step, update.gradients(), update.scale)
 

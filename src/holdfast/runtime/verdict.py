@@ -26,7 +26,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Whether a step applied on trust was the right one."""
+        """Whether a step applied speculatively was the right one."""
         return self.scale is None and not self.skip
 
 
