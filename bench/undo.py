@@ -262,7 +262,7 @@ class Way:
         self.times_s.append(time.thread_time() - start_s)
         if rollback is not None:
             self.most_bytes = max(self.most_bytes, rollback.kept_bytes(reduced))
-            rollback.settled(step)
+            rollback.committed(step)
             self.kept_bytes = rollback.kept_bytes(reduced)
 
     @property

@@ -84,8 +84,8 @@ class OneStage:
     def missing(self) -> list[tuple[WorkerId, Tag]]:
         return self.commit.missing(self.verdicts)
 
-    def settle(self) -> Committed:
-        return self.commit.settle(self.verdicts)
+    def commit_step(self) -> Committed:
+        return self.commit.commit_step(self.verdicts)
 
     def advance(self, epoch: int) -> None:
         self.peer.advance(epoch)
@@ -147,7 +147,7 @@ def run_step(stage: OneStage, step: int, square: float, *, trust: bool) -> Commi
     if trust:
         stage.commit.apply_speculatively()
     stage.hear(step, square)
-    return stage.settle()
+    return stage.commit_step()
 
 
 def test_the_phases_follow_each_other():
@@ -161,7 +161,7 @@ def test_the_phases_follow_each_other():
     assert stage.commit.phase is Phase.SPECULATIVE
     stage.hear(0, GOOD)
     assert stage.missing() == []
-    committed = stage.settle()
+    committed = stage.commit_step()
     assert (committed.step, committed.taken_back) == (0, False)
     assert stage.commit.phase is Phase.COLLECTING
 
@@ -255,7 +255,7 @@ def test_an_own_nonfinite_gradient_is_never_applied_not_even_on_trust(bad):
     stage.commit.apply_speculatively()
     assert stage.bits() == before
     stage.hear(1, GOOD)
-    committed = stage.settle()
+    committed = stage.commit_step()
     assert committed.verdict.skip
     assert stage.bits() == before
 
@@ -267,7 +267,7 @@ def test_a_piece_of_an_earlier_attempt_settles_nothing():
     stage.hear(1, CLIPPED, attempt=0)
     assert stage.missing() == [(PEER, Tag(Channel.VERDICT, 1, 1))]
     stage.hear(1, GOOD, attempt=1)
-    assert stage.settle().verdict.good
+    assert stage.commit_step().verdict.good
 
 
 def test_a_lost_stage_ends_the_wait_for_its_verdict_and_the_step_stays_open():
@@ -276,7 +276,7 @@ def test_a_lost_stage_ends_the_wait_for_its_verdict_and_the_step_stays_open():
     stage.commit.apply_speculatively()
     stage.peer.close()
     with pytest.raises(PeerLost) as lost:
-        stage.settle()
+        stage.commit_step()
     assert lost.value.worker == str(PEER)
     assert stage.commit.phase is Phase.SPECULATIVE
 
@@ -300,7 +300,7 @@ def test_the_versions_of_a_step_are_told_apart():
     stage.commit.apply_speculatively()
     assert (stage.commit.reduced, stage.commit.oldest) == (1, 0)
     stage.hear(0, GOOD)
-    stage.settle()
+    stage.commit_step()
     assert (stage.commit.reduced, stage.commit.oldest) == (1, 0)
     run_step(stage, 1, GOOD, trust=False)
     assert (stage.commit.reduced, stage.commit.oldest) == (2, 1)
@@ -404,7 +404,7 @@ def test_what_is_kept_is_given_up_again():
     speculative = stage.commit.kept_bytes
     assert speculative > settled
     stage.hear(1, CLIPPED)
-    stage.settle()
+    stage.commit_step()
     assert stage.commit.kept_bytes < speculative <= stage.commit.peak_kept_bytes
     stage.commit.restart(5)
     assert stage.commit.kept_bytes == 0
@@ -431,7 +431,7 @@ def test_a_stage_alone_keeps_nothing_and_can_still_go_back():
     assert stage.commit.oldest == stage.commit.reduced == 2
 
 
-# --- a new epoch between reduced and settled ---
+# --- a new epoch between reduced and committed ---
 
 
 @pytest.mark.parametrize("trust", [True, False], ids=["on trust", "waiting"])
@@ -443,14 +443,14 @@ def test_what_was_told_in_a_past_epoch_is_told_again_in_the_next(trust):
         stage.commit.apply_speculatively()
     stage.transport.interrupt(1)
     with pytest.raises(EpochPast):
-        stage.settle()
+        stage.commit_step()
     stage.advance(1)
     stage.enter()
     told = stage.peer.receive(ME, Tag(Channel.VERDICT, 0, 0), TIMEOUT_S)
     assert told.tolist() == [0.0, *reduced.squares]
     assert len(stage.missing()) == 1
     stage.hear(0, CLIPPED)
-    assert stage.settle().taken_back == trust
+    assert stage.commit_step().taken_back == trust
     assert stage.bits() == calm.bits()
 
 
@@ -465,7 +465,7 @@ def test_a_verdict_that_somebody_else_has_heard_settles_the_step_without_a_messa
     sent = stage.transport.statistics.sent_messages
     stage.enter({0: heard})
     assert stage.missing() == []
-    committed = stage.settle()
+    committed = stage.commit_step()
     assert repr(committed.verdict) == repr(heard)
     assert committed.taken_back == (trust and not heard.good)
     assert stage.bits() == calm.bits()

@@ -252,7 +252,7 @@ def run_step(log: BoundaryLog, step: int, stage: int = 1, numel: int = 4) -> Non
     log.begin_step(step)
     log.keep(step, 0, Op(stage, Kind.F, 0), tensors(numel))
     log.keep(step, 0, Op(stage, Kind.BW, 0), tensors(numel))
-    log.settled(step, GOOD)
+    log.committed(step, GOOD)
 
 
 def test_only_logged_borders_are_logged_and_a_change_takes_effect_at_once(make, tmp_path):
@@ -329,7 +329,7 @@ def test_a_tie_is_logged_only_if_its_stages_may_be_replayed_apart(make, tmp_path
 )
 def test_a_verdict_comes_back_as_it_was(make, tmp_path, verdict):
     log, _ = make()
-    log.settled(8, verdict)
+    log.committed(8, verdict)
     assert log.flush(LIMIT_S)
     back = Verdict(*reader(tmp_path).verdict(8))
     assert repr(back) == repr(verdict)
@@ -341,7 +341,7 @@ def test_a_verdict_comes_back_as_it_was(make, tmp_path, verdict):
 def test_the_volume_is_told_after_the_first_whole_step_logged_or_not(make):
     log, told = make(borders=[])
     log.keep(3, 0, Op(1, Kind.F, 0), tensors())  # the rest of a step that began elsewhere
-    log.settled(3, GOOD)
+    log.committed(3, GOOD)
     assert not told
     log.begin_step(4)
     log.keep(4, 0, Op(1, Kind.F, 0), tensors(1000))
@@ -353,8 +353,8 @@ def test_the_volume_is_told_after_the_first_whole_step_logged_or_not(make):
     log.keep(5, 0, Op(1, Kind.F, 0), tensors(1000))
     log.keep(4, 1, Op(0, Kind.F, 0), tensors(1000))  # of another stage
     assert not told
-    log.settled(4, GOOD)
-    log.settled(5, GOOD)
+    log.committed(4, GOOD)
+    log.committed(5, GOOD)
     run_step(log, 6)
     (volume,) = told.of(messages.LogVolume)
     assert volume.step == 4
@@ -369,7 +369,7 @@ def test_the_queue_has_room_for_four_steps_ties_included(make):
     numel = 8 << 20
     log.keep(0, 0, Op(0, Kind.F, 0), tensors(numel))
     log.keep_tied(0, 0, 0, 2, torch.zeros(numel), True)
-    log.settled(0, GOOD)
+    log.committed(0, GOOD)
     assert 0 <= log.queue_bytes - 4 * 2 * 4 * numel < 2000
 
 
@@ -428,7 +428,7 @@ def test_a_sealed_checkpoint_trims_what_was_before_it_but_the_verdict(make, tmp_
     for step in range(5):
         log.begin_step(step)
         if step:
-            log.settled(step - 1, GOOD)  # as a rule the next step begins before
+            log.committed(step - 1, GOOD)  # as a rule the next step begins before
         log.keep(step, 0, Op(1, Kind.F, 0), tensors())
     log.sealed(2)
     assert log.flush(LIMIT_S)

@@ -60,7 +60,7 @@ def commits_of(trained: Trained, every: int, num_steps: int):
     states = {0: trained.state.tensors()}
     for _ in range(num_steps):
         trained.step()
-        commits.settled(trained.version)
+        commits.committed(trained.version)
         states[trained.version] = trained.state.tensors()
     return commits, states
 

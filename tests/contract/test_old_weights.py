@@ -72,10 +72,10 @@ class OneStage:
     def _stage(self) -> Stage:
         return Stage(list(self.layers.values()), first_layer=2, seed=7)
 
-    def settle(self, verdict: Verdict, step: int) -> None:
+    def commit_step(self, verdict: Verdict, step: int) -> None:
         holders, known = [[PEER], [ME]], {step: verdict}
         heard = VerdictExchange(ME, 1, holders, self.transport, None, known, timeout_s=LIMIT_S)
-        self.commit.settle(heard)
+        self.commit.commit_step(heard)
 
     def forward(self, step: int, microbatch: int) -> Tensor:
         (output,) = self.stage.forward(step, microbatch, (data(step, microbatch),), split=True)
@@ -150,7 +150,7 @@ def apply(stage: OneStage, step: int, how: str) -> None:
         return
     if how != "settled":
         stage.commit.apply_speculatively()
-    stage.settle(BAD if how == "taken back" else GOOD, step)
+    stage.commit_step(BAD if how == "taken back" else GOOD, step)
 
 
 HOW = ["on trust", "settled", "trusted and settled", "taken back"]
@@ -192,9 +192,9 @@ def test_the_present_state_and_the_micro_batches_in_flight_do_not_notice(optimiz
     stage.stage.backward_weight(1)
     stage.rerun(1, 2)
     sent |= {1: (outputs[1], bits(gradient)), 2: (outputs[2], bits(stage.backward(2, 2)))}
-    if how == "on trust":  # nothing is reduced before the step before is settled
+    if how == "on trust":  # nothing is reduced before the step before is committed
         for one in (stage, calm):
-            one.settle(GOOD, 1)
+            one.commit_step(GOOD, 1)
     stage.reduce(2)
     assert sent == calm.run_step(2)
     for one in (stage, calm):
@@ -229,7 +229,7 @@ def test_a_step_can_be_run_again_until_the_following_one_is_settled(optimizer, h
     assert stage.rerun(1, 1) == sent[1]
     assert stage.rerun(2, 1) == sent_2[1]
     assert stage.rerun(1, 2) == sent[2]
-    stage.settle(GOOD, 2)
+    stage.commit_step(GOOD, 2)
     assert stage.commit.oldest == 2
     assert stage.rerun(2, 0) == sent_2[0]
 
@@ -242,7 +242,7 @@ def test_running_again_does_not_change_how_the_step_on_trust_is_taken_back():
         one.commit.apply_speculatively()
     assert stage.rerun(1, 1) == sent[1]
     for one in (stage, calm):
-        one.settle(BAD, 2)
+        one.commit_step(BAD, 2)
     assert stage.state() == calm.state()
 
 

@@ -128,7 +128,7 @@ def test_a_step_that_can_be_undone_has_the_bits_of_any_other(factory):
     world, plain = World(factory), World(factory)
     for step in range(4):
         world.undo.apply(world.update(step), speculative=step % 2 == 0)
-        world.undo.settled(step)
+        world.undo.committed(step)
     plain.train(4)
     assert world.bits() == plain.bits()
 
@@ -358,12 +358,12 @@ def test_less_than_a_byte_a_parameter_is_kept_beside_the_gradient(name):
     speculative = world.undo.kept_bytes(update.reduced)
     assert 0 < speculative < numel
     assert world.undo.kept_bytes(None) == speculative + 4 * world.layout.numel
-    world.undo.settled(10)
+    world.undo.committed(10)
     assert 0 < world.undo.kept_bytes(update.reduced) < 0.2 * numel, "the state is final"
     later = world.update(11)
     world.undo.apply(later, speculative=True)
     assert world.undo.kept_bytes(later.reduced) > 4 * world.layout.numel, "an older gradient"
-    world.undo.settled(11)
+    world.undo.committed(11)
     assert world.undo.kept_bytes(later.reduced) < 0.2 * numel
     world.undo.restart()
     assert world.undo.kept_bytes(None) == 0

@@ -129,7 +129,7 @@ class Rebuilding:
         return taken + self._give_states(version, at_s)
 
     def _take_checkpoint(self, stages: list[int], at_s: float) -> list[Effect]:
-        """No step was settled since the last one: there is nothing to replay."""
+        """No step was committed since the last one: there is nothing to replay."""
         directory, version = self._run.start
         self._states |= {(stage, version): directory for stage in stages}
         return [Emit(from_checkpoint(stages, version, at_s))]

@@ -60,7 +60,7 @@ class BoundaryLog:
     ) -> None:
         """One tied parameter's reduced gradient, padded; ``number``: of its bucket."""
 
-    def settled(self, step: int, verdict: Verdict) -> None: ...
+    def committed(self, step: int, verdict: Verdict) -> None: ...
 
     def waits(self) -> AbstractContextManager[Any]:
         """Around every wait for others: there is time to write."""
@@ -224,7 +224,7 @@ class FileLog(BoundaryLog):
         if self._volume is not None and self._volume.step == step:
             self._volume.tied_bytes += frame_bytes((values,))
 
-    def settled(self, step: int, verdict: Verdict) -> None:
+    def committed(self, step: int, verdict: Verdict) -> None:
         recent = {s: v for s, v in self._verdicts.items() if s > step - _VERDICTS_KEPT}
         self._verdicts = recent | {step: verdict}  # a new one: the control thread reads it
         if self._borders:

@@ -1,11 +1,11 @@
-"""The end of a stage's step: reduced, verdict, applied, settled. The life cycle of one update.
+"""The end of a stage's step: reduced, verdict, applied, committed. The life cycle of one update.
 
-    COLLECTING -> REDUCED -> settled (= COLLECTING of the next step)
-                     `-> SPECULATIVE -> settled, or taken back and applied as it should have been
+    COLLECTING -> REDUCED -> committed (= COLLECTING of the next step)
+                     `-> SPECULATIVE -> committed, or taken back and applied as it should have been
 
 The newest reduced gradient stays until the next one is here, so that a holder that lost its
 reduction half-way can get it; the weights from before a step can be had until the following one
-is settled, so that operations of that step can be run again for others. Knows no lanes, and not
+is committed, so that operations of that step can be run again for others. Knows no lanes, and not
 how a step is taken back.
 """
 
@@ -102,7 +102,7 @@ class StageCommit:
         self._before_update, self._reach, self._due = before_update, reach, due
         self.reduced = reduced
         self.result: Result | None = None  # of the newest reduced step
-        self.verdicts: dict[int, Verdict] = {}  # of the last two settled steps
+        self.verdicts: dict[int, Verdict] = {}  # of the last two committed steps
         self._rollback = _rollback(consistency, optimizer, keeps_old)
         self._buffers: dict[int, Mapping[str, Tensor]] = {}  # as they were before a step
         self._pending: _Pending | None = None
@@ -166,7 +166,7 @@ class StageCommit:
         self._pending = replace(pending, is_applied=True)
         self._apply(pending.result, None, skip=pending.result.reduced.nonfinite, speculative=True)
 
-    def settle(self, verdicts: Verdicts) -> Committed:
+    def commit_step(self, verdicts: Verdicts) -> Committed:
         """Wait for the verdict and make the step final."""
         pending = self._pending
         assert pending is not None
@@ -192,7 +192,7 @@ class StageCommit:
         self._rollback.restart()
 
     def follow(self, result: Result, verdict: Verdict) -> None:
-        """Apply a step that others have settled."""
+        """Apply a step that others have committed."""
         assert self._pending is None
         assert result.step == self.reduced
         self._apply(result, verdict.scale, skip=verdict.skip)
@@ -228,7 +228,7 @@ class StageCommit:
     def _settled(self, step: int, verdict: Verdict) -> None:
         self.verdicts[step] = verdict
         self.verdicts = {s: v for s, v in self.verdicts.items() if s > step - 2}
-        self._rollback.settled(step)
+        self._rollback.committed(step)
         self._buffers = {s: kept for s, kept in self._buffers.items() if s >= step}
         self._reach(step, "settled")
 

@@ -1,7 +1,7 @@
 """A stage's state on its way to a joiner, in pieces, while training goes on.
 
 The giver copies its state once, between two operations, and sends it from a thread; after that it
-sends every update it settles. The joiner loads the state and follows. What is sent is true
+sends every update it commits. The joiner loads the state and follows. What is sent is true
 in every epoch: a failure elsewhere does not disturb it.
 """
 

@@ -46,8 +46,8 @@ class StepEnding:
         self.tell()
         self.reach(step, "told")
 
-    def settle(self) -> Committed:
+    def commit_step(self) -> Committed:
         """Wait for the verdict and make the step final."""
-        committed = self.commit.settle(self.verdicts)
-        self.log.settled(committed.step, committed.verdict)
+        committed = self.commit.commit_step(self.verdicts)
+        self.log.committed(committed.step, committed.verdict)
         return committed

@@ -136,7 +136,7 @@ class Executor:
         self._has_begun = False
 
     def run(self) -> Happenings:
-        """All that is left to do until the last step of the plan is settled."""
+        """All that is left to do until the last step of the plan is committed."""
         self._operations.end_run_again()
         if self._commit.phase is not Phase.COLLECTING and not self._ending.missing():
             yield from self._settle_last()
@@ -196,14 +196,14 @@ class Executor:
     def _input_comes_first(self, op: Op, at: Attempt) -> bool:
         """Whether there is work to do before the verdict of the step before is known."""
         if op.kind is Kind.R:
-            return False  # nothing is reduced before the step before is settled
+            return False  # nothing is reduced before the step before is committed
         while missing := self._ending.missing():
             if self._boundary.comes_before(op, at, missing):
                 return True
         return False
 
     def _settle(self) -> Happenings:
-        committed = self._ending.settle()
+        committed = self._ending.commit_step()
         self._ledger.release_before(committed.step)
         self._operations.crossings.release_before(committed.step)
         yield StepSettled(committed, self._ledger.take_times(committed.step))

@@ -58,7 +58,7 @@ class Follower:
             state.begin_step()
             state.choose_exponents(result.reduced.maxima)
             commit.follow(result, verdict)
-            self._copies.settled(commit.reduced)
+            self._copies.committed(commit.reduced)
             self.is_fresh = False
             copied = messages.Copied(
                 worker=str(self._me),

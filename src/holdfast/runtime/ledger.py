@@ -100,7 +100,7 @@ class Ledger:
         self._times.setdefault(step, []).append(time)
 
     def take_times(self, step: int) -> Sequence[OperationTime]:
-        """Of a step that is settled. Can be taken once."""
+        """Of a step that is committed. Can be taken once."""
         return self._times.pop(step, [])
 
     def keep(self, step: int, op: Op, tensors: Tensors) -> None:

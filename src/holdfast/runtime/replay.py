@@ -53,9 +53,9 @@ class _ReplayedEnding(StepEnding):
 
     code: JobCode = field(kw_only=True)
 
-    def settle(self) -> Committed:
+    def commit_step(self) -> Committed:
         with self.code.guarded(self.commit.reduced - 1, "the optimizer"):
-            return super().settle()
+            return super().commit_step()
 
 
 class Replayer:

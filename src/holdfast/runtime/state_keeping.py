@@ -23,7 +23,7 @@ class StateCopies:
     def restart(self, version: int) -> None:
         """The state was replaced from outside: copies of what was before are of another life."""
 
-    def settled(self, version: int) -> None:
+    def committed(self, version: int) -> None:
         """The state has had so many steps now, and nothing of the next one."""
 
     def restore(self, version: int) -> None:

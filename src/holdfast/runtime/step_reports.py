@@ -31,7 +31,7 @@ class StepReports:
         at_s = time.monotonic()
         self._tell(messages.Resumed(worker=str(self._me), epoch=epoch, at_s=at_s))
 
-    def settled(self, settled: StepSettled, *, warns: bool) -> None:
+    def committed(self, settled: StepSettled, *, warns: bool) -> None:
         """``warns``: this holder speaks for the others of its stage as well."""
         committed = settled.committed
         verdict, totals = committed.verdict, committed.result.totals

@@ -34,7 +34,7 @@ class StepRollback(Protocol):
         then."""
         ...
 
-    def settled(self, step: int) -> None:
+    def committed(self, step: int) -> None:
         """It will not be taken back, and nobody asks for what was before the step before it."""
         ...
 
@@ -93,7 +93,7 @@ class SnapshotRollback:
         self._optimizer.restore(self._before)
         self._before = None
 
-    def settled(self, step: int) -> None:
+    def committed(self, step: int) -> None:
         self._before = None
         self._old = {s: old for s, old in self._old.items() if s >= step}
 

@@ -131,7 +131,7 @@ class StageTraining:
     # --- as a member ---
 
     def run(self, proceed: messages.Proceed) -> None:
-        """Until the last step is settled and saved. EpochPast and PeerLost break it off."""
+        """Until the last step is committed and saved. EpochPast and PeerLost break it off."""
         epoch, commit = self._enter(proceed), self.built.commit
         saves = self.saves.enter(is_first_holder=epoch.is_first_holder, end_step=proceed.end_step)
         executor = self._executor(proceed, epoch)
@@ -201,11 +201,11 @@ class StageTraining:
     def _after(self, settled: StepSettled, saves: EpochSaves) -> None:
         committed = settled.committed
         self._code.ran("the optimizer or its LR schedule")
-        self._reports.settled(settled, warns=saves.is_first_holder)
+        self._reports.committed(settled, warns=saves.is_first_holder)
         self.giver.send_update(committed)
         if self.giver.is_asked:
             self.giver.send_state(committed.step + 1, self.built.state.tensors())
-        self._copies.settled(committed.step + 1)
+        self._copies.committed(committed.step + 1)
         saves.save_if_due(committed.step + 1)
 
     # --- as a joiner ---

@@ -154,7 +154,7 @@ class InverseRollback:
                 _put(own[name], values)
             self._optimizer.set_state_of(index, {**own, **one.copies})
 
-    def settled(self, step: int) -> None:
+    def committed(self, step: int) -> None:
         """The state of the step is needed no more: only parameters are asked for from now on."""
         self._records = {
             s: record.without_state() for s, record in self._records.items() if s >= step

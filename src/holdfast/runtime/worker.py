@@ -257,7 +257,7 @@ class Worker:
     def aside(self, message: messages.Message) -> None:
         """From the control thread."""
         match message:
-            case messages.ShareState():  # the joiner is fed at the next settled step
+            case messages.ShareState():  # the joiner is fed at the next committed step
                 address = {message.to: Address(message.host, message.port)}
                 joiner = parse_worker(message.to)
                 self._built.giver.ask(joiner, lambda: self._connect(address))

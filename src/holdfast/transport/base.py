@@ -28,7 +28,7 @@ class Channel(IntEnum):
     VERDICT = 6  # norms of a stage's gradient, to every other stage
     BUFFERS = 7  # changes of a stage's buffers, to its other holders
     STATE = 8  # a worker's state, to a joiner
-    UPDATE = 9  # a settled update of a stage, to a joiner
+    UPDATE = 9  # a committed update of a stage, to a joiner
     RESULT = 10  # a reduced gradient, to a holder that has none
     PROBE = 11  # times a link: dropped on arrival, whatever its epoch
 
