@@ -15,7 +15,7 @@ from helpers import jobs
 from holdfast.batches import Batches
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import config_from
-from holdfast.control.recovery import Rests, rests
+from holdfast.control.recovery import Remainders, remainders
 from holdfast.errors import EpochPast, PeerLost
 from holdfast.job import Job, load_job
 from holdfast.planner.problem import Member, Memory, Problem
@@ -154,7 +154,7 @@ class Cluster:
     def go(self, schedule: Schedule | None = None) -> None:
         """The first time it starts the training. ``schedule``: of whole steps; None: any."""
         tells = {w: self.trainings[w].tell(self.epoch + 1) for w in self.stages}
-        plan = rests(
+        plan = remainders(
             self._problem(),
             self.stages,
             tells,
@@ -223,7 +223,7 @@ class Cluster:
 
     # --- what was met, and what came out ---
 
-    def _note(self, plan: Rests, tells: dict[WorkerId, messages.Inventory]) -> None:
+    def _note(self, plan: Remainders, tells: dict[WorkerId, messages.Inventory]) -> None:
         self.seen.add(f"{len(plan.running)} running")
         for one in plan.running:
             self.seen |= {"a copy"} if one.copies else set()

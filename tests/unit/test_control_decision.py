@@ -20,14 +20,14 @@ from holdfast.control.decision import (
     decide,
     members_after,
 )
-from holdfast.control.recovery import Rests
+from holdfast.control.recovery import Remainders
 from holdfast.errors import ScheduleError
 from holdfast.protocol.messages import Inventory
 from holdfast.protocol.records import Verdict
 
 GRID = {WorkerId(p, s): s for p in range(2) for s in range(2)}
 FOUR = {name: WorkerId(*name) for name in [(0, 0), (0, 1), (1, 0), (1, 1)]}
-REST = Rests((), 4, {}, (), 0, 0.0)
+REST = Remainders((), 4, {}, (), 0, 0.0)
 GOOD = Verdict(1.0, None, False)
 LOGGED = LogFacts(start=2)
 

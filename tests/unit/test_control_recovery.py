@@ -10,7 +10,7 @@ import pytest
 
 from helpers.half_done import order_of
 from holdfast.cluster import WorkerId, parse_worker
-from holdfast.control.recovery import Dead, rests
+from holdfast.control.recovery import Dead, remainders
 from holdfast.errors import ProtocolError, ScheduleError
 from holdfast.planner.lineage import Progress
 from holdfast.planner.problem import Member, Memory, Problem
@@ -277,7 +277,7 @@ class Cluster:
         stages = {worker: node.stage for worker, node in self.nodes.items()}
         inventories = {worker: node.tell() for worker, node in self.nodes.items()}
         limit = self.random.choice([1.0, 3.0, 100.0])
-        return rests(
+        return remainders(
             problem(self.shape, stages, limit),
             stages,
             inventories,
@@ -400,7 +400,7 @@ def planned(inventories, *, shape=TWO, limit=100.0, staggered=True, end_step=9, 
     inventories = {parse_worker(name): one for name, one in inventories.items()}
     stages = {worker: worker.stage for worker in inventories}
     asked = problem(shape, stages, limit)
-    return rests(asked, stages, inventories, staggered=staggered, end_step=end_step, dead=dead)
+    return remainders(asked, stages, inventories, staggered=staggered, end_step=end_step, dead=dead)
 
 
 def lanes_of(running):
@@ -560,11 +560,11 @@ def test_members_that_cannot_be_so_far_apart_can_only_go_back():
 def test_a_member_that_has_not_told_is_refused():
     asked = problem(TWO, GRID)
     with pytest.raises(ScheduleError, match=r"worker 0\.0 is a member or told, but not both"):
-        rests(asked, GRID, {}, staggered=True, end_step=9)
+        remainders(asked, GRID, {}, staggered=True, end_step=9)
     inventories = {worker: tell() for worker in GRID}
     few = problem(TWO, {WorkerId(0, 0): 0})
     with pytest.raises(ScheduleError, match=r"worker 0\.1 is a member or is in the planner's"):
-        rests(few, GRID, inventories, staggered=True, end_step=9)
+        remainders(few, GRID, inventories, staggered=True, end_step=9)
 
 
 def test_verdicts_are_those_of_all_and_must_agree():

@@ -11,7 +11,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import MemoryExceeded
 from holdfast.planner.lineage import Facts, Progress
 from holdfast.planner.problem import Member, Memory, Problem
-from holdfast.planner.rest import rest_of_step
+from holdfast.planner.rest import remainder_of_step
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Kind, Op, Shape
 
@@ -41,7 +41,7 @@ def test_the_lanes_end_the_step_whenever_workers_die(seed):
         world.kill(random)
         before = set().union(*(world.finished[one] for one in world.holders))
         problem = asked(shape, world.holders, random, fused_s=random.choice([None, 1.5]))
-        rest = rest_of_step(problem, world.holders, world.facts())
+        rest = remainder_of_step(problem, world.holders, world.facts())
         planned = [op for lane in rest.lanes.values() for op in split(lane) if op.kind != "R"]
         assert len(planned) == len(set(planned)), "the same operation twice"
         assert not before & set(planned), "finished work is done again"
@@ -70,7 +70,7 @@ def test_memory_holds_with_what_is_in_it_already(seed):
     facts = world.facts()
     in_use = {one: in_flight(facts[one]) for one in world.holders}
     limit = max(1, *in_use.values()) + random.randint(0, 2)
-    rest = rest_of_step(asked(shape, world.holders, limit=limit), world.holders, facts)
+    rest = remainder_of_step(asked(shape, world.holders, limit=limit), world.holders, facts)
     without_backward = {
         (task.stage, task.microbatch) for task in rest.todo.tasks if task.kinds == (Kind.F,)
     }
@@ -95,7 +95,7 @@ def in_flight(told):
 def test_a_step_that_is_done_leaves_nothing():
     shape, holders = Shape(2, 2, 4), grid(2, 2)
     facts = {one: Facts(stepped=frozenset({one.stage})) for one in holders}
-    rest = rest_of_step(asked(shape, holders), holders, facts)
+    rest = remainder_of_step(asked(shape, holders), holders, facts)
     assert all(lane == () for lane in rest.lanes.values())
     assert rest.length_s == 0
 
@@ -105,7 +105,7 @@ def test_lost_work_goes_to_the_holder_who_is_done_with_it_first():
     shape, holders = Shape(3, 1, 6), grid(3, 1, ("2.0",))
     summed = {(0, m): Progress.SUMMED for m in (2, 3)}
     facts = {WorkerId(1, 0): Facts(progress=summed)}
-    rest = rest_of_step(asked(shape, holders), holders, facts)
+    rest = remainder_of_step(asked(shape, holders), holders, facts)
     by_worker = {one: {op.microbatch for op in lane} - {None} for one, lane in rest.lanes.items()}
     assert {len(found) for found in by_worker.values()} == {2}
     assert by_worker[WorkerId(0, 0)] | by_worker[WorkerId(1, 0)] == {0, 1, 4, 5}
@@ -118,7 +118,7 @@ def test_a_slow_holder_gets_less_of_the_lost_work():
     problem = Problem(
         shape=shape, costs=problem.costs, memory=problem.memory, members=slow, two_stages=False
     )
-    rest = rest_of_step(problem, holders, {})
+    rest = remainder_of_step(problem, holders, {})
     num_forward = {
         one.pipeline: sum(op.kind is Kind.F for op in lane) for one, lane in rest.lanes.items()
     }
@@ -133,15 +133,15 @@ def test_the_rest_is_the_same_compiled_or_plain(plain):
     world.run_some(random, 12)
     world.kill(random)
     problem = asked(shape, world.holders)
-    found = rest_of_step(problem, world.holders, world.facts(), plain=plain)
-    assert found == rest_of_step(problem, world.holders, world.facts())
+    found = remainder_of_step(problem, world.holders, world.facts(), plain=plain)
+    assert found == remainder_of_step(problem, world.holders, world.facts())
 
 
 def test_a_lost_tensor_is_made_again_apart_from_the_work_that_is_pending():
     # Worker 0.1 has its W pending but did not keep the gradient that stage 0 still needs.
     shape, holders = Shape(1, 2, 1), grid(1, 2)
     facts = {WorkerId(0, 1): Facts(progress={(1, 0): Progress.GRADED})}
-    rest = rest_of_step(asked(shape, holders, limit=2), holders, facts)
+    rest = remainder_of_step(asked(shape, holders, limit=2), holders, facts)
     lane = [str(op) for op in rest.lanes[WorkerId(0, 1)]]
     assert sorted(lane) == ["1B0", "1F0", "1R", "1W0"]
     world = World(shape, holders, {})
@@ -152,7 +152,7 @@ def test_a_lost_tensor_is_made_again_apart_from_the_work_that_is_pending():
 def test_memory_above_the_limit_is_worked_off_before_anything_new_begins():
     shape, holders = Shape(1, 1, 6), grid(1, 1)
     held = {(0, m): Progress.FORWARDED for m in range(4)}
-    rest = rest_of_step(
+    rest = remainder_of_step(
         asked(shape, holders, limit=2), holders, {WorkerId(0, 0): Facts(progress=held)}
     )
     used = 4
@@ -166,4 +166,4 @@ def test_work_that_finds_no_room_beside_what_is_held_is_refused_in_words():
     # Forwarded, but its activation was not kept: the forward must run again where there is no room.
     facts = {WorkerId(0, 0): Facts(progress={(0, 0): Progress.FORWARDED})}
     with pytest.raises(MemoryExceeded, match="does not fit into memory"):
-        rest_of_step(asked(shape, holders, limit=1), holders, facts)
+        remainder_of_step(asked(shape, holders, limit=1), holders, facts)

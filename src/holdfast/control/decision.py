@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
-from holdfast.control.recovery import Rests
+from holdfast.control.recovery import Remainders
 from holdfast.errors import ScheduleError
 from holdfast.protocol.messages import Inventory
 
@@ -23,7 +23,7 @@ class Proceed:
     """All go on, with these members; ``rest`` ends the half-done steps."""
 
     stages: Stages
-    rest: Rests
+    remainder: Remainders
     reason: str
 
 
@@ -80,7 +80,8 @@ class Situation:
     stages: Stages  # of the members that are left
     num_stages: int
     end_step: int
-    plan_rest: Callable[[Stages, Inventories], Rests]  # ScheduleError: they cannot end the steps
+    # ScheduleError: they cannot end the steps
+    plan_rest: Callable[[Stages, Inventories], Remainders]
     entering: Stages  # joiners and the stages they are for
     leaving: Collection[WorkerId] = ()
     dead: tuple[tuple[WorkerId, int], ...] = ()  # and the stage each held

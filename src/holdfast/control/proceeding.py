@@ -11,7 +11,7 @@ from holdfast.control.losses import Losses, Work
 from holdfast.control.plans import Plans
 from holdfast.control.rebuilding import Rebuilding
 from holdfast.control.reconfiguration import Reconfiguration
-from holdfast.control.recovery import Rests
+from holdfast.control.recovery import Remainders
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
 from holdfast.protocol.half_done import to_record
@@ -32,15 +32,15 @@ class Proceeding:
         self._reports, self._joining, self._rebuilding = reports, joining, rebuilding
 
     def go_on(self, change: Reconfiguration, decision: Proceed, at_s: float) -> list[Effect]:
-        run, rest = self._run, decision.rest
+        run, remainder = self._run, decision.remainder
         told = change.inventories
         saving = [(stage, told[worker].saving) for worker, stage in decision.stages.items()]
         effects = self._change_sides(change, decision, at_s)
-        self._adopt(change, rest, at_s)
+        self._adopt(change, remainder, at_s)
         proceed = run.proceed(
-            first_step=rest.first_step,
-            running=[to_record(one) for one in rest.running],
-            verdicts=rest.verdicts,
+            first_step=remainder.first_step,
+            running=[to_record(one) for one in remainder.running],
+            verdicts=remainder.verdicts,
             saved=self._reports.checkpoints.saved(saving),
         )
         effects += [*self._rebuilding.forget(), *self._rebuilding.free_hosts(at_s)]
@@ -52,7 +52,7 @@ class Proceeding:
         self, change: Reconfiguration, decision: Proceed, at_s: float
     ) -> list[Effect]:
         effects: list[Effect] = []
-        entered, step = {}, _step_of(decision.rest)
+        entered, step = {}, _step_of(decision.remainder)
         for worker in sorted(change.entering):
             if worker in decision.stages:
                 entered[worker] = change.inventories[worker].reduced
@@ -68,25 +68,25 @@ class Proceeding:
         self._reports.proceed(entered)
         return effects
 
-    def _adopt(self, change: Reconfiguration, rest: Rests, at_s: float) -> None:
+    def _adopt(self, change: Reconfiguration, remainder: Remainders, at_s: float) -> None:
         run = self._run
-        run.ending.decide(rest.first_step)
+        run.ending.decide(remainder.first_step)
         steady = self._plans.for_members()
-        run.plan.begin_at(rest.first_step)
+        run.plan.begin_at(remainder.first_step)
         told = {worker: change.inventories[worker] for worker in run.stages}
         progress = {
             w: (inventory.reduced, inventory.attempt, inventory.done)
             for w, inventory in told.items()
         }
-        self._work.adopt(run.epoch, rest.running, steady.schedule, progress)
+        self._work.adopt(run.epoch, remainder.running, steady.schedule, progress)
         change.resume(
-            _step_of(rest),
-            redone=len(rest.redone),
-            operations=rest.num_operations,
+            _step_of(remainder),
+            redone=len(remainder.redone),
+            operations=remainder.num_operations,
             at_s=run.settings.now(at_s),
         )
 
 
-def _step_of(rest: Rests) -> int:
+def _step_of(remainder: Remainders) -> int:
     """The step that a change falls into: the oldest that is running."""
-    return rest.running[0].step if rest.running else rest.first_step
+    return remainder.running[0].step if remainder.running else remainder.first_step

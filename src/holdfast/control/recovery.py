@@ -13,7 +13,7 @@ from holdfast.control.told import MemberInventory, attempt_of, verdicts_of
 from holdfast.errors import MemoryExceeded, ScheduleError
 from holdfast.planner.lineage import Facts
 from holdfast.planner.problem import Problem
-from holdfast.planner.rest import Rest, rest_of_step
+from holdfast.planner.rest import Remainder, remainder_of_step
 from holdfast.protocol.messages import Inventory
 from holdfast.protocol.records import Verdict
 from holdfast.schedule.operation import Kind, Op
@@ -26,7 +26,7 @@ _PARTS = {Kind.BW: (Kind.B, Kind.W)}
 
 
 @dataclass(frozen=True)
-class Rests:
+class Remainders:
     """What ends all half-done steps, and from which step on the steady schedule runs."""
 
     running: tuple[RunningStep, ...]  # the oldest first
@@ -37,7 +37,7 @@ class Rests:
     length_s: float  # of all steps one after the other, without the reductions
 
 
-def rests(
+def remainders(
     problem: Problem,
     stages: Mapping[WorkerId, int],
     inventories: Mapping[WorkerId, Inventory],
@@ -45,7 +45,7 @@ def rests(
     staggered: bool,
     end_step: int,
     dead: Sequence[Dead] = (),
-) -> Rests:
+) -> Remainders:
     """``stages``: every member and the stage it holds; ``inventories``: one of each of them.
 
     ScheduleError if the members cannot end the steps: then only going back helps.
@@ -59,7 +59,7 @@ def rests(
     newest = max(member.reduced for member in everyone)
     if newest - min(member.reduced for member in everyone) > _MOST_APART:
         raise ScheduleError(f"members are more than {_MOST_APART} steps apart: go back")
-    planned: list[tuple[RunningStep, Rest]] = []
+    planned: list[tuple[RunningStep, Remainder]] = []
     for step in range(min(member.reduced for member in everyone), min(newest + 1, end_step)):
         attempt = attempt_of(step, everyone, verdicts, staggered=staggered)
         if step < newest or _begun(everyone, step, attempt):
@@ -68,14 +68,14 @@ def rests(
     first_step = running[-1].step + 1 if running else newest
     attempt = attempt_of(first_step, everyone, verdicts, staggered=staggered)
     begun = (d for d in dead if d.step >= first_step and d.attempt in (None, attempt))
-    redone = [op for one, rest in planned for op in _redone(one, rest, dead)]
-    return Rests(
+    redone = [op for one, remainder in planned for op in _redone(one, remainder, dead)]
+    return Remainders(
         running=running,
         first_step=first_step,
         verdicts=verdicts,
         redone=(*redone, *(part for one in begun for op in one.done for part in _parts(op))),
         num_operations=sum(len(list(_work(one))) for one in running),
-        length_s=sum(rest.length_s for _, rest in planned),
+        length_s=sum(remainder.length_s for _, remainder in planned),
     )
 
 
@@ -102,20 +102,20 @@ def _begun(everyone: Sequence[MemberInventory], step: int, attempt: int) -> bool
 
 def _planned(
     problem: Problem, everyone: Sequence[MemberInventory], step: int, attempt: int
-) -> tuple[RunningStep, Rest]:
+) -> tuple[RunningStep, Remainder]:
     # Whoever stands aside holds nothing here, but can still send again what it has kept.
     holders = {
         member.worker: () if _stands_aside(member, everyone, step) else (member.stage,)
         for member in everyone
     }
     facts = {member.worker: member.facts(step, attempt) for member in everyone}
-    rest = _rest(problem, holders, facts)
-    copies = {r.stage: r.copy_from for r in rest.todo.reductions if r.copy_from is not None}
+    remainder = _remainder(problem, holders, facts)
+    copies = {r.stage: r.copy_from for r in remainder.todo.reductions if r.copy_from is not None}
     running = RunningStep(
-        step, attempt, Schedule(problem.shape, rest.lanes), dict(rest.sources), copies
+        step, attempt, Schedule(problem.shape, remainder.lanes), dict(remainder.sources), copies
     )
     _check_weights(running, everyone)
-    return running, rest
+    return running, remainder
 
 
 def _stands_aside(member: MemberInventory, everyone: Sequence[MemberInventory], step: int) -> bool:
@@ -128,16 +128,16 @@ def _stands_aside(member: MemberInventory, everyone: Sequence[MemberInventory], 
     )
 
 
-def _rest(
+def _remainder(
     problem: Problem, holders: Mapping[WorkerId, tuple[int, ...]], facts: Mapping[WorkerId, Facts]
-) -> Rest:
+) -> Remainder:
     """Finishing beats a limit that only models memory: it is doubled until the rest fits."""
     for _ in range(_MOST_DOUBLINGS):
         try:
-            return rest_of_step(problem, holders, facts)
+            return remainder_of_step(problem, holders, facts)
         except MemoryExceeded:
             problem = _with_twice_the_memory(problem)
-    return rest_of_step(problem, holders, facts)
+    return remainder_of_step(problem, holders, facts)
 
 
 def _with_twice_the_memory(problem: Problem) -> Problem:
@@ -162,13 +162,13 @@ def _work(running: RunningStep) -> Iterator[tuple[WorkerId, Op]]:
         yield from ((worker, op) for op in lane if op.kind is not Kind.R)
 
 
-def _redone(running: RunningStep, rest: Rest, dead: Sequence[Dead]) -> Iterator[Op]:
+def _redone(running: RunningStep, remainder: Remainder, dead: Sequence[Dead]) -> Iterator[Op]:
     """In the order of the tasks."""
     gone = [
         one for one in dead if one.step == running.step and one.attempt in (None, running.attempt)
     ]
     lost = {part for one in gone for op in one.done for part in _parts(op)}
-    return (op for task in rest.todo.tasks for op in task.ops if op in lost)
+    return (op for task in remainder.todo.tasks for op in task.ops if op in lost)
 
 
 def _parts(op: Op) -> tuple[Op, ...]:

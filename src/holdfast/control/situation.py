@@ -6,7 +6,7 @@ from holdfast.control.joining import Joining
 from holdfast.control.losses import Work
 from holdfast.control.plans import Plans
 from holdfast.control.reconfiguration import Reconfiguration
-from holdfast.control.recovery import Rests, rests
+from holdfast.control.recovery import Remainders, remainders
 from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.run import Run
 
@@ -22,7 +22,7 @@ class Situations:
         run, joiners = self._run, self._joining.joiners
         everyone = run.membership.all_in(*m.Phase)
 
-        def plan_rest(stages: Stages, inventories: Inventories) -> Rests:
+        def plan_rest(stages: Stages, inventories: Inventories) -> Remainders:
             return self._rests(change, stages, inventories)
 
         return Situation(
@@ -43,12 +43,14 @@ class Situations:
         why = f"a loss ends all workers (recovery.mode={mode})"
         return why if self._policy.ends_all else ""
 
-    def _rests(self, change: Reconfiguration, stages: Stages, inventories: Inventories) -> Rests:
+    def _rests(
+        self, change: Reconfiguration, stages: Stages, inventories: Inventories
+    ) -> Remainders:
         run = self._run
         gone = [(worker, run.stages[worker]) for worker in change.leaving if worker not in stages]
         lost = [(w, s) for w, s in (*change.dead, *change.left) if w not in change.lost_work]
         noted = [dead for work in change.lost_work.values() for dead in work]
-        return rests(
+        return remainders(
             self._plans.problem(stages),
             stages,
             {worker: inventories[worker] for worker in stages},

@@ -1,4 +1,4 @@
-"""The rest of a half-done step: what lineage says is missing, placed and put in order.
+"""The remainder of a half-done step: what lineage says is missing, placed and put in order.
 
 Finished work stays where it is; only what nobody has any more is given out anew.
 """
@@ -26,7 +26,7 @@ _QUEUE = {Kind.F: k.FORWARD, Kind.B: k.BACKWARD, Kind.BW: k.BACKWARD, Kind.W: k.
 
 
 @dataclass(frozen=True)
-class Rest:
+class Remainder:
     """Lanes that end the running step. ``sources``: tensors that exist and are sent again."""
 
     lanes: Mapping[WorkerId, Lane]
@@ -38,13 +38,13 @@ class Rest:
         return self.todo.sources
 
 
-def rest_of_step(
+def remainder_of_step(
     problem: Problem,
     holders: Holders,
     facts: Mapping[WorkerId, Facts],
     *,
     plain: bool | None = None,
-) -> Rest:
+) -> Remainder:
     """``holders``: live workers and the stages they hold now; ``facts`` of one running step.
 
     Stages may be a step apart: ask for each running step, the older first, and join the lanes.
@@ -58,7 +58,7 @@ def rest_of_step(
     for reduction in todo.reductions:
         for worker in reduction.workers:
             lanes[worker].append(Op(reduction.stage, Kind.R))
-    return Rest({worker: tuple(lane) for worker, lane in lanes.items()}, todo, length_s)
+    return Remainder({worker: tuple(lane) for worker, lane in lanes.items()}, todo, length_s)
 
 
 class _Placement:

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError, WaitTimeout
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import first_plan, refine
 from holdfast.planner.problem import Member, Memory, Problem
-from holdfast.planner.rest import rest_of_step
+from holdfast.planner.rest import remainder_of_step
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
 
@@ -285,7 +285,7 @@ def warm_up(*, plain: bool | None = None) -> None:
     for speeds in ((0.5, 1.0), (1.0, 0.5, 1.0, 0.75, 1.0)):
         problem = _example(speeds)
         first_plan(problem, plain=plain)
-        rest_of_step(problem, {m.worker: (m.worker.stage,) for m in problem.members}, {})
+        remainder_of_step(problem, {m.worker: (m.worker.stage,) for m in problem.members}, {})
 
 
 def _example(speeds: Sequence[float]) -> Problem:

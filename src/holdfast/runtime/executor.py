@@ -1,4 +1,5 @@
-"""Runs one worker's lanes in one epoch: the rest of half-done steps first, then step after step.
+"""Runs one worker's lanes in one epoch: the remainder of half-done steps first, then step after
+step.
 
 Order and routes come from the plan, tensors from a boundary, neither is known here. Tensors for the
 next or previous stage leave as soon as they exist; the only waits are for tensors that are not
@@ -94,7 +95,7 @@ class FirstOperation:
 
 @dataclass(frozen=True, slots=True)
 class StepBegins:
-    """From its start. Not told of the rest of a step."""
+    """From its start. Not told of the remainder of a step."""
 
     step: int
 

@@ -117,7 +117,8 @@ class Injector:
         self._lock = threading.Lock()  # a checkpoint's writer reaches points too
 
     def begin(self, step: int) -> None:
-        """A step, or another attempt at it, starts from nothing. Not for the rest of a step."""
+        """A step, or another attempt at it, starts from nothing. Not for the remainder of a
+        step."""
         self.enter(step)
         if not self._waiting:
             return
