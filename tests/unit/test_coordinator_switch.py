@@ -10,7 +10,7 @@ from coordinator_world import SomePlan, World, emitted, much_happens, sent
 
 from holdfast.cluster import WorkerId
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.losses import Work
+from holdfast.control.losses import ProgressTracker
 from holdfast.control.membership import Phase
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -332,7 +332,7 @@ BEFORE, AFTER = lanes_of((0, 1), (2, 3)), lanes_of((0, 1, 2), (3,))
 def test_what_the_dead_had_finished_is_looked_up_in_the_lanes_of_each_step(
     step, lanes_then, lanes_now
 ) -> None:
-    work = Work()
+    work = ProgressTracker()
     work.adopt(1, (), BEFORE, {ONE: (0, 0, 0), OTHER: (0, 0, 0)})
     work.switch(7, AFTER)
     work.note(ONE, 1, step, 3)
@@ -342,7 +342,7 @@ def test_what_the_dead_had_finished_is_looked_up_in_the_lanes_of_each_step(
 
 
 def test_a_change_after_a_switch_begins_with_lanes_of_its_own() -> None:
-    work = Work()
+    work = ProgressTracker()
     work.adopt(1, (), BEFORE, {ONE: (0, 0, 0)})
     work.switch(7, AFTER)
     work.adopt(2, (), BEFORE, {ONE: (7, 0, 2)})

@@ -11,7 +11,7 @@ from holdfast.control.checks import check_alike, check_built_alike, check_same_j
 from holdfast.control.effects import Effect, Emit, StartWorker
 from holdfast.control.joiner import Joiners
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.losses import Work
+from holdfast.control.losses import ProgressTracker
 from holdfast.control.run import Run
 from holdfast.control.starting import worker_ready
 from holdfast.errors import ConfigError
@@ -21,8 +21,8 @@ from holdfast.protocol import messages
 
 
 class Admission:
-    def __init__(self, run: Run, work: Work, joiners: Joiners) -> None:
-        self._run, self._work, self._joiners = run, work, joiners
+    def __init__(self, run: Run, work: ProgressTracker, joiners: Joiners) -> None:
+        self._run, self._tracker, self._joiners = run, work, joiners
         self._invited_s: dict[WorkerId, float] = {}
         self._used: set[int] = set()  # join faults, by their place in the list
         self._ordered: dict[WorkerId, str] = {}  # join faults, by whom they have started
@@ -146,7 +146,7 @@ class Admission:
         run.membership.handle(m.SaidHello(worker, at_s))
         run.roster.enroll(worker, hello)
         run.assignments.forget(worker)
-        self._work.forget(worker)
+        self._tracker.forget(worker)
         return Emit(worker_ready(hello, at_s))
 
     def _check_known(self, name: str, known: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from holdfast.control.admission import Admission
 from holdfast.control.copies import Copies
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.joiner import Joiner, Joiners
-from holdfast.control.losses import Work
+from holdfast.control.losses import ProgressTracker
 from holdfast.control.plans import Plans
 from holdfast.control.run import Run
 from holdfast.observability import events
@@ -26,8 +26,8 @@ _STATES = {
 
 
 class Joining:
-    def __init__(self, run: Run, work: Work, plans: Plans) -> None:
-        self._run, self._work, self._plans = run, work, plans
+    def __init__(self, run: Run, work: ProgressTracker, plans: Plans) -> None:
+        self._run, self._tracker, self._plans = run, work, plans
         self._joiners = Joiners()
         self.admission = Admission(run, work, self._joiners)
         self.copies = Copies(run, self._joiners)
@@ -95,7 +95,7 @@ class Joining:
 
     def _step_of(self, stage: int) -> int:
         holders = self._run.placement.holders(stage)
-        return max((self._work.step_of(worker) for worker in holders), default=0)
+        return max((self._tracker.step_of(worker) for worker in holders), default=0)
 
     def enters(self, worker: WorkerId) -> None:
         self.joiners[worker].enter()

@@ -10,7 +10,7 @@ from holdfast.control import membership as m
 from holdfast.control.effects import Effect, Fence, Send
 from holdfast.control.joining import Joining, failed
 from holdfast.control.links import Links
-from holdfast.control.losses import Loss, Losses, Work
+from holdfast.control.losses import Loss, Losses, ProgressTracker
 from holdfast.control.reconfiguring import Reconfigurations
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
@@ -45,14 +45,14 @@ class Losing:
     def __init__(
         self,
         run: Run,
-        work: Work,
+        work: ProgressTracker,
         losses: Losses,
         reports: Reports,
         joining: Joining,
         changes: Reconfigurations,
         links: Links,
     ) -> None:
-        self._run, self._work, self._losses, self._reports = run, work, losses, reports
+        self._run, self._tracker, self._losses, self._reports = run, work, losses, reports
         self._joining, self._changes, self._links = joining, changes, links
         self.processes = Processes()
         self._fault_s: dict[WorkerId, float] = {}
@@ -87,7 +87,7 @@ class Losing:
             return []
         run.assignments.forget(worker)
         self._links.forget(worker)
-        loss = Loss(worker, self._work.step_of(worker), cause, at_s, explained, silent)
+        loss = Loss(worker, self._tracker.step_of(worker), cause, at_s, explained, silent)
         fence = Fence(worker)
         if m.Command.REPLAN in commands:
             self._losses.add(loss)

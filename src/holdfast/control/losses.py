@@ -60,7 +60,7 @@ def _event(loss: Loss) -> events.WorkerLost:
 _NOWHERE = (0, 0, 0)
 
 
-class Work:
+class ProgressTracker:
     """How far each worker was when it was last heard of."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from holdfast.cluster import WorkerId
 from holdfast.control.current_plan import Steady
 from holdfast.control.effects import Effect
-from holdfast.control.losses import Work
+from holdfast.control.losses import ProgressTracker
 from holdfast.control.plans import Plans
 from holdfast.control.run import Run
 from holdfast.control.switching import Switching
@@ -29,8 +29,8 @@ class _Spared(NamedTuple):
 
 
 class Moving:
-    def __init__(self, run: Run, plans: Plans, work: Work, switching: Switching) -> None:
-        self._run, self._plans, self._work, self._switching = run, plans, work, switching
+    def __init__(self, run: Run, plans: Plans, work: ProgressTracker, switching: Switching) -> None:
+        self._run, self._plans, self._tracker, self._switching = run, plans, work, switching
         self._orders: list[Order] = []
         self._spared: _Spared | None = None
         self._is_due = False
@@ -79,7 +79,9 @@ class Moving:
             self._spared, self._is_due = None, True
             self._orders.clear()
             return ()
-        if any(self._work.step_of(order.worker) < self._run.plan.steady_from for order in orders):
+        if any(
+            self._tracker.step_of(order.worker) < self._run.plan.steady_from for order in orders
+        ):
             return ()
         self._spared = None
         return orders

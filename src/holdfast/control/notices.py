@@ -11,7 +11,7 @@ from holdfast.control.exits import Deaths
 from holdfast.control.lifecycle import BEFORE_TRAINING
 from holdfast.control.liveness import Liveness
 from holdfast.control.losing import Losing
-from holdfast.control.losses import Losses, Work
+from holdfast.control.losses import Losses, ProgressTracker
 from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
@@ -43,7 +43,7 @@ class Notices:
     def __init__(
         self,
         run: Run,
-        work: Work,
+        work: ProgressTracker,
         losses: Losses,
         starting: Starting,
         reports: Reports,
@@ -52,7 +52,7 @@ class Notices:
         complaints: Complaints,
         liveness: Liveness,
     ) -> None:
-        self._run, self._work, self._losses, self._reports = run, work, losses, reports
+        self._run, self._tracker, self._losses, self._reports = run, work, losses, reports
         self._starting, self._replacing = starting, replacing
         self._losing, self._complaints, self._liveness = losing, complaints, liveness
         self._processes = losing.processes
@@ -168,7 +168,7 @@ class Notices:
     def on_fault(self, fired: messages.FaultFired, at_s: float) -> list[Effect]:
         worker = parse_worker(fired.worker)
         is_news = self._run.assignments.fire(fired.fault)
-        self._work.note(worker, self._run.epoch, fired.step, fired.done, fired.attempt)
+        self._tracker.note(worker, self._run.epoch, fired.step, fired.done, fired.attempt)
         if fired.fault_kind in _DEADLY:
             self._losing.note_fault(worker, fired.at_s)
         if not is_news:

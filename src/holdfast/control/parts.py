@@ -9,7 +9,7 @@ from holdfast.control.links import Links
 from holdfast.control.liveness import Liveness
 from holdfast.control.log_policy import LogPolicy
 from holdfast.control.losing import Losing
-from holdfast.control.losses import Losses, Work
+from holdfast.control.losses import Losses, ProgressTracker
 from holdfast.control.mitigating import Mitigating
 from holdfast.control.moving import Moving
 from holdfast.control.notices import Notices
@@ -27,7 +27,7 @@ from holdfast.control.switching import Switching
 
 @dataclass(frozen=True)
 class Parts:
-    work: Work
+    work: ProgressTracker
     losses: Losses
     plans: Plans
     reports: Reports
@@ -51,7 +51,7 @@ class Parts:
     @classmethod
     def of(cls, run: Run, planner: SomePlanner | None, policies: Policies) -> "Parts":
         workers = run.config.workers
-        work, losses, links = Work(), Losses(), Links()
+        work, losses, links = ProgressTracker(), Losses(), Links()
         plans, reports, starting = Plans(run, planner), Reports(run), Starting(run, work)
         joining = Joining(run, work, plans)
         policy = policies.recovery(PolicyParts(run, work, plans, reports, joining))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from holdfast.control.decision import Decision, Inventories, RestoreCopy, Situation, go_on
 from holdfast.control.effects import Effect
 from holdfast.control.joining import Joining
-from holdfast.control.losses import Work
+from holdfast.control.losses import ProgressTracker
 from holdfast.control.plans import Plans
 from holdfast.control.reconfiguration import Reconfiguration
 from holdfast.control.recovery_rules import RecoveryRules
@@ -25,7 +25,7 @@ class PolicyParts(NamedTuple):
     """All of the coordinator that a way to recover may use."""
 
     run: Run
-    work: Work
+    work: ProgressTracker
     plans: Plans
     reports: Reports
     joining: Joining

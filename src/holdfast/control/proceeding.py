@@ -7,7 +7,7 @@ from holdfast.control import membership as m
 from holdfast.control.decision import Proceed
 from holdfast.control.effects import Effect
 from holdfast.control.joining import Joining
-from holdfast.control.losses import Losses, Work
+from holdfast.control.losses import Losses, ProgressTracker
 from holdfast.control.plans import Plans
 from holdfast.control.rebuilding import Rebuilding
 from holdfast.control.reconfiguration import Reconfiguration
@@ -21,14 +21,14 @@ class Proceeding:
     def __init__(
         self,
         run: Run,
-        work: Work,
+        work: ProgressTracker,
         losses: Losses,
         plans: Plans,
         reports: Reports,
         joining: Joining,
         rebuilding: Rebuilding,
     ) -> None:
-        self._run, self._work, self._losses, self._plans = run, work, losses, plans
+        self._run, self._tracker, self._losses, self._plans = run, work, losses, plans
         self._reports, self._joining, self._rebuilding = reports, joining, rebuilding
 
     def go_on(self, change: Reconfiguration, decision: Proceed, at_s: float) -> list[Effect]:
@@ -78,7 +78,7 @@ class Proceeding:
             w: (inventory.reduced, inventory.attempt, inventory.done)
             for w, inventory in told.items()
         }
-        self._work.adopt(run.epoch, remainder.running, steady.schedule, progress)
+        self._tracker.adopt(run.epoch, remainder.running, steady.schedule, progress)
         change.resume(
             _step_of(remainder),
             redone=len(remainder.redone),

@@ -19,7 +19,7 @@ from holdfast.control.decision import (
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.joining import Joining
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.losses import Losses, Work
+from holdfast.control.losses import Losses, ProgressTracker
 from holdfast.control.plans import Plans
 from holdfast.control.policies import RecoveryPolicy
 from holdfast.control.proceeding import Proceeding
@@ -42,14 +42,14 @@ class Reconfigurations:
     def __init__(
         self,
         run: Run,
-        work: Work,
+        work: ProgressTracker,
         losses: Losses,
         plans: Plans,
         reports: Reports,
         joining: Joining,
         policy: RecoveryPolicy,
     ) -> None:
-        self._run, self._work, self._losses, self._plans = run, work, losses, plans
+        self._run, self._tracker, self._losses, self._plans = run, work, losses, plans
         self._reports, self._joining, self._policy = reports, joining, policy
         self._situations = Situations(run, plans, work, joining, policy)
         self.restarting = Restarting(run, reports, joining)
@@ -128,7 +128,7 @@ class Reconfigurations:
         if change is None or change.is_resuming or inventory.epoch != run.epoch:
             return []  # of a change that was begun anew since
         change.note_inventory(worker, inventory)
-        self._work.note(worker, run.epoch, inventory.reduced, inventory.done, inventory.attempt)
+        self._tracker.note(worker, run.epoch, inventory.reduced, inventory.done, inventory.attempt)
         self._reports.note_kept(inventory.worker, inventory.kept_bytes)
         return self.tick(at_s)
 
@@ -179,7 +179,7 @@ class Reconfigurations:
             furthest = [change.inventories[worker].reduced for worker in run.stages]
             run.ending.shorten(max(furthest, default=run.ending.end_step))
         for worker, stage in change.dead:  # a replacement will come under the same name
-            change.note_lost_work(worker, self._work.dead(worker, stage))
+            change.note_lost_work(worker, self._tracker.dead(worker, stage))
         situation = self._situations.of(change, self._rebuilding.facts())
         match decide(change.inventories, situation, self._policy.after_loss):
             case EndRun():

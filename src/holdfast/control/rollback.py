@@ -12,7 +12,7 @@ from holdfast.control.decision import Rollback
 from holdfast.control.effects import Effect, Emit, Fence, Send
 from holdfast.control.joining import Joining
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.losses import Losses, Work
+from holdfast.control.losses import Losses, ProgressTracker
 from holdfast.control.plans import Plans
 from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.reports import Reports
@@ -27,7 +27,7 @@ class RollingBack:
     def __init__(
         self,
         run: Run,
-        work: Work,
+        work: ProgressTracker,
         losses: Losses,
         plans: Plans,
         reports: Reports,
@@ -35,7 +35,7 @@ class RollingBack:
         restarting: Restarting,
         policy: RecoveryRules,
     ) -> None:
-        self._run, self._work, self._losses, self._plans = run, work, losses, plans
+        self._run, self._tracker, self._losses, self._plans = run, work, losses, plans
         self._reports, self._joining, self._restarting = reports, joining, restarting
         self.all_again = policy.ends_all
         self._dead: list[tuple[WorkerId, int]] = []  # and the stage each held
@@ -225,7 +225,7 @@ class RollingBack:
         steady = self._plans.replan()
         _, step = run.start
         told = dict.fromkeys(run.stages, (step, 0, 0))
-        self._work.adopt(run.epoch, (), steady.schedule, told)
+        self._tracker.adopt(run.epoch, (), steady.schedule, told)
         self._reports.begin(step, at_s)
         saved = self._reports.checkpoints.saved()
         return [

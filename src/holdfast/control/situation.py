@@ -3,7 +3,7 @@
 from holdfast.control import membership as m
 from holdfast.control.decision import Inventories, LogFacts, Situation, Stages
 from holdfast.control.joining import Joining
-from holdfast.control.losses import Work
+from holdfast.control.losses import ProgressTracker
 from holdfast.control.plans import Plans
 from holdfast.control.reconfiguration import Reconfiguration
 from holdfast.control.recovery import Remainders, remainders
@@ -13,9 +13,9 @@ from holdfast.control.run import Run
 
 class Situations:
     def __init__(
-        self, run: Run, plans: Plans, work: Work, joining: Joining, policy: RecoveryRules
+        self, run: Run, plans: Plans, work: ProgressTracker, joining: Joining, policy: RecoveryRules
     ) -> None:
-        self._run, self._plans, self._work, self._joining = run, plans, work, joining
+        self._run, self._plans, self._tracker, self._joining = run, plans, work, joining
         self._policy = policy
 
     def of(self, change: Reconfiguration, logs: LogFacts | None) -> Situation:
@@ -56,5 +56,8 @@ class Situations:
             {worker: inventories[worker] for worker in stages},
             staggered=run.settings.staggered,
             end_step=run.ending.end_step,
-            dead=[*noted, *(d for w, stage in (*lost, *gone) for d in self._work.dead(w, stage))],
+            dead=[
+                *noted,
+                *(d for w, stage in (*lost, *gone) for d in self._tracker.dead(w, stage)),
+            ],
         )

@@ -16,7 +16,7 @@ from holdfast.control.costs import emulated_costs, layer_costs, measured_costs
 from holdfast.control.current_plan import Cut, Steady
 from holdfast.control.effects import Effect, Emit, OpenRun, Send
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.losses import Work
+from holdfast.control.losses import ProgressTracker
 from holdfast.control.run import Run
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
@@ -32,9 +32,9 @@ SUSPICION_S = 0.5  # an agent reports the end of a process within milliseconds
 
 
 class Starting:
-    def __init__(self, run: Run, work: Work) -> None:
+    def __init__(self, run: Run, work: ProgressTracker) -> None:
         self._run = run
-        self._work = work
+        self._tracker = work
         self._suspicion: tuple[float, HoldfastError] | None = None
 
     def waiting_for(self) -> str:
@@ -127,7 +127,7 @@ class Starting:
         run.placement.hold_all(run.first_stages)
         _, first_step = run.start
         told = dict.fromkeys(run.stages, (first_step, 0, 0))
-        self._work.adopt(run.epoch, (), run.plan.steady.schedule, told)
+        self._tracker.adopt(run.epoch, (), run.plan.steady.schedule, told)
         first = run.hellos[min(run.hellos)]
         opened = OpenRun(first.traits, first.fingerprint)
         started: list[Effect] = [opened, Emit(self._started(at_s, first_step))]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.current_plan import Steady
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.losses import Work
+from holdfast.control.losses import ProgressTracker
 from holdfast.control.run import Run
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -25,8 +25,8 @@ class _Offer:
 
 
 class Switching:
-    def __init__(self, run: Run, work: Work) -> None:
-        self._run, self._work = run, work
+    def __init__(self, run: Run, work: ProgressTracker) -> None:
+        self._run, self._tracker = run, work
         self._number = 0
         self._offer: _Offer | None = None
 
@@ -55,7 +55,7 @@ class Switching:
         self._offer = None
         first_step = max(offer.steps.values()) + messages.OFFER_AHEAD
         run.plan.switch(offer.steady, first_step)
-        self._work.switch(first_step, offer.steady.schedule)
+        self._tracker.switch(first_step, offer.steady.schedule)
         adopt = messages.Adopt(epoch=run.epoch, number=self._number, first_step=first_step)
         switched = events.PlanSwitched(
             at_s=at_s,
