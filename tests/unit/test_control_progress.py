@@ -155,7 +155,7 @@ def held_world(*, usual_s=0.05, **more) -> World:
     for actor in world.live():
         actor.longest = {"load": usual_s}
     world.step(4)
-    assert world.run.run.clock.silence_s == 2.0
+    assert world.run.run.timeouts.silence_s == 2.0
     return world
 
 

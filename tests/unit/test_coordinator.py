@@ -20,7 +20,7 @@ from holdfast.cluster import WorkerId
 from holdfast.config import config_from
 from holdfast.control import agent, server, starting
 from holdfast.control.checks import NOTHING, Accepted, check_alike, read_schedule
-from holdfast.control.clock import Clock
+from holdfast.control.clock import Timeouts
 from holdfast.control.effects import Emit, OpenRun
 from holdfast.control.lifecycle import RunPhase
 from holdfast.errors import CheckpointError, ConfigError
@@ -572,21 +572,21 @@ def test_one_that_waits_for_its_disk_is_not_lost_for_not_stopping() -> None:
 
 
 def test_the_silence_limit_is_twice_a_usual_step_within_bounds() -> None:
-    assert Clock.of(0.0, 180.0, []).silence_s == 10.0
-    assert Clock.of(0.0, 180.0, [4.0, 4.0]).silence_s == 10.0
-    assert Clock.of(0.0, 180.0, [4.0, 4.0, 90.0]).silence_s == 8.0
-    assert Clock.of(0.0, 180.0, [0.1] * 3).silence_s == 2.0
-    assert Clock.of(0.0, 180.0, [100.0] * 3).silence_s == 60.0
-    assert Clock.of(1.5, 180.0, [100.0] * 3).silence_s == 1.5
+    assert Timeouts.of(0.0, 180.0, []).silence_s == 10.0
+    assert Timeouts.of(0.0, 180.0, [4.0, 4.0]).silence_s == 10.0
+    assert Timeouts.of(0.0, 180.0, [4.0, 4.0, 90.0]).silence_s == 8.0
+    assert Timeouts.of(0.0, 180.0, [0.1] * 3).silence_s == 2.0
+    assert Timeouts.of(0.0, 180.0, [100.0] * 3).silence_s == 60.0
+    assert Timeouts.of(1.5, 180.0, [100.0] * 3).silence_s == 1.5
 
 
 def test_all_other_waits_follow_from_the_silence_limit() -> None:
-    first, later = Clock.of(0.0, 180.0, []), Clock.of(0.0, 180.0, [10.0] * 3)
+    first, later = Timeouts.of(0.0, 180.0, []), Timeouts.of(0.0, 180.0, [10.0] * 3)
     assert (first.beat_s, later.beat_s) == (0.2, 0.2)
-    assert Clock.of(3.0, 180.0, []).beat_s == pytest.approx(0.3)
+    assert Timeouts.of(3.0, 180.0, []).beat_s == pytest.approx(0.3)
     assert (first.wait_s, later.wait_s, later.answer_s) == (180.0, 200.0, 200.0)
-    assert Clock.of(0.0, 180.0, [0.1] * 3).wait_s == 60.0
-    assert "heartbeat timeout 3 s;" in Clock.of(3.0, 180.0, []).describe()
+    assert Timeouts.of(0.0, 180.0, [0.1] * 3).wait_s == 60.0
+    assert "heartbeat timeout 3 s;" in Timeouts.of(3.0, 180.0, []).describe()
 
 
 def test_a_message_that_is_not_for_the_coordinator_ends_the_run() -> None:

@@ -419,7 +419,7 @@ def test_a_wait_that_runs_out_stops_everyone_and_shows_who_is_stuck() -> None:
     stuck = messages.PeerGone(worker="0.1", epoch=world.run.run.epoch, lost="")
     assert set(sent(world.handle(stuck), messages.Halt)) == {"0.0", "0.1", "1.0", "1.1"}
     world.pump()
-    world.tick(world.run.run.clock.answer_s + 1)
+    world.tick(world.run.run.timeouts.answer_s + 1)
     world.pump()
     assert "1.1" not in world.stages
     world.finish()

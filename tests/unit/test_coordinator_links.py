@@ -94,7 +94,7 @@ def test_complaints_now_and_then_cost_nobody() -> None:
         world.tick(2 * PATIENCE_S)
         world.pump()
         world.step(2)
-        world.tick(world.run.run.clock.wait_s)
+        world.tick(world.run.run.timeouts.wait_s)
         world.pump()
     world.finish()
     assert not lost(world)

@@ -220,7 +220,7 @@ class Checkpoints:
         """At the end of the run the same version; else one that nobody has come to yet."""
         if self._again is not None and self._again.failed == step:
             return self._again.step  # another stage has failed too
-        end, step_s = self._run.ending.end_step, self._run.clock.step_s
+        end, step_s = self._run.ending.end_step, self._run.timeouts.step_s
         if step >= end:
             return step if self._end_is_wanted else None
         ahead = max(_AHEAD, math.ceil(_HEARD_S / step_s) if step_s else _AHEAD)

@@ -17,7 +17,7 @@ _STEPS_TO_END = 3  # those that are running, and time to save
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class Timeouts:
     """All that the silence limit decides. ``measured``: whether steps have been timed."""
 
     silence_s: float
@@ -27,7 +27,7 @@ class Clock:
     step_s: float = 0.0  # median; 0: not measured
 
     @classmethod
-    def of(cls, configured_s: float, start_limit_s: float, steps_s: Sequence[float]) -> "Clock":
+    def of(cls, configured_s: float, start_limit_s: float, steps_s: Sequence[float]) -> "Timeouts":
         """``configured_s`` 0: twice a usual step, within bounds."""
         measured = len(steps_s) >= NUM_MEASURED
         silence_s = configured_s or _FIRST_S

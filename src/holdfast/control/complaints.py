@@ -70,7 +70,8 @@ class Complaints:
         """What is in memory is saved first; raises if there is nothing new, or that fails too."""
         run = self._run
         why = (
-            f"worker {by} waited in vain for {run.clock.wait_s:g} s, and again after all had been "
+            f"worker {by} waited in vain for {run.timeouts.wait_s:g} s, and again after all had "
+            "been "
             "stopped and started"
         )
         if run.ending.gives_up_step or self._reports.next_step <= run.start[1]:
@@ -82,7 +83,7 @@ class Complaints:
         run = self._run
         if run.phase is not RunPhase.TRAINING:
             return []
-        judged = self._links.judge(at_s, run.epoch, run.stages, run.clock.wait_s)
+        judged = self._links.judge(at_s, run.epoch, run.stages, run.timeouts.wait_s)
         effects: list[Effect] = []
         for worker in judged.leave_out:
             others = {end for link in judged.mend if worker in link for end in link} - {worker}

@@ -32,4 +32,4 @@ class Deadline:
         if at_s - asked_s > run.config.checkpoint.write_limit_s:
             return True
         since_s = max(asked_s, self._saved_s)
-        return at_s - since_s > run.clock.interrupt_s + self._part_s
+        return at_s - since_s > run.timeouts.interrupt_s + self._part_s

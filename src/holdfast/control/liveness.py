@@ -43,16 +43,16 @@ class Liveness:
         self._beats.add(worker)
 
     def tick(self, at_s: float) -> list[Effect]:
-        clock = self._run.clock
-        self._silence.forgive(at_s, clock.silence_s)
+        timeouts = self._run.timeouts
+        self._silence.forgive(at_s, timeouts.silence_s)
         effects = [*self._stalls(at_s), *self._silent(at_s)]
         for worker in self._changes.overdue(at_s, self._progress.busy()):
-            cause = f"did not stop within {clock.answer_s:g} s"
+            cause = f"did not stop within {timeouts.answer_s:g} s"
             effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause)
         for worker in self._joining.admission.late(at_s):
             if worker in self._beats and self._changes.replays(worker):
                 continue  # that may take long, and its silence would be noticed
-            cause = f"not ready after workers.start_limit_s={clock.start_limit_s:g}"
+            cause = f"not ready after workers.start_limit_s={timeouts.start_limit_s:g}"
             effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause)
         return effects
 
@@ -77,17 +77,17 @@ class Liveness:
         return worker in self._progress.known() and not self._changes.replays(worker)
 
     def _silent(self, at_s: float) -> list[Effect]:
-        clock, effects = self._run.clock, list[Effect]()
+        timeouts, effects = self._run.timeouts, list[Effect]()
         standing = self._silence.standing(at_s)
         for worker in self._run.membership.live:
             silent_s = self._silence.of(worker, at_s)
             if not self._should_beat(worker):
                 continue
             stood_s = 0.0 if self._is_judged(worker) else standing.get(worker, 0.0)
-            if silent_s > clock.silence_s or stood_s > clock.start_limit_s:
+            if silent_s > timeouts.silence_s or stood_s > timeouts.start_limit_s:
                 cause = f"no heartbeat for {max(silent_s, stood_s):.1f} s"
                 effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause, silent=True)
-            elif self._silence.is_look_due(worker, at_s, clock):
+            elif self._silence.is_look_due(worker, at_s, timeouts):
                 effects.append(LookAt(worker))
         return effects
 

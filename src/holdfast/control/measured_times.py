@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from holdfast.config import RunConfig
-from holdfast.control.clock import Clock
+from holdfast.control.clock import Timeouts
 
 
 class MeasuredTimes:
@@ -12,7 +12,7 @@ class MeasuredTimes:
         self._steps_s: list[float] = []
         self._stop_s = 0.1
         self._copy_s = 1.0
-        self._clock = Clock.of(*self._limits_s, self._steps_s)
+        self._timeouts = Timeouts.of(*self._limits_s, self._steps_s)
 
     @property
     def steps_s(self) -> Sequence[float]:
@@ -29,13 +29,13 @@ class MeasuredTimes:
         return self._copy_s
 
     @property
-    def clock(self) -> Clock:
+    def timeouts(self) -> Timeouts:
         """Asked for many times a second; steps are few."""
-        return self._clock
+        return self._timeouts
 
     def note_step(self, took_s: float) -> None:
         self._steps_s.append(took_s)
-        self._clock = Clock.of(*self._limits_s, self._steps_s)
+        self._timeouts = Timeouts.of(*self._limits_s, self._steps_s)
 
     def note_stop(self, took_s: float) -> None:
         self._stop_s = took_s

@@ -156,12 +156,13 @@ class Reconfigurations:
         change = self._waiting
         if change is None:
             return []
-        clock = self._run.clock
+        timeouts = self._run.timeouts
         # Whoever replays loads the job first, and hears nothing meanwhile.
-        loads_s = clock.start_limit_s if self._run.logs.is_replaying else 0.0
-        limit_s, since_s = max(clock.answer_s, loads_s), at_s - change.halted_s
+        loads_s = timeouts.start_limit_s if self._run.logs.is_replaying else 0.0
+        limit_s, since_s = max(timeouts.answer_s, loads_s), at_s - change.halted_s
         # Whoever has to wait until its part is on disk, before the next one, cannot stop either.
-        most_s = limit_s + max(clock.wait_s, clock.start_limit_s)  # as it was told, early or late
+        # as it was told, early or late
+        most_s = limit_s + max(timeouts.wait_s, timeouts.start_limit_s)
         saving = self._run.saved.saving if since_s <= most_s else set[WorkerId]()
         told = change.inventories
         missing = [w for w in self._halted(change) if w not in told and w not in saving]

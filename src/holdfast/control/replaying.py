@@ -97,8 +97,9 @@ class Replaying:
             addresses={str(worker): run.roster.address(worker) for worker in replay.crew},
             into=run.settings.name_of(replay.into),
             log=log,
-            beat_s=run.clock.beat_s,
-            wait_s=max(run.clock.wait_s, run.clock.start_limit_s),  # others may still load the job
+            beat_s=run.timeouts.beat_s,
+            # others may still load the job
+            wait_s=max(run.timeouts.wait_s, run.timeouts.start_limit_s),
         )
 
     def forget(self) -> None:

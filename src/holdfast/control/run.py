@@ -11,7 +11,7 @@ from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.control.assignments import Assignments
 from holdfast.control.boundary_logs import BoundaryLogs
-from holdfast.control.clock import Clock
+from holdfast.control.clock import Timeouts
 from holdfast.control.current_plan import CurrentPlan
 from holdfast.control.effects import ClearLogs, Effect, Send, TrimLogs
 from holdfast.control.ending import Ending
@@ -93,8 +93,8 @@ class Run:
         return self.roster.hellos
 
     @property
-    def clock(self) -> Clock:
-        return self.times.clock
+    def timeouts(self) -> Timeouts:
+        return self.times.timeouts
 
     @property
     def start(self) -> tuple[str, int]:
@@ -132,8 +132,8 @@ class Run:
             cut=list(self.plan.cut.layers),
             checkpoint=self.settings.name_of(checkpoint),
             first_step=step,
-            beat_s=self.clock.beat_s,
-            wait_s=self.clock.wait_s,
+            beat_s=self.timeouts.beat_s,
+            wait_s=self.timeouts.wait_s,
             faults=self.assignments.faults_for(worker, self.settings.faults),
             part=self.assignments.give(worker, stage),
             log=self.logs.order(stage),

@@ -27,7 +27,7 @@ class Settings:
     faults: Sequence[Fault] = ()
     address: str = ""  # HOST:PORT for those who want to join
     schedule: Schedule | None = None  # lanes of the user's own; only the workers in it are started
-    clock: Callable[[], float] | None = None  # for what an answer takes; None: times of stimuli
+    timeouts: Callable[[], float] | None = None  # for what an answer takes; None: times of stimuli
     run_id: str = ""  # no other run has the same
     join_with: str = ""  # what else they have to say on the command line
     accepted: Accepted = NOTHING
@@ -57,7 +57,7 @@ class Settings:
 
     def now(self, at_s: float) -> float:
         """After some work was done since ``at_s``."""
-        return at_s if self.clock is None else self.clock()
+        return at_s if self.timeouts is None else self.timeouts()
 
     def name_of(self, directory: str) -> str:
         """Of a state, as the workers are told of it."""

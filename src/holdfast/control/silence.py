@@ -6,7 +6,7 @@ or on which nobody looks, is silent; one that runs stands still, and has the lim
 """
 
 from holdfast.cluster import WorkerId
-from holdfast.control.clock import Clock
+from holdfast.control.clock import Timeouts
 
 _MOST_AT_ONCE = 1 / 4  # of the limit: so much silence counts between two looks of the coordinator
 
@@ -33,11 +33,11 @@ class Silence:
         spoke_s = self._spoke_s.setdefault(worker, at_s)
         return at_s - self._runs_s.get(worker, spoke_s)
 
-    def is_look_due(self, worker: WorkerId, at_s: float, clock: Clock) -> bool:
+    def is_look_due(self, worker: WorkerId, at_s: float, timeouts: Timeouts) -> bool:
         """Asks for one: the next is due a heartbeat later, unless there is an answer before."""
         asked_s = self._asked_s.get(worker)
-        is_early = self.of(worker, at_s) <= clock.look_s
-        if is_early or (asked_s is not None and at_s - asked_s < clock.beat_s):
+        is_early = self.of(worker, at_s) <= timeouts.look_s
+        if is_early or (asked_s is not None and at_s - asked_s < timeouts.beat_s):
             return False
         self._asked_s[worker] = at_s
         return True

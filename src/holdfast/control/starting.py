@@ -148,7 +148,7 @@ class Starting:
             cut=run.plan.cut.layers,
             address=run.settings.address,
             join_with=run.settings.join_with,
-            limits=run.clock.describe(),
+            limits=run.timeouts.describe(),
         )
 
 
