@@ -14,7 +14,7 @@ from holdfast.control.run import Run
 from holdfast.control.silence import Silence
 
 
-class Liveness:
+class FailureDetector:
     def __init__(
         self,
         run: Run,

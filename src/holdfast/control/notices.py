@@ -9,7 +9,7 @@ from holdfast.control.complaints import Complaints
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.exits import Deaths
 from holdfast.control.lifecycle import BEFORE_TRAINING
-from holdfast.control.liveness import Liveness
+from holdfast.control.liveness import FailureDetector
 from holdfast.control.losing import Losing
 from holdfast.control.losses import Losses, ProgressTracker
 from holdfast.control.replacing import Replacing
@@ -39,7 +39,7 @@ _FROM_THE_AGENT = (
 )
 
 
-class Notices:
+class FailureNotices:
     def __init__(
         self,
         run: Run,
@@ -50,7 +50,7 @@ class Notices:
         replacing: Replacing,
         losing: Losing,
         complaints: Complaints,
-        liveness: Liveness,
+        liveness: FailureDetector,
     ) -> None:
         self._run, self._tracker, self._losses, self._reports = run, work, losses, reports
         self._starting, self._replacing = starting, replacing

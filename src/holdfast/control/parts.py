@@ -6,13 +6,13 @@ from holdfast.control.complaints import Complaints
 from holdfast.control.deadline import Deadline
 from holdfast.control.joining import Joining
 from holdfast.control.links import Links
-from holdfast.control.liveness import Liveness
+from holdfast.control.liveness import FailureDetector
 from holdfast.control.log_policy import LogPolicy
 from holdfast.control.losing import Losing
 from holdfast.control.losses import Losses, ProgressTracker
 from holdfast.control.mitigating import Mitigating
 from holdfast.control.moving import Moving
-from holdfast.control.notices import Notices
+from holdfast.control.notices import FailureNotices
 from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.policies import Policies, PolicyParts, RecoveryPolicy
 from holdfast.control.progress import Progress
@@ -38,8 +38,8 @@ class Parts:
     progress: Progress
     losing: Losing
     complaints: Complaints
-    liveness: Liveness
-    notices: Notices
+    liveness: FailureDetector
+    notices: FailureNotices
     log_policy: LogPolicy
     deadline: Deadline
     policy: RecoveryPolicy
@@ -60,7 +60,7 @@ class Parts:
         progress = Progress(workers.stuck_limit_s, workers.start_limit_s)
         losing = Losing(run, work, losses, reports, joining, changes, links)
         complaints = Complaints(run, reports, joining, changes, losing, links)
-        liveness = Liveness(run, joining, changes, progress, losing)
+        liveness = FailureDetector(run, joining, changes, progress, losing)
         switching = Switching(run, work)
         return cls(
             work=work,
@@ -75,7 +75,7 @@ class Parts:
             losing=losing,
             complaints=complaints,
             liveness=liveness,
-            notices=Notices(
+            notices=FailureNotices(
                 run, work, losses, starting, reports, replacing, losing, complaints, liveness
             ),
             log_policy=LogPolicy(run, reports),
