@@ -5,7 +5,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from holdfast.detection.recorded import RunOutcome, Slowness, Speeds
+from holdfast.detection.recorded import RunOutcome, SlowEpisode, Speeds
 from holdfast.observability.details import details
 from holdfast.observability.events import MitigationChosen
 from holdfast.observability.words import line
@@ -41,7 +41,7 @@ def report(outcome: RunOutcome) -> Iterator[str]:
     yield from ["", *verdict] if verdict else []
 
 
-def _list(found: Iterable[Slowness], nothing: str) -> Iterator[str]:
+def _list(found: Iterable[SlowEpisode], nothing: str) -> Iterator[str]:
     found = list(found)
     if not found:
         yield f"  {nothing}"
@@ -63,7 +63,7 @@ def _why(chosen: MitigationChosen) -> str:
     return "; ".join(details(chosen))
 
 
-def _sentence(slow: Slowness) -> str:
+def _sentence(slow: SlowEpisode) -> str:
     more = f"+{slow.excess_s * 1e3:.3g} ms" if slow.cause == "slow link" else f"x{slow.factor:.2f}"
     end = "to the end" if slow.until is None else f"until step {slow.until}"
     return (

@@ -20,7 +20,7 @@ from holdfast.control.reconfiguring import Reconfigurations
 from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
 from holdfast.control.run import Run
-from holdfast.control.slowness import Slowness
+from holdfast.control.slowness import StragglerMonitor
 from holdfast.control.starting import Starting
 from holdfast.control.switching import Switching
 
@@ -44,7 +44,7 @@ class Parts:
     deadline: Deadline
     policy: RecoveryPolicy
     switching: Switching
-    slowness: Slowness
+    slowness: StragglerMonitor
     mitigating: Mitigating
     moving: Moving
 
@@ -82,7 +82,7 @@ class Parts:
             deadline=Deadline(run),
             policy=policy,
             switching=switching,
-            slowness=Slowness(run),
+            slowness=StragglerMonitor(run),
             mitigating=Mitigating(run, plans, policy, policies.stragglers(run, plans)),
             moving=Moving(run, plans, work, switching),
         )

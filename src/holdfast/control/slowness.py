@@ -21,7 +21,7 @@ _WARM_STEPS = 1  # before a worker's benchmark of its own: it would measure comp
 _HERE = "this machine"
 
 
-class Slowness:
+class StragglerMonitor:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._watcher = Watcher({}) if run.config.mitigation.watches else None

@@ -36,7 +36,7 @@ class Speeds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slowness:
+class SlowEpisode:
     cause: str
     subject: str
     factor: float  # the largest that was told, with its evidence
@@ -55,8 +55,8 @@ class RunOutcome:
     num_steps: int
     step_s: float  # median
     tokens_per_s: float
-    by_run: tuple[Slowness, ...]  # as the run itself told
-    by_replay: tuple[Slowness, ...]  # as found in the recorded times
+    by_run: tuple[SlowEpisode, ...]  # as the run itself told
+    by_replay: tuple[SlowEpisode, ...]  # as found in the recorded times
     num_worker_steps: int  # with times; 0: nothing to look at afterwards
     mitigations: tuple[events.MitigationChosen, ...]
     faults: tuple[events.FaultFired, ...]
@@ -72,7 +72,7 @@ def look(source: str, recorded: Iterable[events.Event]) -> RunOutcome:
     warm = list(steps.values())[1:] or list(steps.values())
     took_s = sum(each.took_s for each in warm)
 
-    def timed(found: Iterable[Slowness]) -> tuple[Slowness, ...]:
+    def timed(found: Iterable[SlowEpisode]) -> tuple[SlowEpisode, ...]:
         return tuple(replace(each, speeds=_speeds(each, steps, changed)) for each in found)
 
     return RunOutcome(
@@ -214,9 +214,9 @@ def observed(event: events.WorkerStep) -> WorkerStep:
     return WorkerStep(parse_worker(event.worker), stage, event.step, tuple(times), tuple(moved))
 
 
-def _episodes(told: Iterable[_Told]) -> list[Slowness]:
+def _episodes(told: Iterable[_Told]) -> list[SlowEpisode]:
     """From the first word of each slowness to the word that it is over."""
-    found: list[Slowness] = []
+    found: list[SlowEpisode] = []
     running: dict[tuple[Cause, str], int] = {}
     for step, each in told:
         key = (each.cause, each.subject)
@@ -234,12 +234,12 @@ def _episodes(told: Iterable[_Told]) -> list[Slowness]:
     return found
 
 
-def _begun(told: Diagnosis, step: int) -> Slowness:
-    return Slowness(cause=told.cause.value, told=step, until=None, **_measured(told))
+def _begun(told: Diagnosis, step: int) -> SlowEpisode:
+    return SlowEpisode(cause=told.cause.value, told=step, until=None, **_measured(told))
 
 
 def _speeds(
-    slow: Slowness, steps: Mapping[int, events.StepFinished], changed: Iterable[int]
+    slow: SlowEpisode, steps: Mapping[int, events.StepFinished], changed: Iterable[int]
 ) -> Speeds | None:
     if slow.cause in _NO_TIMES:
         return None
