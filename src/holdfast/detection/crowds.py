@@ -15,15 +15,15 @@ _NUM_STEPS_APART = 5  # of the beginnings of slowness that has one cause
 _CHANGED = math.log(1.1)  # of the factor, to be told again
 
 
-class Crowd(NamedTuple):
+class SharedHost(NamedTuple):
     workers: frozenset[WorkerId]
     factor: float
 
 
-class Crowds:
+class SharedHosts:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
-        self._told: dict[str, Crowd] = {}  # machine -> its workers that were told with it
+        self._told: dict[str, SharedHost] = {}  # machine -> its workers that were told with it
         self._alone: set[WorkerId] = set()  # told as slow by themselves
 
     def forget(self, worker: WorkerId) -> None:
@@ -37,15 +37,15 @@ class Crowds:
         result: list[Diagnosis | Over] = []
         stirred = {self._workers.tracks[worker].machine for worker in told}
         for machine in sorted(stirred):
-            crowd = self._crowd(machine, told)
+            together = self._short_of_cpu(machine, told)
             for worker, alone in told.items():
                 if self._workers.tracks[worker].machine == machine:
-                    result += self._by_itself(worker, crowd, alone)
-            result += self._joining(crowd)
-            result += self._as_one(machine, crowd)
+                    result += self._by_itself(worker, together, alone)
+            result += self._joining(together)
+            result += self._as_one(machine, together)
         return result
 
-    def _crowd(self, machine: str, told: Mapping[WorkerId, object]) -> frozenset[WorkerId]:
+    def _short_of_cpu(self, machine: str, told: Mapping[WorkerId, object]) -> frozenset[WorkerId]:
         """Who is slow together on this machine now."""
         before = self._told[machine].workers if machine in self._told else frozenset[WorkerId]()
         slow = {w for w in before if self._workers.tracks[w].case.phase is Phase.SLOW}
@@ -58,34 +58,34 @@ class Crowds:
         return frozenset(slow)
 
     def _by_itself(
-        self, worker: WorkerId, crowd: frozenset[WorkerId], alone: Diagnosis | Over
+        self, worker: WorkerId, together: frozenset[WorkerId], alone: Diagnosis | Over
     ) -> list[Diagnosis | Over]:
-        was_crowd = any(worker in told.workers for told in self._told.values())
-        if worker in crowd or was_crowd:
+        was_together = any(worker in told.workers for told in self._told.values())
+        if worker in together or was_together:
             return []
         (self._alone.discard if isinstance(alone, Over) else self._alone.add)(worker)
         return [alone]
 
-    def _joining(self, crowd: frozenset[WorkerId]) -> list[Diagnosis | Over]:
+    def _joining(self, together: frozenset[WorkerId]) -> list[Diagnosis | Over]:
         """Those that were told by themselves before it was clear that it is the machine."""
-        joining = sorted(self._alone & crowd)
-        self._alone -= crowd
+        joining = sorted(self._alone & together)
+        self._alone -= together
         cases = [(worker, self._workers.tracks[worker].case) for worker in joining]
         return [Over(Cause.COMPUTE, str(w), case.since, (w,)) for w, case in cases]
 
-    def _as_one(self, machine: str, crowd: frozenset[WorkerId]) -> list[Diagnosis | Over]:
-        before = self._told.pop(machine, Crowd(frozenset(), 1.0))
-        if not crowd:
+    def _as_one(self, machine: str, together: frozenset[WorkerId]) -> list[Diagnosis | Over]:
+        before = self._told.pop(machine, SharedHost(frozenset(), 1.0))
+        if not together:
             if not before.workers:
                 return []
             since = max(self._workers.tracks[w].case.since for w in before.workers)
             return [Over(Cause.MACHINE, machine, since, tuple(self._workers.on(machine)))]
-        diagnosis = self._diagnosis(machine, crowd)
+        diagnosis = self._diagnosis(machine, together)
         changed = abs(math.log(diagnosis.factor / before.factor)) >= _CHANGED
-        if crowd == before.workers and not changed:
+        if together == before.workers and not changed:
             self._told[machine] = before
             return []
-        self._told[machine] = Crowd(crowd, diagnosis.factor)
+        self._told[machine] = SharedHost(together, diagnosis.factor)
         return [diagnosis]
 
     def _lacking(self, worker: WorkerId, machine: str) -> set[WorkerId]:
@@ -103,10 +103,10 @@ class Crowds:
         factor = self._workers.tracks[worker].cpu_factor(case.since, case)
         return factor is not None and lacks_processor(factor, case)
 
-    def _diagnosis(self, machine: str, crowd: frozenset[WorkerId]) -> Diagnosis:
-        cases = [self._workers.tracks[worker].case for worker in sorted(crowd)]
+    def _diagnosis(self, machine: str, together: frozenset[WorkerId]) -> Diagnosis:
+        cases = [self._workers.tracks[worker].case for worker in sorted(together)]
         factor, since = median(case.factor for case in cases), min(case.since for case in cases)
-        names = ", ".join(map(str, sorted(crowd)))
+        names = ", ".join(map(str, sorted(together)))
         return Diagnosis(
             cause=Cause.MACHINE,
             subject=machine,
@@ -114,9 +114,10 @@ class Crowds:
             excess_s=0.0,
             since=since,
             confidence=min(case.confidence for case in cases),
-            evidence=f"{len(crowd)} of its {len(self._workers.on(machine))} workers ({names}) take "
+            evidence=f"{len(together)} of its {len(self._workers.on(machine))} workers ({names}) "
+            "take "
             f"{factor:.2f} x as long since step {since + 1}, but no more CPU time: "
             f"they are {SHORT_OF_CPU}",
-            workers=tuple(sorted(crowd)),
+            workers=tuple(sorted(together)),
             hint=SHORT_OF_CPU,
         )

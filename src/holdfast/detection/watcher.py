@@ -11,7 +11,7 @@ from holdfast.cluster import WorkerId
 from holdfast.detection import words
 from holdfast.detection.benchmarks import Benchmark, Benchmarks
 from holdfast.detection.case import Move, Phase
-from holdfast.detection.crowds import Crowds
+from holdfast.detection.crowds import SharedHosts
 from holdfast.detection.diagnosis import (
     Cause,
     Diagnosis,
@@ -42,7 +42,7 @@ class Watcher:
         self._predictor = Predictor(self._settings.num_learn_steps)
         self._workers = Workers(self._settings, self._benchmarks)
         self._links = Links(self._settings)
-        self._crowds = Crowds(self._workers)
+        self._shared_hosts = SharedHosts(self._workers)
         self._imbalance: Imbalance | None = Imbalance()  # until it is judged
         for worker, machine in machines.items():
             self._workers.add(worker, machine, settled=True)
@@ -70,7 +70,7 @@ class Watcher:
 
     def lost(self, worker: WorkerId) -> None:
         self._workers.remove(worker)
-        self._crowds.forget(worker)
+        self._shared_hosts.forget(worker)
         self._links.remove(worker)
         self._benchmarks.forget(worker)
         self._stages.pop(worker, None)
@@ -214,7 +214,7 @@ class Watcher:
                 told.append(self._machine_outcome(move, subject, step))
             else:
                 by_worker[subject] = self._outcome(move, subject, step)
-        told += self._crowds.sort(by_worker)
+        told += self._shared_hosts.sort(by_worker)
         for move, pair in self._links.conclude(step, self._explained_s):
             if move is Move.ASK:
                 asked_links.append(pair)
