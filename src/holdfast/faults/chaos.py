@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import Argument, ConfigError
-from holdfast.faults.dice import Dice
+from holdfast.faults.dice import SeededRandom
 from holdfast.faults.fault import PHASES, Fault, FaultKind
 from holdfast.faults.slowdowns import slowdowns
 
@@ -98,16 +98,16 @@ def _deaths(
     chaos: Chaos, pipelines: int, stages: int, steps: int, operations: int, first_step: int
 ) -> list[Fault]:
     """Nobody is killed in the last step, where no join can follow."""
-    dice = Dice(chaos.seed)
+    rng = SeededRandom(chaos.seed)
     workers = [WorkerId(d, s) for d in range(pipelines) for s in range(stages)]
     back_at: dict[WorkerId, int] = {}  # the first step in which it is surely there again
     faults: list[Fault] = []
     for step in range(first_step, steps - 1):
         for worker in workers:
-            if back_at.get(worker, 0) > step or not dice.hits(chaos.rate):
+            if back_at.get(worker, 0) > step or not rng.hits(chaos.rate):
                 continue
-            point = _point(dice, operations)
-            delay = 1 + dice.below(min(MAX_JOIN_DELAY_STEPS, steps - 1 - step))
+            point = _point(rng, operations)
+            delay = 1 + rng.below(min(MAX_JOIN_DELAY_STEPS, steps - 1 - step))
             others = [w for w in workers if w.stage == worker.stage and w != worker]
             if all(back_at.get(other, 0) > step for other in others):
                 continue  # the last holder of its stage
@@ -117,9 +117,9 @@ def _deaths(
     return faults
 
 
-def _point(dice: Dice, operations: int) -> str:
+def _point(rng: SeededRandom, operations: int) -> str:
     """As often a phase as an operation, however many operations there are."""
-    if dice.hits(0.5):
-        return dice.one_of(_STEP_PHASES)
-    kind, number = dice.one_of("FBW"), dice.below(operations)
-    return f"{kind}{number}{'.done' if dice.hits(0.5) else ''}"
+    if rng.hits(0.5):
+        return rng.one_of(_STEP_PHASES)
+    kind, number = rng.one_of("FBW"), rng.below(operations)
+    return f"{kind}{number}{'.done' if rng.hits(0.5) else ''}"

@@ -10,7 +10,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-class Dice:
+class SeededRandom:
     """Only of ``random()``: its sequence alone is promised to stay the same in every Python."""
 
     def __init__(self, seed: int) -> None:

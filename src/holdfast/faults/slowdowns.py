@@ -12,7 +12,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
-from holdfast.faults.dice import Dice
+from holdfast.faults.dice import SeededRandom
 from holdfast.faults.fault import MAX_DELAY_S, Fault, FaultKind
 from holdfast.faults.lasting import Lasting
 
@@ -79,11 +79,11 @@ def slowdowns(
     mix = mix or (usual if rate is None else Mix())
     if rate is None:
         rate = -math.expm1(-_events_per_h(usual) * scale.step_s / 3600)
-    dice = Dice(seed + _SEED_OFFSET)
-    maker = _Maker(dice, place, scale, mix.compound)
+    rng = SeededRandom(seed + _SEED_OFFSET)
+    maker = _Maker(rng, place, scale, mix.compound)
     faults: dict[str, Fault] = {}
     for step in range(first_step, steps):
-        if dice.hits(rate):
+        if rng.hits(rate):
             faults |= {str(fault): fault for fault in maker.make(mix, step)}
     return tuple(faults.values())
 
@@ -130,8 +130,8 @@ class _Scale(NamedTuple):
 class _Maker:
     """Faults that begin at a given step, with all that follows from them."""
 
-    def __init__(self, dice: Dice, place: _Place, scale: _Scale, compound: float) -> None:
-        self._dice, self._place, self._scale, self._compound = dice, place, scale, compound
+    def __init__(self, rng: SeededRandom, place: _Place, scale: _Scale, compound: float) -> None:
+        self._rng, self._place, self._scale, self._compound = rng, place, scale, compound
         self._link_until: dict[tuple[WorkerId, WorkerId], int] = {}  # last step that it is slow in
 
     def make(self, mix: Mix, step: int) -> Iterator[Fault]:
@@ -143,63 +143,63 @@ class _Maker:
             self._burst: mix.burst,
             self._dips: mix.dips,
         }
-        return self._dice.weighted(weights)(step) if any(weights.values()) else iter(())
+        return self._rng.weighted(weights)(step) if any(weights.values()) else iter(())
 
     def _compute(self, step: int) -> Iterator[Fault]:
-        severe = self._dice.hits(_SEVERE)
-        speed = self._dice.between(0.5, 0.8) if severe else self._dice.between(0.8, 0.9)
+        severe = self._rng.hits(_SEVERE)
+        speed = self._rng.between(0.5, 0.8) if severe else self._rng.between(0.8, 0.9)
         last = self._scale.last_step(step, self._compute_steps())
-        yield _slow(self._dice.one_of(self._place.workers), step, last, 1 / speed)
+        yield _slow(self._rng.one_of(self._place.workers), step, last, 1 / speed)
 
     def _machine(self, step: int) -> Iterator[Fault]:
-        speed = self._dice.between(0.78, 0.9)
+        speed = self._rng.between(0.78, 0.9)
         last = self._scale.last_step(step, self._compute_steps())
-        for worker in self._dice.one_of(self._place.machines):
+        for worker in self._rng.one_of(self._place.machines):
             yield _slow(worker, step, last, 1 / speed)
 
     def _ladder(self, step: int) -> Iterator[Fault]:
-        worker = self._dice.one_of(self._place.workers)
-        for _ in range(2 + self._dice.below(2)):
-            drop = self._dice.between(0.03, 0.08)
+        worker = self._rng.one_of(self._place.workers)
+        for _ in range(2 + self._rng.below(2)):
+            drop = self._rng.between(0.03, 0.08)
             if step < self._scale.steps:
                 yield _slow(worker, step, None, 1 / (1 - drop))
             step += self._compute_steps()
 
     def _burst(self, step: int) -> Iterator[Fault]:
-        factor = 1 / self._dice.between(0.5, 0.8)
-        return self._again_and_again(step, 2 + self._dice.below(2), factor)
+        factor = 1 / self._rng.between(0.5, 0.8)
+        return self._again_and_again(step, 2 + self._rng.below(2), factor)
 
     def _dips(self, step: int) -> Iterator[Fault]:
         return self._again_and_again(step, 1, _DIP)
 
     def _again_and_again(self, step: int, num_slow: int, factor: float) -> Iterator[Fault]:
-        worker = self._dice.one_of(self._place.workers)
-        every, times = num_slow + 1 + self._dice.below(4), 2 + self._dice.below(3)
+        worker = self._rng.one_of(self._place.workers)
+        every, times = num_slow + 1 + self._rng.below(4), 2 + self._rng.below(3)
         for first in range(step, min(step + every * times, self._scale.steps), every):
             yield _slow(worker, first, self._scale.last_step(first, num_slow), factor)
 
     def _link(self, step: int) -> Iterator[Fault]:
-        link = self._dice.one_of(self._place.links)
+        link = self._rng.one_of(self._place.links)
         last = self._scale.last_step(step, self._scale.num_steps(self._link_min()))
-        severe = self._dice.hits(_SEVERE)
-        share = self._dice.between(0.1, 0.2) if severe else self._dice.between(0.2, 0.6)
+        severe = self._rng.hits(_SEVERE)
+        share = self._rng.between(0.1, 0.2) if severe else self._rng.between(0.2, 0.6)
         if self._link_until.get(link, -1) >= step:
             return  # it is slow already, and can be so in one way only
         self._link_until[link] = last
         delay_s = round(self._scale.transfer_s * (1 / share - 1), 4)
         lasting = Lasting(last, delay_s=min(MAX_DELAY_S, max(_MIN_DELAY_S, delay_s)))
         yield Fault(FaultKind.LINK, min(link), step, peer=max(link), lasting=lasting)
-        if self._dice.hits(self._compound):
-            yield from self._compute(step + self._dice.below(last - step + 1))
+        if self._rng.hits(self._compound):
+            yield from self._compute(step + self._rng.below(last - step + 1))
 
     def _compute_steps(self) -> int:
         least, most = (_COMPUTE_MIN.cdf(minutes) for minutes in _COMPUTE_RANGE_MIN)
-        return self._scale.num_steps(_COMPUTE_MIN.inv_cdf(self._dice.between(least, most)))
+        return self._scale.num_steps(_COMPUTE_MIN.inv_cdf(self._rng.between(least, most)))
 
     def _link_min(self) -> float:
         if self._scale.large_job:
-            return self._dice.one_of(_LARGE_JOB_MIN)
-        share = self._dice.between(0.0, 1.0)
+            return self._rng.one_of(_LARGE_JOB_MIN)
+        share = self._rng.between(0.0, 1.0)
         at = max(1, bisect_left([one for one, _ in _LINK_MIN], share))
         (share_0, min_0), (share_1, min_1) = _LINK_MIN[at - 1 : at + 1]
         return min_0 + (min_1 - min_0) * (share - share_0) / (share_1 - share_0)
