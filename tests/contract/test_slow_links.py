@@ -31,7 +31,7 @@ from transport_harness import (
 from holdfast.errors import ConfigError, EpochPast, PeerLost, TransportClosed, WaitTimeout
 from holdfast.transport.base import Channel, Limits, Tag, Transport
 from holdfast.transport.hindrance import Hindrance
-from holdfast.transport.line import Line, Parcel
+from holdfast.transport.line import DelayedLink, InFlight
 from holdfast.transport.mailbox import Mailbox
 
 FOR_EVER_S = 100 * LIMIT_S  # longer than any test waits
@@ -448,7 +448,7 @@ def test_in_memory_a_held_message_is_delivered_by_a_sender_of_todays_epoch():
 
 def test_a_line_given_up_in_the_middle_of_a_delivery_has_nothing_left_to_leave():
     inbox = Mailbox(BOB, epoch=0, inbox_bytes=1)
-    line = Line(
+    line = DelayedLink(
         ALICE,
         inbox,
         deliver=lambda *_: line.abandon("it was disconnected"),
@@ -458,7 +458,7 @@ def test_a_line_given_up_in_the_middle_of_a_delivery_has_nothing_left_to_leave()
         hindrance=Hindrance(),
     )
     line.start()
-    line.send(Parcel(0, activation(1), torch.ones(1), 0))
+    line.send(InFlight(0, activation(1), torch.ones(1), 0))
     line.join(LIMIT_S)
     line.flush(time.monotonic())
 

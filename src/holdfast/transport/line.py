@@ -18,7 +18,7 @@ from holdfast.transport.mailbox import Mailbox
 from holdfast.transport.outbox import Outbox, Waiting
 
 
-class Parcel(Waiting):
+class InFlight(Waiting):
     """One message on its way. As long as over TCP, and so never of no bytes at all."""
 
     __slots__ = ("bundle_size", "sent_in", "sent_ns", "tag", "tensor")
@@ -33,7 +33,7 @@ class Parcel(Waiting):
         self.tag, self.tensor, self.bundle_size = tag, tensor, bundle_size
 
 
-class Line(Outbox[Parcel]):
+class DelayedLink(Outbox[InFlight]):
     def __init__(
         self,
         me: WorkerId,
@@ -60,11 +60,11 @@ class Line(Outbox[Parcel]):
     def start(self) -> None:
         self._carrier.start()
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, message: InFlight) -> None:
         with self._changed:
             self._check()
-            self._wait_for_room(parcel.sent_in)
-            self._enqueue(parcel)
+            self._wait_for_room(message.sent_in)
+            self._enqueue(message)
 
     def abandon(self, reason: str) -> None:
         with self._changed:
@@ -102,18 +102,18 @@ class Line(Outbox[Parcel]):
                 self._break(str(error))
 
     def _carry_next(self) -> bool:
-        """False at its end. The parcel is a local: its tensor is let go when it has left."""
-        parcel = self._next()
-        if parcel is None:
+        """False at its end. The message is a local: its tensor is let go when it has left."""
+        message = self._next()
+        if message is None:
             return False
         self._inbox.room.wait(self._me, threading.TIMEOUT_MAX, self._check)
         self._deliver(
             self._inbox,
-            parcel.sent_in,
-            parcel.tag,
-            parcel.tensor,
-            parcel.sent_ns,
-            parcel.bundle_size,
+            message.sent_in,
+            message.tag,
+            message.tensor,
+            message.sent_ns,
+            message.bundle_size,
         )
-        self._has_left(parcel.num_bytes)
+        self._has_left(message.num_bytes)
         return True

@@ -17,7 +17,7 @@ from holdfast.errors import EpochPast, PeerLost, ProtocolError, TransportClosed
 from holdfast.transport.base import ALONE, Address, Bundle, Limits, Statistics, Tag
 from holdfast.transport.frame import encode_frame, wire_form
 from holdfast.transport.hindrance import NO_HINDRANCE, Hindrance
-from holdfast.transport.line import Line, Parcel
+from holdfast.transport.line import DelayedLink, InFlight
 from holdfast.transport.mailbox import Mailbox
 from holdfast.transport.receiving import MailboxTransport
 
@@ -64,8 +64,9 @@ class LocalTransport(MailboxTransport):
         self._greeted: set[Mailbox] = set()
         self._lines_lock = threading.Lock()  # for the three below
         self._hindrances: dict[WorkerId, Hindrance] = {}
-        self._lines: dict[Mailbox, Line] = {}  # to peers to whom the link is, or was, hindered
-        self._past_lines: list[Line] = []  # kept until their threads have ended
+        # to peers to whom the link is, or was, hindered
+        self._delayed: dict[Mailbox, DelayedLink] = {}
+        self._past_links: list[DelayedLink] = []  # kept until their threads have ended
         self._sent_lock = threading.Lock()
         self._sent_messages = self._sent_bytes = 0
         hub.join(self._mailbox)
@@ -88,8 +89,8 @@ class LocalTransport(MailboxTransport):
         inbox = self._hub.find(to)
         if inbox is None:
             raise PeerLost(f"worker {self.me} cannot send {tag}: worker {to} is not there", str(to))
-        if line := self._line_to(inbox):
-            line.send(Parcel(epoch, tag, tensor, sent_ns, bundle.size))
+        if link := self._link_to(inbox):
+            link.send(InFlight(epoch, tag, tensor, sent_ns, bundle.size))
         else:
             if inbox.room.is_full(self.me):
                 self._wait_for_room(inbox, epoch)
@@ -101,14 +102,14 @@ class LocalTransport(MailboxTransport):
     def advance(self, epoch: int) -> None:
         self._mailbox.advance(epoch)
         self._greeted = set()  # others may have dropped us meanwhile: greet them again
-        for line in self._living_lines():
-            line.drop_before(epoch)
+        for link in self._living_links():
+            link.drop_before(epoch)
         self._wake_own_sends()
 
     def interrupt(self, before_epoch: int) -> None:
         self._mailbox.interrupt(before_epoch)
-        for line in self._living_lines():
-            line.wake()
+        for link in self._living_links():
+            link.wake()
         self._wake_own_sends()
 
     def disconnect(self, keep: Collection[WorkerId]) -> None:
@@ -116,35 +117,35 @@ class LocalTransport(MailboxTransport):
         self._mailbox.drop(lambda peer, _: peer not in keep)
         # A new set: other threads may be looking at the old one.
         self._greeted = {inbox for inbox in self._greeted.copy() if inbox.me in keep}
-        for line in self._living_lines():
-            if line.peer not in keep:
-                line.abandon("it was disconnected")
-        self._living_lines()
+        for link in self._living_links():
+            if link.peer not in keep:
+                link.abandon("it was disconnected")
+        self._living_links()
 
     def hinder(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
         hindrance = Hindrance.checked(peer, delay_s, bytes_s)
         with self._lines_lock:
             self._hindrances[peer] = hindrance
-            for line in self._lines.values():
-                if line.peer == peer:
-                    line.hinder(hindrance)
+            for link in self._delayed.values():
+                if link.peer == peer:
+                    link.hinder(hindrance)
 
     def flush(self, timeout_s: float) -> None:
         """Only on a hindered link is anything left to leave: else ``send`` delivers."""
         deadline_s = monotonic() + timeout_s
         self._check_open()
-        for line in self._living_lines():
-            line.flush(deadline_s)
+        for link in self._living_links():
+            link.flush(deadline_s)
 
     def close(self) -> None:
         self._mailbox.close()
         with self._lines_lock:  # none is made once the mailbox is closed
-            lines = [*self._lines.values(), *self._past_lines]
-        for line in lines:
-            line.close()
+            links = [*self._delayed.values(), *self._past_links]
+        for link in links:
+            link.close()
         deadline_s = monotonic() + _JOIN_LIMIT_S
-        for line in lines:  # what they deliver comes before the news that we left
-            line.join(max(0.0, deadline_s - monotonic()))
+        for link in links:  # what they deliver comes before the news that we left
+            link.join(max(0.0, deadline_s - monotonic()))
         self._hub.leave(self._mailbox)
         self._wake_own_sends()
 
@@ -163,23 +164,23 @@ class LocalTransport(MailboxTransport):
         with self._mailbox.room.held_up():
             inbox.room.wait(self.me, self._limits.send_limit_s, check)
 
-    def _line_to(self, inbox: Mailbox) -> Line | None:
+    def _link_to(self, inbox: Mailbox) -> DelayedLink | None:
         """None if nothing is, or has been, in the way of what is sent now."""
         if not self._hindrances:  # as good as always
             return None
         with self._lines_lock:
-            line = self._lines.get(inbox)
-            if line is not None:
-                return line if line.holds_up else None
+            link = self._delayed.get(inbox)
+            if link is not None:
+                return link if link.holds_up else None
             hindrance = self._hindrances.get(inbox.me, NO_HINDRANCE)
             if hindrance == NO_HINDRANCE:
                 return None
-            return self._new_line(inbox, hindrance)
+            return self._new_link(inbox, hindrance)
 
-    def _new_line(self, inbox: Mailbox, hindrance: Hindrance) -> Line:
+    def _new_link(self, inbox: Mailbox, hindrance: Hindrance) -> DelayedLink:
         """With their lock held."""
         self._check_open()
-        line = self._lines[inbox] = Line(
+        link = self._delayed[inbox] = DelayedLink(
             self.me,
             inbox,
             deliver=self._deliver,
@@ -188,18 +189,18 @@ class LocalTransport(MailboxTransport):
             limits=self._limits,
             hindrance=hindrance,
         )
-        line.start()
-        return line
+        link.start()
+        return link
 
-    def _living_lines(self) -> list[Line]:
+    def _living_links(self) -> list[DelayedLink]:
         """Those that are over are let go of: a peer that comes back gets a new one."""
         with self._lines_lock:
-            over = [inbox for inbox, line in self._lines.items() if line.is_over]
+            over = [inbox for inbox, link in self._delayed.items() if link.is_over]
             for inbox in over:
-                self._lines[inbox].abandon("it ended")
-                self._past_lines.append(self._lines.pop(inbox))
-            self._past_lines = [line for line in self._past_lines if line.is_alive]
-            return list(self._lines.values())
+                self._delayed[inbox].abandon("it ended")
+                self._past_links.append(self._delayed.pop(inbox))
+            self._past_links = [link for link in self._past_links if link.is_alive]
+            return list(self._delayed.values())
 
     def _deliver(
         self, inbox: Mailbox, epoch: int, tag: Tag, tensor: Tensor, sent_ns: int, bundle_size: int
