@@ -95,7 +95,7 @@ def test_links_are_measured_in_their_rounds(make) -> None:
 
 def test_what_is_sent_is_timed_and_dropped(make) -> None:
     site = make()
-    site.transports[ME].hinder(PEER, delay_s=DELAY_S)
+    site.transports[ME].shape_link(PEER, delay_s=DELAY_S)
     site.prober.order(probe(0, (PEER, 0)))
     site.prober.begin_step(0)
     site.transports[ME].flush(LIMIT_S)

@@ -30,7 +30,7 @@ from transport_harness import (
 
 from holdfast.errors import ConfigError, EpochPast, PeerLost, TransportClosed, WaitTimeout
 from holdfast.transport.base import Channel, Limits, Tag, Transport
-from holdfast.transport.hindrance import Hindrance
+from holdfast.transport.hindrance import LinkShaping
 from holdfast.transport.line import DelayedLink, InFlight
 from holdfast.transport.mailbox import Mailbox
 
@@ -182,11 +182,11 @@ def test_probes_never_fill_an_inbox(cluster):
 
 def test_a_delay_shows_in_the_time_under_way_and_only_to_that_peer(cluster):
     alice, bob, carol = cluster.start(ALICE, BOB, CAROL)
-    alice.hinder(BOB, DELAY_S)
+    alice.shape_link(BOB, DELAY_S)
     alice.send(BOB, activation(1), torch.tensor(7))
     assert bob.receive(ALICE, activation(1), LIMIT_S) == 7
     assert bob.take_transfers()[0].took_s >= DELAY_S
-    alice.hinder(BOB, FOR_EVER_S)
+    alice.shape_link(BOB, FOR_EVER_S)
     alice.send(BOB, activation(2), torch.ones(1))
     alice.send(CAROL, activation(2), torch.tensor(8))
     assert carol.receive(ALICE, activation(2), LIMIT_S) == 8
@@ -200,7 +200,7 @@ def test_a_delay_shows_in_the_time_under_way_and_only_to_that_peer(cluster):
 def test_messages_are_delayed_side_by_side(pair):
     alice, bob = pair
     num_messages, delay_s = 50, 0.1
-    alice.hinder(BOB, delay_s)
+    alice.shape_link(BOB, delay_s)
     for step in range(num_messages):
         alice.send(BOB, activation(step), torch.tensor(step))
     taken = wait_for_transfers(bob, num_messages)
@@ -211,9 +211,9 @@ def test_messages_are_delayed_side_by_side(pair):
 
 def test_messages_keep_their_order_when_the_delay_is_taken_off(pair):
     alice, bob = pair
-    alice.hinder(BOB, DELAY_S)
+    alice.shape_link(BOB, DELAY_S)
     alice.send(BOB, activation(1), kilobytes(1))
-    alice.hinder(BOB)
+    alice.shape_link(BOB)
     alice.send(BOB, activation(2), kilobytes(2))
     alice.send(BOB, activation(2), kilobytes(3))
     sizes = [transfer.num_bytes for transfer in wait_for_transfers(bob, 3)]
@@ -224,11 +224,11 @@ def test_messages_keep_their_order_when_the_delay_is_taken_off(pair):
 def test_a_delay_taken_off_is_gone(pair, was_used):
     alice, bob = pair
     if was_used:
-        alice.hinder(BOB, DELAY_S)
+        alice.shape_link(BOB, DELAY_S)
         alice.send(BOB, activation(1), torch.ones(1))
         bob.receive(ALICE, activation(1), LIMIT_S)
-    alice.hinder(BOB, FOR_EVER_S, bytes_s=1)
-    alice.hinder(BOB)
+    alice.shape_link(BOB, FOR_EVER_S, bytes_s=1)
+    alice.shape_link(BOB)
     alice.send(BOB, activation(2), torch.tensor(7))
     assert bob.receive(ALICE, activation(2), LIMIT_S) == 7
 
@@ -240,7 +240,7 @@ def test_order_is_kept_while_the_delay_comes_and_goes(pair):
 
     def change() -> None:
         while not is_over.wait(0.0005):
-            alice.hinder(BOB, next(delays_s))
+            alice.shape_link(BOB, next(delays_s))
 
     changing = Background(change)
     for value in range(2000):
@@ -253,7 +253,7 @@ def test_order_is_kept_while_the_delay_comes_and_goes(pair):
 
 def test_a_link_stays_slow_when_its_peer_comes_back(cluster):
     alice, bob = cluster.start(ALICE, BOB)
-    alice.hinder(BOB, DELAY_S)
+    alice.shape_link(BOB, DELAY_S)
     meet(alice, bob)
     bob.close()
     alice.advance(1)
@@ -268,7 +268,7 @@ def test_a_link_stays_slow_when_its_peer_comes_back(cluster):
 @pytest.mark.parametrize("wrong", [(-0.1, 1.0), (math.inf, 1.0), (math.nan, 1.0), (0.0, 0.0)])
 def test_nonsense_is_refused(pair, wrong):
     with pytest.raises(ConfigError, match=r"link to worker 0\.1: delay_s="):
-        pair[0].hinder(BOB, *wrong)
+        pair[0].shape_link(BOB, *wrong)
 
 
 def test_in_memory_no_thread_is_started_unless_a_message_is_held():
@@ -277,7 +277,7 @@ def test_in_memory_no_thread_is_started_unless_a_message_is_held():
 
     with running(LocalCluster) as cluster:
         alice, bob, _ = cluster.start(ALICE, BOB, CAROL)
-        alice.hinder(CAROL, DELAY_S)
+        alice.shape_link(CAROL, DELAY_S)
         meet(alice, bob)
         assert lines() == []
         alice.send(CAROL, activation(1), torch.ones(1))
@@ -289,7 +289,7 @@ def test_in_memory_no_thread_is_started_unless_a_message_is_held():
 
 def test_a_large_message_takes_its_bytes_by_the_rate(pair):
     alice, bob = pair
-    alice.hinder(BOB, bytes_s=10e6)
+    alice.shape_link(BOB, bytes_s=10e6)
     alice.send(BOB, activation(1), kilobytes(1000))
     bob.receive(ALICE, activation(1), LIMIT_S)
     assert bob.take_transfers()[0].took_s >= 0.1
@@ -297,7 +297,7 @@ def test_a_large_message_takes_its_bytes_by_the_rate(pair):
 
 def test_small_messages_share_the_rate(pair):
     alice, bob = pair
-    alice.hinder(BOB, bytes_s=0.25e6)
+    alice.shape_link(BOB, bytes_s=0.25e6)
     begin_s = time.monotonic()
     for step in range(10):
         alice.send(BOB, activation(step), kilobytes(10))
@@ -309,7 +309,7 @@ def test_small_messages_share_the_rate(pair):
 
 def test_rate_and_delay_add_up(pair):
     alice, bob = pair
-    alice.hinder(BOB, DELAY_S, bytes_s=1e6)
+    alice.shape_link(BOB, DELAY_S, bytes_s=1e6)
     alice.send(BOB, activation(1), kilobytes(50))
     bob.receive(ALICE, activation(1), LIMIT_S)
     assert bob.take_transfers()[0].took_s >= DELAY_S + 0.05
@@ -319,7 +319,7 @@ def test_rate_and_delay_add_up(pair):
 
 
 def test_a_flush_that_times_out_says_for_whom_messages_are_held(pair):
-    pair[0].hinder(BOB, FOR_EVER_S)
+    pair[0].shape_link(BOB, FOR_EVER_S)
     pair[0].send(BOB, activation(1), torch.empty(0))  # no bytes of its own
     with pytest.raises(WaitTimeout, match=r"still wait to leave for worker 0\.1"):
         pair[0].flush(0.01)
@@ -327,7 +327,7 @@ def test_a_flush_that_times_out_says_for_whom_messages_are_held(pair):
 
 def test_flush_waits_for_what_is_held(pair):
     alice, bob = pair
-    alice.hinder(BOB, 4 * DELAY_S)
+    alice.shape_link(BOB, 4 * DELAY_S)
     for step in range(3):
         alice.send(BOB, activation(step), torch.empty(0))
     alice.flush(LIMIT_S)
@@ -338,7 +338,7 @@ def test_flush_waits_for_what_is_held(pair):
 
 def test_close_ends_at_once_and_what_is_held_is_lost(pair):
     alice, bob = pair
-    alice.hinder(BOB, FOR_EVER_S)
+    alice.shape_link(BOB, FOR_EVER_S)
     alice.send(BOB, activation(1), torch.ones(1))
     flushing = Background(alice.flush, FOR_EVER_S).wait_until_blocked()
     Background(alice.close).result()
@@ -350,12 +350,12 @@ def test_close_ends_at_once_and_what_is_held_is_lost(pair):
 
 def test_a_new_epoch_drops_what_is_held_of_earlier_ones(pair):
     alice, bob = pair
-    alice.hinder(BOB, FOR_EVER_S)
+    alice.shape_link(BOB, FOR_EVER_S)
     alice.send(BOB, activation(1), torch.ones(1))
     for transport in pair:
         transport.advance(1)
     alice.flush(LIMIT_S)  # nothing is left
-    alice.hinder(BOB)
+    alice.shape_link(BOB)
     alice.send(BOB, activation(2), torch.tensor(7))
     assert bob.receive(ALICE, activation(2), LIMIT_S) == 7
     assert bob.statistics.refused_past_epoch == 0, "it did not even leave"
@@ -363,7 +363,7 @@ def test_a_new_epoch_drops_what_is_held_of_earlier_ones(pair):
 
 def test_a_narrow_link_is_free_again_in_a_new_epoch(pair):
     alice, bob = pair
-    alice.hinder(BOB, bytes_s=1000)
+    alice.shape_link(BOB, bytes_s=1000)
     alice.send(BOB, activation(1), kilobytes(1000))
     for transport in pair:
         transport.advance(1)
@@ -373,7 +373,7 @@ def test_a_narrow_link_is_free_again_in_a_new_epoch(pair):
 
 def test_what_is_held_and_timeless_outlives_its_epoch(pair):
     alice, bob = pair
-    alice.hinder(BOB, 2 * DELAY_S)
+    alice.shape_link(BOB, 2 * DELAY_S)
     alice.send(BOB, state(1), torch.tensor(7))
     for transport in pair:
         transport.advance(1)
@@ -382,7 +382,7 @@ def test_what_is_held_and_timeless_outlives_its_epoch(pair):
 
 def test_what_is_held_comes_too_late_for_a_receiver_in_a_later_epoch(pair):
     alice, bob = pair
-    alice.hinder(BOB, DELAY_S)
+    alice.shape_link(BOB, DELAY_S)
     alice.send(BOB, activation(1), torch.ones(1))
     bob.advance(1)
     wait_until(lambda: bob.statistics.refused_past_epoch == 1)
@@ -391,7 +391,7 @@ def test_what_is_held_comes_too_late_for_a_receiver_in_a_later_epoch(pair):
 
 def test_disconnect_lets_go_of_what_is_held(pair):
     alice, _ = pair
-    alice.hinder(BOB, FOR_EVER_S)
+    alice.shape_link(BOB, FOR_EVER_S)
     alice.send(BOB, activation(1), torch.ones(1))
     flushing = Background(alice.flush, FOR_EVER_S).wait_until_blocked()
     alice.disconnect([])
@@ -404,7 +404,7 @@ def test_a_send_that_waits_for_held_bytes_to_leave_ends(cluster, end):
     limits = Limits(outbox_bytes=1000, send_limit_s=limit_s)
     alice, bob = cluster.start(ALICE, BOB, limits=limits)
     meet(alice, bob)
-    alice.hinder(BOB, FOR_EVER_S)
+    alice.shape_link(BOB, FOR_EVER_S)
     alice.send(BOB, activation(1), kilobytes(2))
     sending = Background(alice.send, BOB, activation(2), kilobytes(2))
     if end == "limit":
@@ -420,7 +420,7 @@ def test_a_send_that_waits_for_held_bytes_to_leave_ends(cluster, end):
 
 def test_the_end_of_a_receiver_reaches_the_sender_of_held_messages(pair):
     alice, bob = pair
-    alice.hinder(BOB, 0.001)
+    alice.shape_link(BOB, 0.001)
     bob.close()
 
     def is_refused() -> bool:
@@ -438,7 +438,7 @@ def test_in_memory_a_held_message_is_delivered_by_a_sender_of_todays_epoch():
     with running(LocalCluster) as cluster:
         alice, bob = cluster.start(ALICE, BOB)
         meet(alice, bob)
-        alice.hinder(BOB, 2 * DELAY_S)
+        alice.shape_link(BOB, 2 * DELAY_S)
         alice.send(BOB, state(1), torch.tensor(7))
         for transport in (alice, bob):
             transport.advance(1)
@@ -455,7 +455,7 @@ def test_a_line_given_up_in_the_middle_of_a_delivery_has_nothing_left_to_leave()
         may_wait_in=lambda _: True,
         while_held_up=nullcontext,
         limits=Limits(),
-        hindrance=Hindrance(),
+        shaping=LinkShaping(),
     )
     line.start()
     line.send(InFlight(0, activation(1), torch.ones(1), 0))

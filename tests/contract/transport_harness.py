@@ -173,7 +173,7 @@ class Background(threading.Thread):
 def hinder_all(transports: Iterable[FaultyTransport], delay_s: float) -> None:
     for transport in transports if delay_s else ():
         for peer in (ALICE, BOB, CAROL):
-            transport.hinder(peer, delay_s)
+            transport.shape_link(peer, delay_s)
 
 
 class LocalCluster:

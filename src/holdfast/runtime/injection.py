@@ -32,7 +32,7 @@ _COUNTED_AS: dict[Kind, tuple[str, ...]] = {
 
 Act = Callable[[Fault, int, str, int], None]
 """fault, step, point, operations finished of the lane"""
-Hinder = Callable[[WorkerId, float, float], None]
+ShapeLink = Callable[[WorkerId, float, float], None]
 """peer, seconds that each transfer to it takes longer, most bytes a second"""
 Contend = Callable[[float], None]
 """1: the CPU is this process's own; above: it has this part of its time only"""
@@ -41,16 +41,16 @@ Contend = Callable[[float], None]
 class LastingFaults:
     """Faults that last: what of them acts in the present step. One a worker, for all its stages.
 
-    ``hinder`` is called at both ends of a link, each for what it sends.
+    ``shape_link`` is called at both ends of a link, each for what it sends.
     """
 
     def __init__(
         self,
         me: WorkerId,
-        hinder: Hinder = lambda peer, delay_s, bytes_s: None,
+        shape_link: ShapeLink = lambda peer, delay_s, bytes_s: None,
         contend: Contend = lambda factor: None,
     ) -> None:
-        self._me, self._hinder, self._contend = me, hinder, contend
+        self._me, self._shape_link, self._contend = me, shape_link, contend
         self._faults: dict[str, Fault] = {}
         self._active: tuple[Fault, ...] = ()
         self._told: set[Fault] = set()
@@ -84,11 +84,11 @@ class LastingFaults:
         self._contend(_product(self._active, FaultKind.CPU))
         for fault in over:  # before the others: the next one of a link may begin at once
             if fault.kind is FaultKind.LINK:
-                self._hinder(self._other_end(fault), 0.0, math.inf)
+                self._shape_link(self._other_end(fault), 0.0, math.inf)
         for fault in self._active:
             if fault.kind is FaultKind.LINK and fault.lasting is not None:
                 lasting = fault.lasting
-                self._hinder(self._other_end(fault), lasting.delay_s, lasting.bytes_s)
+                self._shape_link(self._other_end(fault), lasting.delay_s, lasting.bytes_s)
 
     def _other_end(self, fault: Fault) -> WorkerId:
         assert fault.worker is not None

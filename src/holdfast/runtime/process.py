@@ -79,7 +79,7 @@ def run_worker(
         transport.close()
         worker.abandon_log()
 
-    lasting = LastingFaults(spec.worker, transport.hinder, DutyCycle().set)
+    lasting = LastingFaults(spec.worker, transport.shape_link, DutyCycle().set)
     act, is_silent = _actions(lambda fired: worker.tell_fault(fired), die, woken)
     faults = WorkerFaults(act, is_silent, lasting)
     worker = Worker(

@@ -30,12 +30,12 @@ def check_undoable(optimizer: Optimizer) -> None:
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         _refuse(kind, "has step hooks, which undo would call several times a step")
     for group in optimizer.param_groups:
-        for what, is_so in _hindrances(group).items():
+        for what, is_so in _obstacles(group).items():
             if is_so:
                 _refuse(kind, what)
 
 
-def _hindrances(group: Mapping[str, Any]) -> dict[str, bool]:
+def _obstacles(group: Mapping[str, Any]) -> dict[str, bool]:
     kinds = {str(p.dtype) for p in group["params"] if p.dtype != torch.float32}
     betas = [float(beta) for beta in group.get("betas", ())]
     lr, decay = float(group["lr"]), float(group["weight_decay"])

@@ -8,14 +8,14 @@ from holdfast.errors import ConfigError
 from holdfast.transport.base import Transport
 
 
-class Hindrance(NamedTuple):
+class LinkShaping(NamedTuple):
     """How a link is made slower on purpose: as if it were longer, or narrower."""
 
     delay_s: float = 0.0
     bytes_s: float = math.inf
 
     @classmethod
-    def checked(cls, peer: WorkerId, delay_s: float, bytes_s: float) -> "Hindrance":
+    def checked(cls, peer: WorkerId, delay_s: float, bytes_s: float) -> "LinkShaping":
         if not (0 <= delay_s < math.inf and bytes_s > 0):
             raise ConfigError(
                 f"link to worker {peer}: delay_s={delay_s} bytes_s={bytes_s}: "
@@ -24,13 +24,13 @@ class Hindrance(NamedTuple):
         return cls(delay_s, bytes_s)
 
 
-NO_HINDRANCE = Hindrance()
+UNSHAPED = LinkShaping()
 
 
 class FaultyLinks(Protocol):
     """What both transports can do besides their promises."""
 
-    def hinder(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
+    def shape_link(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
         """Make what is sent to ``peer`` from now on arrive later, or at most at that rate.
 
         Order is kept, and messages are delayed side by side, not one after the other. Held

@@ -1,4 +1,4 @@
-"""A hindered link of the in-memory twin: a thread that delivers each message when it is due.
+"""A shaped link of the in-memory twin: a thread that delivers each message when it is due.
 
 Serves one sender and one life of its receiver. Knows nothing of greetings: ``deliver`` does.
 """
@@ -13,7 +13,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import PeerLost, TransportClosed
 from holdfast.transport.base import Limits, Tag
 from holdfast.transport.frame import FRAME_HEADER_BYTES
-from holdfast.transport.hindrance import Hindrance
+from holdfast.transport.hindrance import LinkShaping
 from holdfast.transport.mailbox import Mailbox
 from holdfast.transport.outbox import Outbox, Waiting
 
@@ -43,7 +43,7 @@ class DelayedLink(Outbox[InFlight]):
         may_wait_in: Callable[[int], bool],
         while_held_up: Callable[[], AbstractContextManager[None]],
         limits: Limits,
-        hindrance: Hindrance,
+        shaping: LinkShaping,
     ) -> None:
         super().__init__(
             me,
@@ -51,7 +51,7 @@ class DelayedLink(Outbox[InFlight]):
             may_wait_in=may_wait_in,
             while_held_up=while_held_up,
             limits=limits,
-            hindrance=hindrance,
+            shaping=shaping,
         )
         self._inbox, self._deliver = inbox, deliver
         name = f"holdfast-{me}-line-{inbox.me}"

@@ -16,7 +16,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, ProtocolError, TransportClosed
 from holdfast.transport.base import ALONE, Address, Bundle, Limits, Statistics, Tag
 from holdfast.transport.frame import encode_frame, wire_form
-from holdfast.transport.hindrance import NO_HINDRANCE, Hindrance
+from holdfast.transport.hindrance import UNSHAPED, LinkShaping
 from holdfast.transport.line import DelayedLink, InFlight
 from holdfast.transport.mailbox import Mailbox
 from holdfast.transport.receiving import MailboxTransport
@@ -63,8 +63,8 @@ class LocalTransport(MailboxTransport):
         self._hub = hub
         self._greeted: set[Mailbox] = set()
         self._lines_lock = threading.Lock()  # for the three below
-        self._hindrances: dict[WorkerId, Hindrance] = {}
-        # to peers to whom the link is, or was, hindered
+        self._shapings: dict[WorkerId, LinkShaping] = {}
+        # to peers to whom the link is, or was, shaped
         self._delayed: dict[Mailbox, DelayedLink] = {}
         self._past_links: list[DelayedLink] = []  # kept until their threads have ended
         self._sent_lock = threading.Lock()
@@ -122,16 +122,16 @@ class LocalTransport(MailboxTransport):
                 link.abandon("it was disconnected")
         self._living_links()
 
-    def hinder(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
-        hindrance = Hindrance.checked(peer, delay_s, bytes_s)
+    def shape_link(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
+        shaping = LinkShaping.checked(peer, delay_s, bytes_s)
         with self._lines_lock:
-            self._hindrances[peer] = hindrance
+            self._shapings[peer] = shaping
             for link in self._delayed.values():
                 if link.peer == peer:
-                    link.hinder(hindrance)
+                    link.shape_link(shaping)
 
     def flush(self, timeout_s: float) -> None:
-        """Only on a hindered link is anything left to leave: else ``send`` delivers."""
+        """Only on a shaped link is anything left to leave: else ``send`` delivers."""
         deadline_s = monotonic() + timeout_s
         self._check_open()
         for link in self._living_links():
@@ -166,18 +166,18 @@ class LocalTransport(MailboxTransport):
 
     def _link_to(self, inbox: Mailbox) -> DelayedLink | None:
         """None if nothing is, or has been, in the way of what is sent now."""
-        if not self._hindrances:  # as good as always
+        if not self._shapings:  # as good as always
             return None
         with self._lines_lock:
             link = self._delayed.get(inbox)
             if link is not None:
                 return link if link.holds_up else None
-            hindrance = self._hindrances.get(inbox.me, NO_HINDRANCE)
-            if hindrance == NO_HINDRANCE:
+            shaping = self._shapings.get(inbox.me, UNSHAPED)
+            if shaping == UNSHAPED:
                 return None
-            return self._new_link(inbox, hindrance)
+            return self._new_link(inbox, shaping)
 
-    def _new_link(self, inbox: Mailbox, hindrance: Hindrance) -> DelayedLink:
+    def _new_link(self, inbox: Mailbox, shaping: LinkShaping) -> DelayedLink:
         """With their lock held."""
         self._check_open()
         link = self._delayed[inbox] = DelayedLink(
@@ -187,7 +187,7 @@ class LocalTransport(MailboxTransport):
             may_wait_in=self._mailbox.may_wait_in,
             while_held_up=self._mailbox.room.held_up,
             limits=self._limits,
-            hindrance=hindrance,
+            shaping=shaping,
         )
         link.start()
         return link

@@ -1,4 +1,4 @@
-"""What waits to leave for one peer: in order, bounded, and on a hindered link not before its time.
+"""What waits to leave for one peer: in order, bounded, and on a shaped link not before its time.
 
 Knows nothing of how a message travels: a thread of whoever builds on it takes the first one
 that is due. Made broken or closed, it stays so.
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, TransportClosed, WaitTimeout
 from holdfast.transport.base import Limits
-from holdfast.transport.hindrance import NO_HINDRANCE, Hindrance
+from holdfast.transport.hindrance import UNSHAPED, LinkShaping
 
 
 class Waiting:
@@ -43,7 +43,7 @@ class Outbox(Generic[_Message]):
         may_wait_in: Callable[[int], bool],
         while_held_up: Callable[[], AbstractContextManager[None]],
         limits: Limits,
-        hindrance: Hindrance = NO_HINDRANCE,
+        shaping: LinkShaping = UNSHAPED,
     ) -> None:
         """``while_held_up`` is entered for the time that a send waits for room.
 
@@ -52,7 +52,7 @@ class Outbox(Generic[_Message]):
         self.peer = peer
         self._me, self._limits = me, limits
         self._may_wait_in, self._while_held_up = may_wait_in, while_held_up
-        self._hindrance = hindrance
+        self._shaping = shaping
         self._narrow_until_s = 0.0  # a link of limited rate is busy with earlier messages
         self._changed = threading.Condition(threading.Lock())
         self._queue: deque[_Message] = deque()
@@ -63,11 +63,11 @@ class Outbox(Generic[_Message]):
     @property
     def holds_up(self) -> bool:
         """Whether a message sent now could not leave at once."""
-        return self._queued_bytes > 0 or self._hindrance != NO_HINDRANCE
+        return self._queued_bytes > 0 or self._shaping != UNSHAPED
 
-    def hinder(self, hindrance: Hindrance) -> None:
+    def shape_link(self, shaping: LinkShaping) -> None:
         with self._changed:
-            self._hindrance = hindrance
+            self._shaping = shaping
 
     def drop_before(self, epoch: int) -> None:
         """What waits of earlier epochs would be refused: do not send it."""
@@ -125,7 +125,7 @@ class Outbox(Generic[_Message]):
         self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
 
     def _enqueue(self, message: _Message) -> None:
-        if self._hindrance != NO_HINDRANCE:
+        if self._shaping != UNSHAPED:
             message.due_s = self._when_due_s(message.num_bytes)
         self._queue.append(message)
         self._queued_bytes += message.num_bytes
@@ -133,7 +133,7 @@ class Outbox(Generic[_Message]):
 
     def _when_due_s(self, num_bytes: int) -> float:
         """A narrow link takes one message after the other, a long one takes them side by side."""
-        delay_s, bytes_s = self._hindrance
+        delay_s, bytes_s = self._shaping
         self._narrow_until_s = max(self._narrow_until_s, monotonic()) + num_bytes / bytes_s
         return self._narrow_until_s + delay_s
 

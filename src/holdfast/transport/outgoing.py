@@ -23,7 +23,7 @@ from holdfast.transport.departing import Departing, Trouble
 from holdfast.transport.dialing import Dialer
 from holdfast.transport.frame import Note, encode_note
 from holdfast.transport.greeting import ANSWER_BYTES, GOODBYE, Hello, decode_answer
-from holdfast.transport.hindrance import Hindrance
+from holdfast.transport.hindrance import LinkShaping
 from holdfast.transport.outbox import Outbox
 from holdfast.transport.sockets import shut
 from holdfast.transport.unconfirmed import Unconfirmed
@@ -49,7 +49,7 @@ class Outgoing(Outbox[Departing]):
         may_wait_in: Callable[[int], bool],
         while_held_up: Callable[[], AbstractContextManager[None]],
         limits: Limits,
-        hindrance: Hindrance,
+        shaping: LinkShaping,
     ) -> None:
         super().__init__(
             me,
@@ -57,7 +57,7 @@ class Outgoing(Outbox[Departing]):
             may_wait_in=may_wait_in,
             while_held_up=while_held_up,
             limits=limits,
-            hindrance=hindrance,
+            shaping=shaping,
         )
         self.sent_messages = self.sent_bytes = self.reconnections = 0
         self._dialer, self._epoch = dialer, epoch
@@ -192,7 +192,7 @@ class Outgoing(Outbox[Departing]):
         wanted = (self._connection, self._unconfirmed.num_sent)
         if self._connection is not None and not self._queued_bytes and self._asked != wanted:
             self._asked = wanted
-            note = Departing(None, None, memoryview(b""))  # no hindrance holds it up
+            note = Departing(None, None, memoryview(b""))  # no shaping holds it up
             self._queue.append(note)
             self._queued_bytes += note.num_bytes
             self._rouse()

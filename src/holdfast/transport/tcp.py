@@ -25,7 +25,7 @@ from holdfast.transport.dialing import Dialer
 from holdfast.transport.frame import checksum_of, encode_frame, payload_view, wire_form
 from holdfast.transport.gate import Gate, Visitor
 from holdfast.transport.greeting import Hello
-from holdfast.transport.hindrance import NO_HINDRANCE, Hindrance
+from holdfast.transport.hindrance import UNSHAPED, LinkShaping
 from holdfast.transport.incoming import Incoming
 from holdfast.transport.outgoing import Outgoing
 from holdfast.transport.receiving import MailboxTransport
@@ -54,7 +54,7 @@ class TcpTransport(MailboxTransport):
         self._lock = threading.Lock()  # for all below
         self._addresses: dict[WorkerId, Address] = {}
         self._outgoing: dict[WorkerId, Outgoing] = {}
-        self._hindrances: dict[WorkerId, Hindrance] = {}  # of links now and to come
+        self._shapings: dict[WorkerId, LinkShaping] = {}  # of links now and to come
         self._abandoned: list[Outgoing] = []  # kept until their threads have ended
         self._sent_before = (0, 0, 0)  # messages, bytes, reconnections of links no longer kept
         self._incoming: set[Incoming] = set()
@@ -123,12 +123,12 @@ class TcpTransport(MailboxTransport):
         for link in links:
             link.wake()
 
-    def hinder(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
-        hindrance = Hindrance.checked(peer, delay_s, bytes_s)
+    def shape_link(self, peer: WorkerId, delay_s: float = 0.0, bytes_s: float = math.inf) -> None:
+        shaping = LinkShaping.checked(peer, delay_s, bytes_s)
         with self._lock:
-            self._hindrances[peer] = hindrance
+            self._shapings[peer] = shaping
             if peer in self._outgoing:
-                self._outgoing[peer].hinder(hindrance)
+                self._outgoing[peer].shape_link(shaping)
 
     def flush(self, timeout_s: float) -> None:
         deadline_s = monotonic() + timeout_s
@@ -212,7 +212,7 @@ class TcpTransport(MailboxTransport):
                 may_wait_in=self._mailbox.may_wait_in,
                 while_held_up=self._mailbox.room.held_up,
                 limits=self._limits,
-                hindrance=self._hindrances.get(peer, NO_HINDRANCE),
+                shaping=self._shapings.get(peer, UNSHAPED),
             )
             link.start()
             self._outgoing[peer] = link
