@@ -139,8 +139,8 @@ def test_the_pace_knows_speeds_hops_and_reductions_and_no_dead_worker():
     first, second = WorkerId(0, 0), WorkerId(1, 0)
     found = pace(problem)
     assert found.speeds == {first: 1.0, second: 1.0, WorkerId(1, 1): 0.5}
-    assert found.meet_s is not None
-    assert found.meet_s(second, first) == pytest.approx(5.0)
-    assert found.meet_s(first, WorkerId(1, 1)) == 0
+    assert found.extra_link_s is not None
+    assert found.extra_link_s(second, first) == pytest.approx(5.0)
+    assert found.extra_link_s(first, WorkerId(1, 1)) == 0
     assert found.hop_s is not None
     assert found.hop_s(0, first, second) == pytest.approx(5.1)

@@ -9,7 +9,7 @@ from holdfast.planner.problem import Link, Links, Member, Memory, Problem
 from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import gpipe, one_f_one_b
-from holdfast.schedule.meeting import lateness_s
+from holdfast.schedule.meeting import reduction_delays_s
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import loads
 from holdfast.schedule.timeline import (
@@ -117,7 +117,7 @@ def slow(links):
 
 
 def test_over_a_slow_link_both_ends_of_a_reduction_are_late_twice_and_the_others_once():
-    pace = Pace(meet_s=slow({(FIRST, THIRD): 5.0}))
+    pace = Pace(extra_link_s=slow({(FIRST, THIRD): 5.0}))
     costs = Costs.uniform(1, link_s=0.5)
     assert reductions(THREE_HOLDERS, costs, Pace()) == {"0.0": 3.5, "1.0": 3.5, "2.0": 3.5}
     # 3 s of work; the result of a slow end comes to 1.0 as any other does, but 5 s later.
@@ -127,7 +127,7 @@ def test_over_a_slow_link_both_ends_of_a_reduction_are_late_twice_and_the_others
 
 
 def test_a_slow_link_of_a_reduction_counts_from_when_its_senders_are_ready():
-    pace = Pace({SECOND: 0.25}, meet_s=slow({(FIRST, THIRD): 2.0}))
+    pace = Pace({SECOND: 0.25}, extra_link_s=slow({(FIRST, THIRD): 2.0}))
     # 1.0 is ready after 12 s: then all else has long been exchanged; its own part comes
     # to 0.0 at once, but over 2.0 (as the owner of a shard) 2 s later.
     found = reductions(THREE_HOLDERS, Costs.uniform(1), pace)
@@ -138,12 +138,12 @@ def test_a_holder_without_work_takes_part_in_a_reduction_over_its_slow_link():
     schedule = loads(
         "schedule pipelines=2 stages=1 microbatches=2\n0.0: 0F0 0BW0 0F1 0BW1 0R\n1.0: 0R\n"
     )
-    pace = Pace(meet_s=slow({(FIRST, SECOND): 5.0}))
+    pace = Pace(extra_link_s=slow({(FIRST, SECOND): 5.0}))
     assert reductions(schedule, Costs.uniform(1), pace) == {"0.0": 16, "1.0": 11}
 
 
 def test_slow_links_between_holders_of_different_stages_are_no_matter_of_reductions():
-    pace = Pace(meet_s=slow({(WorkerId(0, 0), WorkerId(0, 1)): 5.0}))
+    pace = Pace(extra_link_s=slow({(WorkerId(0, 0), WorkerId(0, 1)): 5.0}))
     costs = Costs.uniform(2)
     assert timeline(TWO_STAGES, costs, pace=pace) == timeline(TWO_STAGES, costs)
 
@@ -161,17 +161,20 @@ def test_a_reduction_takes_what_its_two_rounds_of_messages_take(drawn):
     ready_s, excess = drawn
     members = [WorkerId(d, 0) for d in range(len(ready_s))]
 
-    def meet_s(one, other):
+    def extra_link_s(one, other):
         assert one != other
         return excess[one.pipeline * len(members) + other.pipeline]
 
     def heard(times_s):
         return [
-            max(t + (meet_s(a, b) if a != b else 0) for a, t in zip(members, times_s, strict=True))
+            max(
+                t + (extra_link_s(a, b) if a != b else 0)
+                for a, t in zip(members, times_s, strict=True)
+            )
             for b in members
         ]
 
-    late_s = lateness_s(members, meet_s)
+    late_s = reduction_delays_s(members, extra_link_s)
     found = [
         max(t + late_s.get((a, b), 0) for a, t in zip(members, ready_s, strict=True))
         for b in members
@@ -185,7 +188,7 @@ def test_the_period_is_exact_with_slow_links_of_reductions(excess):
     schedule = make("1f1b", Shape(4, 2, 12), Costs.uniform(2), 4)
     pace = Pace(
         {WorkerId(1, 1): 0.5},
-        meet_s=lambda one, other: excess[one.pipeline * 4 + other.pipeline],
+        extra_link_s=lambda one, other: excess[one.pipeline * 4 + other.pipeline],
     )
     many = timeline(schedule, Costs.uniform(2), steps=90, pace=pace)
     ends = [max(s.end_s for s in many.spans if s.step == step) for step in (29, 89)]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from holdfast.cluster import WorkerId
 from holdfast.planner.problem import Member, Problem
 from holdfast.planner.shares import least_time
-from holdfast.schedule.meeting import MeetS
+from holdfast.schedule.meeting import ExtraLinkS
 from holdfast.schedule.timeline import Pace
 
 Stages = dict[WorkerId, int]
@@ -29,10 +29,10 @@ _LEAST_SHARE = 0.01  # of its time that an eased worker works
 def pace(problem: Problem) -> Pace:
     """The speeds and links of ``problem`` for the timeline, reductions too."""
     speeds = {member.worker: member.speed for member in problem.members if member.speed > 0}
-    return Pace(speeds, problem.hop_s, meet_s(problem))
+    return Pace(speeds, problem.hop_s, extra_link_s(problem))
 
 
-def meet_s(problem: Problem) -> MeetS:
+def extra_link_s(problem: Problem) -> ExtraLinkS:
     def excess_s(one: WorkerId, other: WorkerId) -> float:
         usual_s = problem.costs.link_s
         return max(0.0, problem.links.between(one, other, usual_s).delay_s - usual_s)
@@ -135,8 +135,8 @@ class _Judge:
         self._members: Mapping[WorkerId, Member] = {m.worker: m for m in problem.members}
         costs, stages = problem.costs, range(problem.shape.stages)
         self._each_s = [costs.forward_s[stage] + costs.backward_s(stage) for stage in stages]
-        meet = meet_s(problem)
-        slow = {(one, other): meet(one, other) for one, other in problem.links.unusual}
+        extra_s = extra_link_s(problem)
+        slow = {(one, other): extra_s(one, other) for one, other in problem.links.unusual}
         self._slow = {tuple(sorted(pair)): seconds for pair, seconds in slow.items() if seconds}
         self._ends = Counter(worker for pair in self._slow for worker in pair)
         # A worker all of whose links are slow is in trouble, not all of its peers.

@@ -9,18 +9,18 @@ from itertools import permutations
 
 from holdfast.cluster import WorkerId
 
-MeetS = Callable[[WorkerId, WorkerId], float]
+ExtraLinkS = Callable[[WorkerId, WorkerId], float]
 """Sender, receiver: seconds that a message takes longer than over a usual link."""
 
 
-def lateness_s(
-    members: Sequence[WorkerId], meet_s: MeetS
+def reduction_delays_s(
+    members: Sequence[WorkerId], extra_link_s: ExtraLinkS
 ) -> Mapping[tuple[WorkerId, WorkerId], float]:
     """From a member's being ready to another's (or its own) having the result; absent: 0.
 
     One slow link alone: its two ends wait for it twice, everybody else once.
     """
-    slow_s = {pair: meet_s(*pair) for pair in permutations(members, 2)}
+    slow_s = {pair: extra_link_s(*pair) for pair in permutations(members, 2)}
     slow_s = {pair: excess_s for pair, excess_s in slow_s.items() if excess_s > 0}
     ends = {member for pair in slow_s for member in pair}
     late_s: dict[tuple[WorkerId, WorkerId], float] = {}

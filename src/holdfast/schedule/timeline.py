@@ -11,7 +11,7 @@ from typing import NamedTuple
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
 from holdfast.schedule.costs import Costs
-from holdfast.schedule.meeting import MeetS, lateness_s
+from holdfast.schedule.meeting import ExtraLinkS, reduction_delays_s
 from holdfast.schedule.operation import Fact, Kind, Op, Shape, makes, needs
 from holdfast.schedule.schedule import Lane, Schedule
 from holdfast.schedule.validity import walk
@@ -28,7 +28,7 @@ class Pace:
     """0.5 = operations take twice as long. Who is not named has speed 1."""
     hop_s: Callable[[int, WorkerId, WorkerId], float] | None = None
     """Border (the stage before it), sender, receiver: how long a tensor is under way."""
-    meet_s: MeetS | None = None
+    extra_link_s: ExtraLinkS | None = None
     """Sender, receiver: how much longer a message of a reduction is under way than usual."""
 
 
@@ -177,10 +177,12 @@ class _Tasks:
                 yield maker, self._costs.link_s + late_s.get((sender, worker), 0.0)
 
     def _lateness_s(self, stage: int) -> Mapping[tuple[WorkerId, WorkerId], float]:
-        if self._pace.meet_s is None:
+        if self._pace.extra_link_s is None:
             return {}
         if stage not in self._late_s:
-            self._late_s[stage] = lateness_s(self._schedule.holders(stage), self._pace.meet_s)
+            self._late_s[stage] = reduction_delays_s(
+                self._schedule.holders(stage), self._pace.extra_link_s
+            )
         return self._late_s[stage]
 
     def _last_makers(self, worker: WorkerId, op: Op) -> dict[WorkerId, int]:
