@@ -29,7 +29,7 @@ Reach = Callable[[int, str], None]
 
 
 @dataclass(frozen=True)
-class Built:
+class StageParts:
     number: int  # of the stage; of several built as one, the first
     layers: Layers
     stage: Stage
@@ -63,7 +63,7 @@ class Builder:
         before_update: Callable[[], None] = lambda: None,
         reach: Reach = lambda step, point: None,
         due: Callable[[int, str], bool] = lambda step, point: False,
-    ) -> Built:
+    ) -> StageParts:
         """``numbers``: neighbouring stages, in order."""
         ranges = stage_ranges(self.cut, len(self.job.layers))
         all_layers, ties = untie(list(self.job.layers))
@@ -90,7 +90,7 @@ class Builder:
         sums = StepSums(self.config.parallel.microbatches, shapes, is_last=is_last)
         slots = _names(ranges, all_layers, numbers)
         form = Form(gradients.layout, shapes)
-        return Built(
+        return StageParts(
             number=numbers[0],
             layers=layers,
             stage=stage,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from holdfast.cluster import WorkerId
 from holdfast.protocol import messages
-from holdfast.runtime.built import Built
+from holdfast.runtime.built import StageParts
 from holdfast.runtime.copying import HEADER, receive_state
 from holdfast.runtime.results import Arrivals, BegunAnew, receive_result
 from holdfast.runtime.state_keeping import StateCopies
@@ -15,7 +15,7 @@ class Follower:
     def __init__(
         self,
         me: WorkerId,
-        built: Built,
+        built: StageParts,
         copies: StateCopies,
         transport: Transport,
         *,

@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.batches import Batches, num_tokens
 from holdfast.runtime.activity import LOAD
 from holdfast.runtime.attempt import Attempt
-from holdfast.runtime.built import Built
+from holdfast.runtime.built import StageParts
 from holdfast.runtime.crossings import Crossings, Tensors
 from holdfast.runtime.job_code import JobCode
 from holdfast.runtime.seeding import DRAWING
@@ -20,7 +20,7 @@ from holdfast.schedule.operation import Kind, Op
 
 
 class StageOperations:
-    def __init__(self, built: Built, batches: Batches, code: JobCode) -> None:
+    def __init__(self, built: StageParts, batches: Batches, code: JobCode) -> None:
         self._built, self._batches, self._code = built, batches, code
         self.crossings = Crossings()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.protocol import messages
-from holdfast.runtime.built import Built
+from holdfast.runtime.built import StageParts
 from holdfast.runtime.saving import SaveTimes, StageSaver, Written
 from holdfast.runtime.stage_state import OPTIMIZER
 from holdfast.runtime.state import hashes_by_layer
@@ -24,7 +24,7 @@ class StageSaves:
     def __init__(
         self,
         me: WorkerId,
-        built: Built,
+        built: StageParts,
         saver: StageSaver,
         times: SaveTimes,
         config: RunConfig,

@@ -18,7 +18,7 @@ from holdfast.recovery.places import Places
 from holdfast.runtime.activity import Activity
 from holdfast.runtime.borders import TransportBoundary
 from holdfast.runtime.boundary_log import BoundaryLog, SendMessage, open_log
-from holdfast.runtime.built import Builder, Built
+from holdfast.runtime.built import Builder, StageParts
 from holdfast.runtime.copying import Giver
 from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.ending import StepEnding
@@ -104,7 +104,7 @@ class StageTraining:
 
     def _build(
         self, job: Job, config: RunConfig, assign: messages.Assign, saver: StageSaver
-    ) -> Built:
+    ) -> StageParts:
         return Builder(job, config, assign.cut, self._code).build(
             [assign.stage],
             first_step=assign.first_step,
