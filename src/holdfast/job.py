@@ -132,12 +132,12 @@ def _check_numbers(job: Job) -> None:
 
 
 def _check_cut(cut: Sequence[int], num_layers: int) -> None:
-    borders = list(cut) if isinstance(cut, Sequence) else None
+    boundaries = list(cut) if isinstance(cut, Sequence) else None
     if (
-        borders is None
-        or any(type(border) is not int for border in borders)
-        or borders != sorted(set(borders))
-        or any(not 0 < border < num_layers for border in borders)
+        boundaries is None
+        or any(type(boundary) is not int for boundary in boundaries)
+        or boundaries != sorted(set(boundaries))
+        or any(not 0 < boundary < num_layers for boundary in boundaries)
     ):
         raise ConfigError(
             f"Job.cut={cut!r}: expected rising layer numbers between 1 and {num_layers - 1} "

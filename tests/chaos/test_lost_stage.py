@@ -291,12 +291,12 @@ def test_what_died_with_its_log_is_logged_again_in_case_that_a_neighbour_is_lost
     checks.assert_neighbours_run_nothing_again(story, ["0.1", "0.2"])
 
 
-# --- a budget that does not hold all borders ---
+# --- a budget that does not hold all boundaries ---
 
 GROUPS = {
-    "the middle border": ([1], [(2, 3)]),
-    "the last border": ([2], [(0, 1, 2)]),
-    "the first border": ([0], [(1, 2, 3)]),
+    "the middle boundary": ([1], [(2, 3)]),
+    "the last boundary": ([2], [(0, 1, 2)]),
+    "the first boundary": ([0], [(1, 2, 3)]),
     "all but the last": ([0, 1], [(2, 3)]),
     "all but the first": ([1, 2], [(2,)]),
 }
@@ -304,32 +304,32 @@ GROUPS = {
 
 @pytest.mark.parametrize("which", every(3, GROUPS))
 def test_stages_without_a_log_between_them_are_replayed_together(arena, table, monkeypatch, which):
-    borders, replayed = GROUPS[which]
-    choice = log_borders.LogChoice(borders, [0] * 4, "as the test says")
-    monkeypatch.setattr(log_policy, "borders_for", lambda **_: choice)
+    boundaries, replayed = GROUPS[which]
+    choice = log_borders.LogChoice(boundaries, [0] * 4, "as the test says")
+    monkeypatch.setattr(log_policy, "boundaries_for", lambda **_: choice)
     faults, budget = ["kill 0.2 @ 8.B1"], "recovery.log_budget=1GB"
     check_kills(arena, table, faults, budget, *LONG_LOG, steps=LONG, replayed=replayed)
 
 
 def test_lost_stages_of_two_groups_are_replayed_with_all_of_both(arena, table, monkeypatch):
     choice = log_borders.LogChoice([1], [0] * 4, "as the test says")
-    monkeypatch.setattr(log_policy, "borders_for", lambda **_: choice)
+    monkeypatch.setattr(log_policy, "boundaries_for", lambda **_: choice)
     faults, budget = ["kill 0.1 @ 8.B1", "kill 0.2 @ 5.halt"], "recovery.log_budget=1GB"
     check_kills(arena, table, faults, budget, *LONG_LOG, steps=LONG, replayed=[(0, 1, 2, 3)])
 
 
-def test_a_budget_too_small_for_any_border_is_said_once_and_a_lost_stage_goes_back(arena):
+def test_a_budget_too_small_for_any_boundary_is_said_once_and_a_lost_stage_goes_back(arena):
     story = arena.run(ONE, LATER.faults, *LOG, "recovery.log_budget=300B", steps=STEPS)
     checks.assert_same(story, arena.undisturbed(ONE, steps=STEPS))
     [back] = story.outcome.summary["went_back"]
-    assert back["reason"].startswith("no border of the lost stage is logged"), str(story)
+    assert back["reason"].startswith("no boundary of the lost stage is logged"), str(story)
     [changed] = story.outcome.summary["log_changes"]
     assert not changed["logging"], str(story)
-    assert "log_budget=300B holds no border" in changed["reason"], str(story)
+    assert "log_budget=300B holds no boundary" in changed["reason"], str(story)
 
 
 def test_a_budget_that_holds_a_logged_interval_is_enough_for_the_whole_run(arena):
-    """Each border takes about 2.6 kB a step, so that two of three fit. Steps take their time: a
+    """Each boundary takes about 2.6 kB a step, so that two of three fit. Steps take their time: a
     checkpoint has to be whole two steps after it was taken."""
     budget = ("recovery.log_budget=50kB", "checkpoint.every_steps=6")
     unhurried = "device.emulate=F=8ms,B=8ms,W=8ms"
@@ -337,6 +337,6 @@ def test_a_budget_that_holds_a_logged_interval_is_enough_for_the_whole_run(arena
     checks.assert_same(story, arena.undisturbed(ONE, unhurried, steps=24))
     assert len(story.outcome.summary["log_changes"]) == 1, str(story)
     [changed] = story.outcome.summary["log_changes"]
-    assert re.search("holds [12] of 3 borders", changed["reason"]), str(story)
+    assert re.search("holds [12] of 3 boundaries", changed["reason"]), str(story)
     assert not story.went_back, str(story)
     checks.assert_neighbours_run_nothing_again(story, ["0.2"])

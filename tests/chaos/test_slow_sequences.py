@@ -21,7 +21,7 @@ SETTINGS = {
     "all stages step together": ("optimizer.mode=global",),
     "steps are undone": ("recovery.consistency=undo",),
     "with checkpoints": (SAVES,),
-    "borders are logged": ("recovery.log=boundary", SAVES),
+    "boundaries are logged": ("recovery.log=boundary", SAVES),
 }
 
 

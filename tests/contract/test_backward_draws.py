@@ -101,7 +101,7 @@ def layers(place: str, draw: str, drawn: list[float]) -> list[nn.Module]:
 
 
 def gradients(
-    place: str, draw: str, borders: tuple[int, ...], *, split: bool, all_first: bool
+    place: str, draw: str, boundaries: tuple[int, ...], *, split: bool, all_first: bool
 ) -> tuple[dict[str, Tensor], list[float]]:
     drawn: list[float] = []
     made = layers(place, draw, drawn)
@@ -118,7 +118,7 @@ def gradients(
             loss=loss if stop == len(made) else None,
             sink=Sums(),
         )
-        for start, stop in pairwise([0, *borders, len(made)])
+        for start, stop in pairwise([0, *boundaries, len(made)])
     ]
     order = [("F", m) for m in MICROBATCHES] + [("B", m) for m in MICROBATCHES]
     if not all_first:
@@ -151,8 +151,8 @@ def test_neither_cut_nor_order_nor_split_shows_in_what_a_backward_draws(
     whole, drawn = gradients(place, draw, (), split=False, all_first=False)
     assert len(drawn) == len(MICROBATCHES) * (4 + 1)
     assert len(set(drawn)) == len(drawn)
-    for borders in [(), (1,), (3,), (1, 2, 3, 4)]:
+    for boundaries in [(), (1,), (3,), (1, 2, 3, 4)]:
         for split in (False, True):
-            other, _ = gradients(place, draw, borders, split=split, all_first=True)
+            other, _ = gradients(place, draw, boundaries, split=split, all_first=True)
             assert other.keys() == whole.keys()
             assert all(same(whole[key], other[key]) for key in whole)

@@ -327,7 +327,7 @@ def alone() -> Cluster:
     ids=["1x2", "1x2 late", "1x3", "3x1", "2x2", "split", "split late", "uneven", "uneven late"],
 )
 @pytest.mark.parametrize("mode", ["staggered", "global"])
-def test_tuples_and_integers_cross_borders_and_no_layout_shows_in_the_result(
+def test_tuples_and_integers_cross_boundaries_and_no_layout_shows_in_the_result(
     alone, schedule, cut, mode
 ):
     other = cluster(schedule, cut=cut, optimizer={"mode": mode})
@@ -351,7 +351,7 @@ def test_a_stage_without_parameters_and_without_gradients_can_be_the_first():
     assert Channel.GRADIENT not in {tag.channel for tag in sent}
 
 
-def test_sixteen_tensors_cross_a_border_and_seventeen_are_refused():
+def test_sixteen_tensors_cross_a_boundary_and_seventeen_are_refused():
     one = cluster(plain(1, 1), partial(wide_job, 16))
     two = cluster(plain(1, 2), partial(wide_job, 16), (1,))
     assert one.run() == two.run()

@@ -1,4 +1,5 @@
-"""What of a training goes into the log: what travelled over logged borders, verdicts and ties."""
+"""What of a training goes into the log: what travelled over logged boundaries, verdicts and
+ties."""
 
 import math
 from collections import Counter
@@ -230,7 +231,7 @@ def test_the_attempt_that_counts_is_in_the_log_beside_the_one_that_does_not(tmp_
     assert found.has(A, 0, 1, 0, 0)  # sent with weights that were taken back
 
 
-def test_each_worker_tells_once_what_its_border_takes(tmp_path):
+def test_each_worker_tells_once_what_its_boundary_takes(tmp_path):
     told = logged(tmp_path, plain(1, 2)).told
     (first,) = told[WorkerId(0, 0)].of(messages.LogVolume)
     (last,) = told[WorkerId(0, 1)].of(messages.LogVolume)
@@ -255,13 +256,13 @@ def run_step(log: BoundaryLog, step: int, stage: int = 1, numel: int = 4) -> Non
     log.committed(step, GOOD)
 
 
-def test_only_logged_borders_are_logged_and_a_change_takes_effect_at_once(make, tmp_path):
-    log, _ = make(borders=[1])
+def test_only_logged_boundaries_are_logged_and_a_change_takes_effect_at_once(make, tmp_path):
+    log, _ = make(boundaries=[1])
     run_step(log, 0)
-    log.borders([0], 0)
+    log.boundaries([0], 0)
     run_step(log, 1)
     assert log.flush(LIMIT_S)
-    log.borders([], 0)
+    log.boundaries([], 0)
     run_step(log, 2)
     assert log.flush(LIMIT_S)
     found = reader(tmp_path)
@@ -314,10 +315,12 @@ def test_a_tie_within_a_stage_is_not_logged_nor_one_of_other_stages(make, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("borders", "there"), [([0], True), ([1], True), ([2], False), ([], False)]
+    ("boundaries", "there"), [([0], True), ([1], True), ([2], False), ([], False)]
 )
-def test_a_tie_is_logged_only_if_its_stages_may_be_replayed_apart(make, tmp_path, borders, there):
-    log, _ = make(stage=0, borders=borders)
+def test_a_tie_is_logged_only_if_its_stages_may_be_replayed_apart(
+    make, tmp_path, boundaries, there
+):
+    log, _ = make(stage=0, boundaries=boundaries)
     log.reduced(result(True, True))
     assert log.flush(LIMIT_S)
     assert reader(tmp_path).has(FrameKind.TIED, 0, 2, 1, 2) is there
@@ -339,7 +342,7 @@ def test_a_verdict_comes_back_as_it_was(make, tmp_path, verdict):
 
 
 def test_the_volume_is_told_after_the_first_whole_step_logged_or_not(make):
-    log, told = make(borders=[])
+    log, told = make(boundaries=[])
     log.keep(3, 0, Op(1, Kind.F, 0), tensors())  # the rest of a step that began elsewhere
     log.committed(3, GOOD)
     assert not told
@@ -397,7 +400,7 @@ def test_trouble_is_told_with_the_step_and_the_bytes_so_far(make, tmp_path):
 def test_a_lower_limit_counts_at_once(make):
     log, told = make()
     run_step(log, 0)
-    log.borders([0, 1], 10)
+    log.boundaries([0, 1], 10)
     run_step(log, 1)
     log.flush(LIMIT_S)
     assert [state.logging for state in told.of(messages.LogState)] == [False]
@@ -465,7 +468,7 @@ def test_without_a_log_nothing_happens(tmp_path):
     )
     run_step(log, 0)
     log.reduced(result(True, True))
-    log.borders([0], 5)
+    log.boundaries([0], 5)
     log.sealed(1)
     with log.waits():
         pass

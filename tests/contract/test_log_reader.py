@@ -94,7 +94,7 @@ def test_a_changed_byte_anywhere_in_a_payload_is_named_and_all_else_is_read(tmp_
         assert "the log of step 2 has a gap" in text  # users count from one
         assert f"worker {WORKER}, {path.name}" in text
         assert f"checksum differs at byte {start}" in text
-        assert "micro-batch 0, attempt 0, over border 0" in text
+        assert "micro-batch 0, attempt 0, over boundary 0" in text
 
 
 def test_a_changed_byte_anywhere_in_a_header_loses_that_frame_only(tmp_path):
@@ -229,7 +229,9 @@ def test_a_directory_without_logs_is_a_gap_and_no_crash(tmp_path):
 
 def test_a_gap_is_an_error_of_ours_with_its_parts(tmp_path):
     write(tmp_path, range(1))
-    with pytest.raises(HoldfastError, match="gradient of micro-batch 3, attempt 1, over border 1"):
+    with pytest.raises(
+        HoldfastError, match="gradient of micro-batch 3, attempt 1, over boundary 1"
+    ):
         reader(tmp_path).read(FrameKind.GRADIENT, 2, 0, 1, 3)
     with pytest.raises(LogGap, match="step 5 has a gap: verdict: never logged"):
         reader(tmp_path).verdict(4)

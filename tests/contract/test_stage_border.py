@@ -32,11 +32,11 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 def cut(
     layers: Sequence[nn.Module],
-    borders: Sequence[int],
+    boundaries: Sequence[int],
     loss: Callable[..., Tensor],
     **options: object,
 ) -> list[Stage]:
-    edges = [0, *borders, len(layers)]
+    edges = [0, *boundaries, len(layers)]
     return [
         Stage(
             layers[start:stop],
@@ -76,18 +76,18 @@ def weight_gradients(stages: Sequence[Stage]) -> dict[str, Tensor]:
     }
 
 
-def train(borders: Sequence[int], split: bool) -> tuple[list[float], dict[str, Tensor]]:
-    stages = cut(gpt(), borders, cross_entropy)
+def train(boundaries: Sequence[int], split: bool) -> tuple[list[float], dict[str, Tensor]]:
+    stages = cut(gpt(), boundaries, cross_entropy)
     losses = [run(stages, m, (tokens(m),), tokens(m + 50), split) for m in MICROBATCHES]
     return losses, weight_gradients(stages)
 
 
-@pytest.mark.parametrize("borders", [(2,), (1, 2, 3), (3,)])
+@pytest.mark.parametrize("boundaries", [(2,), (1, 2, 3), (3,)])
 @pytest.mark.parametrize("split", [False, True])
 def test_the_cut_shows_neither_in_losses_nor_in_gradients(
-    borders: tuple[int, ...], split: bool
+    boundaries: tuple[int, ...], split: bool
 ) -> None:
-    one_stage, several = train((), False), train(borders, split)
+    one_stage, several = train((), False), train(boundaries, split)
     assert one_stage[0] == several[0]
     assert one_stage[1].keys() == several[1].keys()
     assert len(one_stage[1]) == sum(1 for layer in gpt() for _ in layer.parameters())
@@ -129,10 +129,10 @@ def branches() -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_tuples_and_integers_cross_a_border_as_they_pass_between_layers(split: bool) -> None:
+def test_tuples_and_integers_cross_a_boundary_as_they_pass_between_layers(split: bool) -> None:
     results = []
-    for borders in ((), (2,), (1, 2, 3)):
-        stages = cut(branches(), borders, lambda y, target: (y - target).square().mean())
+    for boundaries in ((), (2,), (1, 2, 3)):
+        stages = cut(branches(), boundaries, lambda y, target: (y - target).square().mean())
         loss = run(stages, 0, (torch.ones(4, 32),), torch.zeros(4, 32), split)
         results.append((loss, weight_gradients(stages)))
     for loss, gradients in results[1:]:
@@ -254,7 +254,7 @@ def test_a_dropped_micro_batch_can_run_again_and_counts_once() -> None:
         ((torch.ones(1),), "tuple of 1; return the tensor itself"),
     ],
 )
-def test_what_cannot_cross_a_border_is_refused_between_layers_too(
+def test_what_cannot_cross_a_boundary_is_refused_between_layers_too(
     result: object, message: str
 ) -> None:
     stage = Stage([Calls(lambda m, x: result), nn.Identity()], first_layer=2)

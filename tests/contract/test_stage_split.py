@@ -10,7 +10,7 @@ from module_cases import CASES, Block, Calls, Case, Embed, Sums, linear, linears
 from torch import Tensor, nn
 
 from holdfast.runtime.seeding import seed_layer
-from holdfast.runtime.stage import BorderGradients, Stage
+from holdfast.runtime.stage import BoundaryGradients, Stage
 
 MICROBATCHES = range(3)
 SEED = 5
@@ -19,7 +19,7 @@ SEED = 5
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def gradients_for(outputs: tuple[Tensor, ...], microbatch: int) -> BorderGradients:
+def gradients_for(outputs: tuple[Tensor, ...], microbatch: int) -> BoundaryGradients:
     generator = torch.Generator().manual_seed(7 + microbatch)
     return tuple(
         torch.randn(o.shape, generator=generator).to(o.dtype) if o.is_floating_point() else None
@@ -37,11 +37,11 @@ def make_stage(module: nn.Module, **options: object) -> Stage:
     return Stage([module], first_layer=1, seed=SEED, unpack=True, sink=Sums(), **options)
 
 
-def run_plain(case: Case) -> tuple[list[BorderGradients], dict[int, Tensor]]:
+def run_plain(case: Case) -> tuple[list[BoundaryGradients], dict[int, Tensor]]:
     module = make_module(case)
     parameters = [p for p in module.parameters() if p.requires_grad]
     buffers = copy.deepcopy(dict(module.named_buffers()))
-    found: list[BorderGradients] = []
+    found: list[BoundaryGradients] = []
     sink = Sums()
     for microbatch in MICROBATCHES:
         for name, buffer in module.named_buffers():
@@ -63,9 +63,9 @@ def run_plain(case: Case) -> tuple[list[BorderGradients], dict[int, Tensor]]:
 
 def run_stage(
     case: Case, *, split: bool, whole: bool, **options: object
-) -> tuple[list[BorderGradients], Sums]:
+) -> tuple[list[BoundaryGradients], Sums]:
     stage = make_stage(make_module(case), **options)
-    found: list[BorderGradients] = []
+    found: list[BoundaryGradients] = []
     for microbatch in MICROBATCHES:
         outputs = stage.forward(0, microbatch, case.inputs(microbatch), split=split)
         backward = stage.backward if whole else stage.backward_input
@@ -78,8 +78,8 @@ def run_stage(
 
 
 def check_equal(
-    plain: tuple[list[BorderGradients], dict[int, Tensor]],
-    found: tuple[list[BorderGradients], Sums],
+    plain: tuple[list[BoundaryGradients], dict[int, Tensor]],
+    found: tuple[list[BoundaryGradients], Sums],
 ) -> None:
     for expected, got in zip(plain[0], found[0], strict=True):
         for one, other in zip(expected, got, strict=True):

@@ -78,9 +78,9 @@ def test_a_stage_refuses_layers_that_are_still_tied() -> None:
         Stage(tied_head())
 
 
-def contributions(borders: tuple[int, ...], split: bool) -> dict[str, Tensor]:
+def contributions(boundaries: tuple[int, ...], split: bool) -> dict[str, Tensor]:
     untied, _ = untie(tied_head())
-    edges = [0, *borders, len(untied)]
+    edges = [0, *boundaries, len(untied)]
     stages = [Stage(untied[a:b], first_layer=a, sink=Sums()) for a, b in pairwise(edges)]
     data: tuple[Tensor, ...] = (torch.arange(16).reshape(2, 8),)
     for stage in stages:
@@ -98,7 +98,7 @@ def test_twins_sum_to_the_gradient_of_the_shared_parameter_wherever_the_cut_is()
     y.backward(y.detach())
     one_stage = contributions((), split=False)
     assert same(one_stage["0.weight"] + one_stage["2.1.weight"], layers[0].weight.grad)
-    for borders in ((1,), (2,), (1, 2)):
-        found = contributions(borders, split=True)
+    for boundaries in ((1,), (2,), (1, 2)):
+        found = contributions(boundaries, split=True)
         assert found.keys() == one_stage.keys()
         assert all(same(found[key], one_stage[key]) for key in found)

@@ -178,7 +178,7 @@ def test_a_budget_too_small_for_one_step_is_said_in_the_terminal_and_training_go
     told = [line for line in story.outcome.lines if "log_budget=100B" in line]
     assert len(told) == 1, story.outcome.stdout
     [back] = story.outcome.summary["went_back"]
-    assert back["reason"].startswith("no border of the lost stage is logged")
+    assert back["reason"].startswith("no boundary of the lost stage is logged")
 
 
 def can_mount():

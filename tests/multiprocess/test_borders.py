@@ -35,7 +35,7 @@ def job():
     )
 """
 JOBS = {
-    "a float tensor that takes no gradient crosses the border": """
+    "a float tensor that takes no gradient crosses the boundary": """
 class Attend(nn.Module):
     def __init__(self):
         super().__init__()

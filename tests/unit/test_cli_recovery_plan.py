@@ -52,7 +52,7 @@ def test_the_table_compares_the_best_with_the_greedy_everything_and_nothing(told
     assert lines[0] == (
         "16 stages, 256 micro-batches; a checkpoint every 100 steps, 50 lost, 15 to replay them"
     )
-    assert lines[1] == "budget 900 GB; all 15 borders take 2.517 TB"
+    assert lines[1] == "budget 900 GB; all 15 boundaries take 2.517 TB"
     rows = [" ".join(line.split()) for line in lines[3:8]]
     assert rows == [
         "groups logged log expected worst",
@@ -61,7 +61,9 @@ def test_the_table_compares_the_best_with_the_greedy_everything_and_nothing(told
         "log everything 16 15 2.517 TB 17.27 s 17.79 s",
         "log nothing 1 0 0 B 181.95 s 181.95 s",
     ]
-    assert "best: 5 of 15 borders logged, with a budget of 900 GB; no grouping is better" in lines
+    assert (
+        "best: 5 of 15 boundaries logged, with a budget of 900 GB; no grouping is better" in lines
+    )
 
 
 def test_each_group_has_a_line_and_together_they_are_all_stages(told):
@@ -91,27 +93,27 @@ def test_as_json_everything_is_there_and_adds_up(numbers):
     assert found["budget_bytes"] == 900_000_000_000
     assert list(found["plans"]) == ["best", "greedy", "everything", "nothing"]
     best = found["plans"]["best"]
-    assert best["num_bytes"] == 100 * 2 * 839_000_000 * len(best["borders"])
+    assert best["num_bytes"] == 100 * 2 * 839_000_000 * len(best["boundaries"])
     assert best["expected_s"] == pytest.approx(sum(best["stage_s"]) / 16)
     assert best["proven"] is True
-    assert [run[-1] for run in best["groups"]][:-1] == best["borders"]
+    assert [run[-1] for run in best["groups"]][:-1] == best["boundaries"]
     assert len(found["curve"]) == 5
     assert found["swift_model_s"] == pytest.approx(50 * 0.009 * (256 / 15))
 
 
-def test_without_a_budget_all_borders_may_be_logged(numbers):
+def test_without_a_budget_all_boundaries_may_be_logged(numbers):
     found = numbers()
     assert found["budget_bytes"] is None
-    assert found["plans"]["best"]["borders"] == list(range(15))
+    assert found["plans"]["best"]["boundaries"] == list(range(15))
 
 
-def test_a_budget_below_one_border_says_that_nothing_is_logged(told):
+def test_a_budget_below_one_boundary_says_that_nothing_is_logged(told):
     out = told(budget="1GB")
-    assert "the budget of 1 GB is too small for any border" in out
+    assert "the budget of 1 GB is too small for any boundary" in out
     assert "sends everyone back to the checkpoint" in out
 
 
-def test_a_value_a_stage_and_a_value_a_border_are_taken_in_order(numbers):
+def test_a_value_a_stage_and_a_value_a_boundary_are_taken_in_order(numbers):
     found = numbers(
         stages="3",
         forward="1ms,2ms,3s",
@@ -188,10 +190,10 @@ def test_checkpoints_have_a_disk_of_their_own(numbers):
         ({"state": "1GB,2GB"}, "--state has 2 values: expected 1 for every stage, or 16"),
         (
             {"activation": "1MB,2MB"},
-            "--activation has 2 values: expected 1 for every border, or 15",
+            "--activation has 2 values: expected 1 for every boundary, or 15",
         ),
         ({"activation": "1MB" + ",1MB" * 13 + ","}, "--activation=: write a size as"),
-        ({"activation": "900000TB"}, "all borders take more than"),
+        ({"activation": "900000TB"}, "all boundaries take more than"),
         ({"forward": "quick"}, "--forward quick: expected a time up to 1e+09 s, e.g. 20ms"),
         ({"forward": "0s"}, "--forward 0s: expected more than no time"),
         ({"forward": "1ms" + ",1ms" * 14 + ",0ms"}, "expected more than no time"),

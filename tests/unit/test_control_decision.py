@@ -176,7 +176,7 @@ def test_without_a_log_all_go_back() -> None:
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"has_border": False}, "no border of the lost stage is logged"),
+        ({"has_boundary": False}, "no boundary of the lost stage is logged"),
         ({"num_stuck": MOST_STUCK}, "the replay did not come to an end"),
         ({"reached": 1, "gap": "a file is missing"}, "a file is missing"),
         ({"reached": 1}, "the others cannot go on from any version of the lost stage"),

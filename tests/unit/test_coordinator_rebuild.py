@@ -137,7 +137,7 @@ def test_what_is_to_be_replayed_is_said_in_full() -> None:
     assert order.crew == ["0.0", "0.1", "0.3"]
     assert set(order.addresses) == set(order.crew)
     assert order.epoch == world.run.run.epoch
-    assert order.log.borders == [0, 1, 2]
+    assert order.log.boundaries == [0, 1, 2]
 
 
 def test_the_replacement_is_given_what_was_written_and_the_rest_of_the_step_is_planned() -> None:
@@ -239,21 +239,21 @@ def test_lost_stages_that_are_no_neighbours_are_replayed_one_after_the_other() -
     assert_all_is_well(world)
 
 
-def test_stages_between_borders_that_are_not_logged_are_replayed_too() -> None:
+def test_stages_between_boundaries_that_are_not_logged_are_replayed_too() -> None:
     world = in_step_6()
     world.run.run.logs.choose((1,), {})
     world.die("0.2")
     order = replays(world.pump())["0.0"]
     assert (order.stages, order.lost) == ([2, 3], [2])
-    assert order.log.borders == [1]
+    assert order.log.boundaries == [1]
 
 
-def test_when_no_border_is_logged_all_go_back_and_it_is_said() -> None:
+def test_when_no_boundary_is_logged_all_go_back_and_it_is_said() -> None:
     world = in_step_6()
     world.run.run.logs.choose((), {})
     world.die("0.2")
     (back,) = emitted(world.settle(), events.WentBack)
-    assert back.reason.startswith("no border of the lost stage is logged")
+    assert back.reason.startswith("no boundary of the lost stage is logged")
 
 
 def test_when_nobody_is_left_the_replacements_do_all_of_it() -> None:

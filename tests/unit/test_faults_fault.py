@@ -305,7 +305,7 @@ def test_a_fault_that_cannot_happen_in_this_run_is_refused(texts, line):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_faults_at_the_borders_of_the_run_are_accepted():
+def test_faults_at_the_boundaries_of_the_run_are_accepted():
     texts = ["kill 0.0 @ 1", "kill 1.2 @ 20.settled", "slow 1.0=1 @ 3", "join @ 20", "join 0.0 @ 2"]
     texts += ["hang 0.0 @ 1", "kill 0.0 @ 1.F0", "kill 0.0 @ 2", "kill 0.1 @ 1"]  # no duplicates
     check_faults([parse_fault(text) for text in texts], 2, 3, 20)

@@ -98,7 +98,7 @@ BAD = [
     (ASSIGN, "log", LOG._replace(run="../x")),
     (ASSIGN, "log", ["ab.0"]),
     (ASSIGN, "log", {}),
-    (ASSIGN, "log", LOG._replace(borders=[-1])),
+    (ASSIGN, "log", LOG._replace(boundaries=[-1])),
 ]
 
 

@@ -293,7 +293,7 @@ def test_weight_gradients_and_other_channels_have_no_order_to_keep():
     assert found_in(two_senders) == []
 
 
-def test_two_borders_between_the_same_workers_have_a_channel_each():
+def test_two_boundaries_between_the_same_workers_have_a_channel_each():
     text = (
         "schedule pipelines=1 stages=4 microbatches=2\n"
         "0.0: 0F0 2F0 0F1 2F1 2BW0 2BW1 0BW0 0BW1 2R 0R\n"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
-from holdfast.planner.log_borders import borders_for
+from holdfast.planner.log_borders import boundaries_for
 from holdfast.planner.log_groups import best_groups, described, greedy_groups, size_words
 from holdfast.planner.replay_time import (
     ReplayCosts,
@@ -32,14 +32,14 @@ PLAIN = ReplayCosts(
 )
 
 
-def machines(step_s, num_microbatches, border_bytes, num_helpers, gradient_bytes=None):
+def machines(step_s, num_microbatches, boundary_bytes, num_helpers, gradient_bytes=None):
     """SWIFT's 16 machines of 8 stages: a machine replays at the pace of its own short pipeline."""
     unit_s = step_s / (num_microbatches + 127) * (num_microbatches + 7) / num_microbatches
     return ReplayCosts(
         forward_s=(unit_s / 3,) * 16,
         backward_s=(2 * unit_s / 3,) * 16,
-        activation_bytes=(border_bytes,) * 15,
-        gradient_bytes=(border_bytes if gradient_bytes is None else gradient_bytes,) * 15,
+        activation_bytes=(boundary_bytes,) * 15,
+        gradient_bytes=(boundary_bytes if gradient_bytes is None else gradient_bytes,) * 15,
         num_microbatches=num_microbatches,
         num_helpers=num_helpers,
         interval_steps=100,
@@ -78,7 +78,7 @@ def by_hand_s(costs, run, stage):
     return costs.fixed_s + state_s + costs.lost_steps * step_s
 
 
-def test_a_replay_is_the_work_of_the_busiest_helper_and_the_reading_of_both_borders():
+def test_a_replay_is_the_work_of_the_busiest_helper_and_the_reading_of_both_boundaries():
     # 4 rounds of 3 s, 10 bytes of activations and 20 of gradients, 5 steps.
     assert PLAIN.times.lost_s(1, 1, 1) == pytest.approx(5 * (4 * 3 + 3))
     assert PLAIN.times.lost_s(0, 0, 0) == pytest.approx(5 * (4 * 3 + 2))
@@ -136,7 +136,7 @@ def test_swifts_own_model_gives_the_figures_it_is_known_for(num_microbatches, me
         ({"lost_steps": inf}, "lost_steps = inf: expected a finite number >= 0"),
         ({"restart_s": -1.0}, "restart_s = -1.0: expected a finite number >= 0"),
         ({"log_bytes_per_s": 0.0}, "log_bytes_per_s = 0.0: expected a number > 0"),
-        ({"activation_bytes": (1 << 60,) * 3}, "all borders take more than 1.2e+18 bytes"),
+        ({"activation_bytes": (1 << 60,) * 3}, "all boundaries take more than 1.2e+18 bytes"),
     ],
 )
 def test_costs_that_make_no_sense_are_refused(change, words):
@@ -150,8 +150,8 @@ def test_costs_that_make_no_sense_are_refused(change, words):
 
 def brute_force(costs, budget):
     """(expected time, bytes) of every grouping within the budget; the least of them."""
-    borders = range(costs.num_stages - 1)
-    ways = (cuts for n in range(costs.num_stages) for cuts in combinations(borders, n))
+    boundaries = range(costs.num_stages - 1)
+    ways = (cuts for n in range(costs.num_stages) for cuts in combinations(boundaries, n))
     found = []
     for cuts in ways:
         edges = [-1, *cuts, costs.num_stages - 1]
@@ -197,7 +197,7 @@ def random_costs(draw, most_stages=10):
 @settings(max_examples=60, deadline=None)
 @given(costs=random_costs(), share=st.floats(0, 1.1))
 def test_no_grouping_within_the_budget_is_better_than_the_best(costs, share):
-    budget = int(share * sum(costs.border_bytes))
+    budget = int(share * sum(costs.boundary_bytes))
     ways = brute_force(costs, budget)
     found = best_groups(costs, budget)
     least_s = min(time_s for time_s, _ in ways)
@@ -215,12 +215,12 @@ def test_no_grouping_within_the_budget_is_better_than_the_best(costs, share):
     share=st.floats(0, 1.1),
 )
 def test_of_all_groupings_that_are_as_good_none_has_less_log(work, sizes, share):
-    num_borders = len(work) - 1
+    num_boundaries = len(work) - 1
     costs = ReplayCosts(
         forward_s=tuple(map(float, work)),
         backward_s=(0.0,) * len(work),
-        activation_bytes=tuple(sizes[:num_borders]),
-        gradient_bytes=(0,) * num_borders,
+        activation_bytes=tuple(sizes[:num_boundaries]),
+        gradient_bytes=(0,) * num_boundaries,
         num_microbatches=1,
         num_helpers=1,
         interval_steps=1,
@@ -228,7 +228,7 @@ def test_of_all_groupings_that_are_as_good_none_has_less_log(work, sizes, share)
         log_bytes_per_s=1e30,
         disk_bytes_per_s=1.0,
     )
-    budget = int(share * sum(costs.border_bytes))
+    budget = int(share * sum(costs.boundary_bytes))
     ways = brute_force(costs, budget)
     least_s = min(time_s for time_s, _ in ways)
     as_good = [num_bytes for time_s, num_bytes in ways if time_s < least_s * (1 + 1e-12)]
@@ -238,7 +238,7 @@ def test_of_all_groupings_that_are_as_good_none_has_less_log(work, sizes, share)
 @settings(max_examples=100, deadline=None)
 @given(costs=random_costs(), share=st.floats(0, 1.1))
 def test_the_best_is_never_worse_than_swifts_greedy_and_both_keep_to_the_budget(costs, share):
-    budget = int(share * sum(costs.border_bytes))
+    budget = int(share * sum(costs.boundary_bytes))
     best, greedy = best_groups(costs, budget), greedy_groups(costs, budget)
     assert max(best.num_bytes, greedy.num_bytes) <= budget
     longest_s = max(costs.times.replay_s.max(), costs.times.hand_over_s.max())
@@ -248,59 +248,59 @@ def test_the_best_is_never_worse_than_swifts_greedy_and_both_keep_to_the_budget(
 @settings(max_examples=50, deadline=None)
 @given(costs=random_costs())
 def test_groups_are_all_stages_in_order_and_their_times_are_the_models(costs):
-    found = best_groups(costs, sum(costs.border_bytes) // 2)
+    found = best_groups(costs, sum(costs.boundary_bytes) // 2)
     assert [stage for run in found.groups for stage in run] == list(range(costs.num_stages))
-    assert tuple(run[-1] for run in found.groups[:-1]) == found.borders
+    assert tuple(run[-1] for run in found.groups[:-1]) == found.boundaries
     by_hand = [by_hand_s(costs, run, stage) for run in found.groups for stage in run]
     assert found.stage_s == pytest.approx(by_hand)
     assert found.worst_s == pytest.approx(max(by_hand))
 
 
 def test_of_two_groupings_as_good_the_one_with_less_log_is_taken():
-    # Borders 0 and 2 are alike in time; border 2 takes less. Only one fits.
+    # Boundaries 0 and 2 are alike in time; boundary 2 takes less. Only one fits.
     uneven = replace(
         PLAIN, activation_bytes=(10, 90, 10), gradient_bytes=(20, 90, 10), log_bytes_per_s=1e12
     )
-    assert best_groups(uneven, 300).borders == (2,)
+    assert best_groups(uneven, 300).boundaries == (2,)
     swapped = replace(uneven, activation_bytes=(10, 90, 10), gradient_bytes=(10, 90, 20))
-    assert best_groups(swapped, 300).borders == (0,)
+    assert best_groups(swapped, 300).boundaries == (0,)
 
 
-def test_without_a_budget_every_border_that_saves_time_is_logged():
-    assert best_groups(PLAIN, None).borders == (0, 1, 2)
-    assert greedy_groups(PLAIN, None).borders == (0, 1, 2)
+def test_without_a_budget_every_boundary_that_saves_time_is_logged():
+    assert best_groups(PLAIN, None).boundaries == (0, 1, 2)
+    assert greedy_groups(PLAIN, None).boundaries == (0, 1, 2)
 
 
-def test_a_border_whose_reading_takes_longer_than_its_stages_is_left_out():
-    # To read border 1 takes 100 s a step, to compute a stage 12 s.
+def test_a_boundary_whose_reading_takes_longer_than_its_stages_is_left_out():
+    # To read boundary 1 takes 100 s a step, to compute a stage 12 s.
     slow = replace(PLAIN, activation_bytes=(10, 1000, 10), gradient_bytes=(20, 1000, 20))
-    assert best_groups(slow, None).borders == (0, 2)
+    assert best_groups(slow, None).boundaries == (0, 2)
 
 
 def test_a_stage_that_fails_more_often_is_kept_apart():
-    assert best_groups(replace(PLAIN, weights=(1, 1, 1, 20)), 300).borders == (2,)
-    assert best_groups(replace(PLAIN, weights=(20, 1, 1, 1)), 300).borders == (0,)
+    assert best_groups(replace(PLAIN, weights=(1, 1, 1, 20)), 300).boundaries == (2,)
+    assert best_groups(replace(PLAIN, weights=(20, 1, 1, 1)), 300).boundaries == (0,)
 
 
-def test_a_budget_below_one_border_logs_nothing_and_says_so():
+def test_a_budget_below_one_boundary_logs_nothing_and_says_so():
     found = best_groups(PLAIN, 299)
     assert found.groups == ((0, 1, 2, 3),)
-    assert (found.borders, found.num_bytes, found.proven) == ((), 0, True)
+    assert (found.boundaries, found.num_bytes, found.proven) == ((), 0, True)
     assert found.expected_s == found.worst_s == global_restart_s(PLAIN)
     assert found.reason == (
-        "the budget of 299 B is too small for any border: the smallest takes 300 B in 10 steps; "
+        "the budget of 299 B is too small for any boundary: the smallest takes 300 B in 10 steps; "
         "nothing is logged, and who loses a stage sends everyone back to the checkpoint"
     )
-    assert best_groups(PLAIN, 300).borders == (1,)
+    assert best_groups(PLAIN, 300).boundaries == (1,)
     assert best_groups(PLAIN, 300).reason == (
-        "1 of 3 borders logged, with a budget of 300 B; no grouping is better"
+        "1 of 3 boundaries logged, with a budget of 300 B; no grouping is better"
     )
-    assert greedy_groups(PLAIN, 299).borders == ()
+    assert greedy_groups(PLAIN, 299).boundaries == ()
 
 
 def test_nothing_is_logged_when_a_restart_is_faster_than_any_replay():
     found = best_groups(replace(PLAIN, restart_s=0.0, step_s=0.1), None)
-    assert found.borders == ()
+    assert found.boundaries == ()
     assert "no grouping within the budget beats a global restart" in found.reason
 
 
@@ -326,7 +326,7 @@ def test_a_search_cut_short_does_not_claim_to_be_the_best_and_gives_a_true_bound
         activation_bytes=tuple(839_000_000 + 7919 * b * b % 400_000_007 for b in range(15)),
         forward_s=tuple(0.002 + 0.0001 * (s * s % 7) for s in range(16)),
     )
-    budget = sum(uneven.border_bytes) * 37 // 100
+    budget = sum(uneven.boundary_bytes) * 37 // 100
     full, short = best_groups(uneven, budget), best_groups(uneven, budget, most_points=1)
     assert full.proven
     assert full.bound_s == full.expected_s
@@ -336,7 +336,7 @@ def test_a_search_cut_short_does_not_claim_to_be_the_best_and_gives_a_true_bound
     assert 0 < short.bound_s <= full.expected_s * (1 + 1e-9) <= short.expected_s * (1 + 2e-9)
 
 
-def test_many_stages_with_unlike_borders_are_still_proven():
+def test_many_stages_with_unlike_boundaries_are_still_proven():
     stages = 128
     costs = ReplayCosts(
         forward_s=tuple(0.01 + (s * 37 % 101) / 1e4 for s in range(stages)),
@@ -351,7 +351,7 @@ def test_many_stages_with_unlike_borders_are_still_proven():
         disk_bytes_per_s=1e9,
         restart_s=60.0,
     )
-    budget = sum(costs.border_bytes) // 3
+    budget = sum(costs.boundary_bytes) // 3
     best, greedy = best_groups(costs, budget), greedy_groups(costs, budget)
     assert best.proven
     assert best.num_bytes <= budget
@@ -364,7 +364,7 @@ def test_a_budget_below_nothing_is_refused(plan):
         plan(PLAIN, -1)
 
 
-def test_a_border_that_is_none_is_refused():
+def test_a_boundary_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="expected numbers from 0 to 2"):
         described(PLAIN, [3], "")
 
@@ -391,8 +391,8 @@ def test_for_vit_with_nine_tenths_of_a_terabyte_the_greedy_is_worse():
     assert greedy.expected_s == pytest.approx(30.05, abs=0.01)
 
 
-def test_the_greedy_gives_up_a_small_border_that_the_best_keeps():
-    # Border 0 saves most bytes for its time, but too few: border 2 must go as well, or alone.
+def test_the_greedy_gives_up_a_small_boundary_that_the_best_keeps():
+    # Boundary 0 saves most bytes for its time, but too few: boundary 2 must go as well, or alone.
     costs = replace(
         PLAIN,
         forward_s=(0.5, 0.5, 10.0, 10.0),
@@ -402,12 +402,12 @@ def test_the_greedy_gives_up_a_small_border_that_the_best_keeps():
         log_bytes_per_s=1e9,
     )
     best, greedy = best_groups(costs, 400), greedy_groups(costs, 400)
-    assert (best.borders, greedy.borders) == ((0, 1), (1,))
+    assert (best.boundaries, greedy.boundaries) == ((0, 1), (1,))
     assert best.expected_s == pytest.approx(20 * (0.5 + 0.5 + 20 + 20) / 4)
     assert greedy.expected_s == pytest.approx(20 * (1 + 1 + 20 + 20) / 4)
 
 
-def test_the_greedy_gives_up_the_border_with_the_least_time_a_byte_not_the_least_time():
+def test_the_greedy_gives_up_the_boundary_with_the_least_time_a_byte_not_the_least_time():
     costs = replace(
         PLAIN,
         forward_s=(2.0, 2.0, 10.0, 10.0),
@@ -416,7 +416,7 @@ def test_the_greedy_gives_up_the_border_with_the_least_time_a_byte_not_the_least
         gradient_bytes=(5, 15, 50),
         log_bytes_per_s=1e9,
     )
-    assert greedy_groups(costs, 400).borders == (0, 1)
+    assert greedy_groups(costs, 400).boundaries == (0, 1)
 
 
 # --- for a run ---
@@ -432,50 +432,51 @@ def asked(budget_bytes, **change):
         "num_microbatches": 8,
         "num_helpers": 3,
     }
-    return borders_for(budget_bytes=budget_bytes, **(usual | change))
+    return boundaries_for(budget_bytes=budget_bytes, **(usual | change))
 
 
-def test_a_run_without_a_budget_logs_every_border_without_a_limit():
-    assert asked(None).borders == [0, 1, 2]
+def test_a_run_without_a_budget_logs_every_boundary_without_a_limit():
+    assert asked(None).boundaries == [0, 1, 2]
     assert asked(None).limit_bytes == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    ("budget", "borders"), [(1_000_000, [0, 1, 2]), (62_000, [1, 2]), (31_000, [1]), (30_000, [])]
+    ("budget", "boundaries"),
+    [(1_000_000, [0, 1, 2]), (62_000, [1, 2]), (31_000, [1]), (30_000, [])],
 )
-def test_a_run_logs_as_much_as_its_budget_holds_and_keeps_some_for_headers(budget, borders):
+def test_a_run_logs_as_much_as_its_budget_holds_and_keeps_some_for_headers(budget, boundaries):
     found = asked(budget)
-    assert len(found.borders) == len(borders)
+    assert len(found.boundaries) == len(boundaries)
     assert sum(found.limit_bytes) <= budget
     needs = [0] * 4
-    for border in found.borders:
-        needs[border] += 10 * 1000
-        needs[border + 1] += 10 * 2000
+    for boundary in found.boundaries:
+        needs[boundary] += 10 * 1000
+        needs[boundary + 1] += 10 * 2000
     assert all(limit > need for limit, need in zip(found.limit_bytes, needs, strict=True))
 
 
-def test_the_middle_border_is_the_one_to_log_if_there_is_room_for_one():
-    assert asked(31_000).borders == [1]
+def test_the_middle_boundary_is_the_one_to_log_if_there_is_room_for_one():
+    assert asked(31_000).boundaries == [1]
 
 
 def test_workers_of_a_stage_share_its_limit():
     one, two = asked(100_000), asked(100_000, holders=(2, 1, 1, 4))
-    assert two.borders == one.borders
+    assert two.boundaries == one.boundaries
     assert two.limit_bytes[0] == one.limit_bytes[0] // 2
     assert two.limit_bytes[3] == one.limit_bytes[3] // 4
 
 
 def test_a_run_logs_what_fits_however_fast_it_could_go_back():
     quick = asked(31_000, num_helpers=1, num_microbatches=1, log_bytes_per_s=10.0)
-    assert len(quick.borders) == 1
+    assert len(quick.boundaries) == 1
 
 
 def test_what_a_stage_logs_besides_comes_first():
     tied = asked(61_500, other_bytes=(2000, 0, 0, 2000))
-    assert asked(61_500).borders != tied.borders == []
+    assert asked(61_500).boundaries != tied.boundaries == []
     assert tied.limit_bytes[0] > 10 * 2000
     nothing = asked(39_000, other_bytes=(2000, 0, 0, 2000))
-    assert nothing.borders == []
+    assert nothing.boundaries == []
     assert nothing.reason == "a budget of 39 kB is too small even for tied gradients"
     assert all(limit > 0 for limit in nothing.limit_bytes)
 

@@ -125,10 +125,10 @@ def draw_links(chance: Random, stages: int, workers: list[WorkerId], usual_s: fl
         delay_s = usual_s * chance.choice([0.0, 1.0, 1.0]) + chance.choice([0.0, 1.0, 4.0])
         if pair[0] != pair[1]:
             unusual[pair[0], pair[1]] = Link(delay_s, chance.choice([10.0, 20.0]))
-    border_bytes = tuple(chance.randint(0, 20) for _ in range(stages - 1))
+    boundary_bytes = tuple(chance.randint(0, 20) for _ in range(stages - 1))
     return Links(
         bytes_s=chance.choice([20.0, float("inf")]),
-        border_bytes=chance.choice([(), border_bytes]),
+        boundary_bytes=chance.choice([(), boundary_bytes]),
         unusual=unusual,
     )
 
@@ -175,8 +175,8 @@ class _Run:
         for worker, op in self.order:
             for fact in needs(op, problem.shape):
                 at_s, maker = made[fact]
-                border = min(fact.stage, op.stage)
-                hop_s = problem.hop_s(border, maker, worker) if fact.stage != op.stage else 0.0
+                boundary = min(fact.stage, op.stage)
+                hop_s = problem.hop_s(boundary, maker, worker) if fact.stage != op.stage else 0.0
                 free_s[worker] = max(free_s[worker], at_s + hop_s)
             free_s[worker] += costs.duration_s(op) / self.speed[worker]
             made.update(dict.fromkeys(makes(op), (free_s[worker], worker)))

@@ -81,15 +81,15 @@ def test_a_slow_worker_takes_longer_for_all_but_its_step():
     assert steady_period_s(TWO_STAGES, costs, pace=Pace({WorkerId(0, 1): 0.5})) == slow.period_s
 
 
-def test_tensors_take_the_time_of_their_border_and_way_reductions_that_of_a_message():
+def test_tensors_take_the_time_of_their_boundary_and_way_reductions_that_of_a_message():
     schedule = loads(
         "schedule pipelines=1 stages=2 microbatches=1\n"
         "0.0: 0F0 0BW0 0R\n0.1: 1F0 1BW0 1R\n1.0: 0R\n"
     )
     asked = []
 
-    def hop_s(border, sender, receiver):
-        asked.append((border, str(sender), str(receiver)))
+    def hop_s(boundary, sender, receiver):
+        asked.append((boundary, str(sender), str(receiver)))
         return 3 if sender.stage else 2
 
     found = timeline(schedule, Costs.uniform(2, link_s=0.5), pace=Pace(hop_s=hop_s)).spans

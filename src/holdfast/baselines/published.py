@@ -45,7 +45,7 @@ class _Line:
 
     costs: Costs
     speeds: tuple[float, ...]
-    border_bytes: tuple[int, ...]
+    boundary_bytes: tuple[int, ...]
     bytes_s: float
 
     def slowest_s(self) -> float:
@@ -70,7 +70,7 @@ class _Line:
             costs=self.costs,
             memory=Memory(limit=float(depth), limits=in_flight),
             members=members,
-            links=Links(bytes_s=self.bytes_s, border_bytes=self.border_bytes),
+            links=Links(bytes_s=self.bytes_s, boundary_bytes=self.boundary_bytes),
             staggered=False,
         )
         return _fused_s(problem)
@@ -215,7 +215,7 @@ def _line(
     def cut(row: Sequence[float]) -> tuple[float, ...]:
         return tuple(sum(row[at // layers] / layers for at in part) for part in parts)
 
-    borders = (links.bytes_at((part.stop - 1) // layers) for part in parts[:-1])
+    boundaries = (links.bytes_at((part.stop - 1) // layers) for part in parts[:-1])
     return _Line(
         costs=Costs(
             forward_s=cut(costs.forward_s),
@@ -226,7 +226,7 @@ def _line(
             link_s=costs.link_s,
         ),
         speeds=tuple(speeds) or (1.0,) * len(parts),
-        border_bytes=tuple(borders),
+        boundary_bytes=tuple(boundaries),
         bytes_s=links.bytes_s,
     )
 

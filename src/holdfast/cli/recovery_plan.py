@@ -1,4 +1,5 @@
-"""``holdfast recovery-plan``: which borders to log for a budget, and how soon a lost stage is back.
+"""``holdfast recovery-plan``: which boundaries to log for a budget, and how soon a lost stage is
+back.
 
 Numbers in, a table out: no job is loaded and nothing is run.
 """
@@ -18,8 +19,8 @@ from holdfast.planner.log_groups import best_groups, described, greedy_groups
 from holdfast.planner.replay_time import ReplayCosts, swift_replay_s, training_step_s
 
 _DESCRIPTION = """\
-Choose the borders between stages whose tensors are logged, within a budget of storage, so that
-a stage that nobody holds any more is back soonest on average. Stages between two logged borders
+Choose the boundaries between stages whose tensors are logged, within a budget of storage, so that
+a stage that nobody holds any more is back soonest on average. Stages between two logged boundaries
 are a group: when one of them is lost, all of them are replayed."""
 _EXAMPLES = (
     "holdfast recovery-plan --stages 16 --microbatches 256 --budget 900GB --interval 100 \\",
@@ -29,7 +30,7 @@ _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(us|ms|s|m|h|)")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_STAGES, _MOST_NUMBER, _MOST_S, _MOST_WORD = 512, 1_000_000_000, 1e9, 24
 _MOST_BYTES = 10**18
-_CURVE = (100, 75, 50, 25, 10)  # per cent of what all borders take
+_CURVE = (100, 75, 50, 25, 10)  # per cent of what all boundaries take
 
 _NUMBER: dict[str, Any] = {"type": int}
 _NEEDED: dict[str, Any] = {"required": True}
@@ -54,7 +55,7 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         | {"default": 100, "metavar": "STEPS", "help": "between checkpoints (100)"},
         "--activation": _NEEDED
         | _SIZE
-        | {"help": "over a border in a step, the same again as gradients; one for all, or S-1"},
+        | {"help": "over a boundary in a step, the same again as gradients; one for all, or S-1"},
         "--bandwidth": _SIZE
         | {"default": "1GB", "help": "a second, at which the helpers together read the log (1GB)"},
     },
@@ -78,7 +79,7 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "recovery-plan",
-        help="choose which borders between stages to log for a budget, and compare",
+        help="choose which boundaries between stages to log for a budget, and compare",
         description=_DESCRIPTION,
         **help_text.parts(_EXAMPLES),
     )
@@ -106,7 +107,7 @@ def _costs_of(args: argparse.Namespace) -> ReplayCosts:
     interval = _whole("--interval", args.interval, 1, _MOST_NUMBER)
     lost = interval / 2 if args.lost is None else _whole("--lost", args.lost, 0, interval)
     helpers = stages - 1 if args.helpers is None else args.helpers
-    activation = tuple(_sizes("--activation", args.activation, stages - 1, "border"))
+    activation = tuple(_sizes("--activation", args.activation, stages - 1, "boundary"))
     bandwidth = _size("--bandwidth", args.bandwidth)
     if (args.gradients is None) != (args.network is None):
         raise ConfigError(
@@ -187,7 +188,7 @@ def _words(option: str, text: str, number: int, thing: str) -> list[str]:
 
 def _plan(costs: ReplayCosts, budget_bytes: int | None) -> Outcome:
     every = range(costs.num_stages - 1)
-    whole_bytes = sum(costs.border_bytes)
+    whole_bytes = sum(costs.boundary_bytes)
     budgets = [(share, whole_bytes * share // 100) for share in _CURVE]
     return Outcome(
         costs=costs,
@@ -195,8 +196,8 @@ def _plan(costs: ReplayCosts, budget_bytes: int | None) -> Outcome:
         plans={
             "best": best_groups(costs, budget_bytes),
             "greedy": greedy_groups(costs, budget_bytes),
-            "everything": described(costs, every, "every border is logged, whatever the budget"),
-            "nothing": described(costs, (), "no border is logged: a global restart"),
+            "everything": described(costs, every, "every boundary is logged, whatever the budget"),
+            "nothing": described(costs, (), "no boundary is logged: a global restart"),
         },
         curve=[(p, b, best_groups(costs, b), greedy_groups(costs, b)) for p, b in budgets],
         swift_model_s=swift_replay_s(

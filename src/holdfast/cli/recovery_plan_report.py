@@ -34,21 +34,21 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 def report(outcome: Outcome) -> Iterator[str]:
     costs, best = outcome.costs, outcome.plans["best"]
-    whole = size_words(sum(costs.border_bytes))
+    whole = size_words(sum(costs.boundary_bytes))
     budget = "any size" if outcome.budget_bytes is None else size_words(outcome.budget_bytes)
     yield (
         f"{costs.num_stages} stages, {costs.num_microbatches} micro-batches; a checkpoint every "
         f"{costs.interval_steps} steps, {costs.lost_steps:g} lost, "
         f"{costs.num_helpers} to replay them"
     )
-    yield f"budget {budget}; all {costs.num_stages - 1} borders take {whole}"
+    yield f"budget {budget}; all {costs.num_stages - 1} boundaries take {whole}"
     yield ""
     yield from _table(outcome)
     yield ""
     yield f"best: {best.reason}"
     yield f"{'stages':>12} {'log before':>12} {'recovery':>12}"
     for run in best.groups:
-        before = size_words(costs.border_bytes[run[0] - 1]) if run[0] else "-"
+        before = size_words(costs.boundary_bytes[run[0] - 1]) if run[0] else "-"
         longest_s = max(best.stage_s[stage] for stage in run)
         yield f"{_run_words(run):>12} {before:>12} {longest_s:>10.2f} s"
     yield ""
@@ -71,7 +71,7 @@ def _table(outcome: Outcome) -> Iterator[str]:
     for key, plan in outcome.plans.items():
         proof = "  proven least" if plan.proven else ""
         yield (
-            f"{names.get(key, key):16} {len(plan.groups):>7} {len(plan.borders):>7} "
+            f"{names.get(key, key):16} {len(plan.groups):>7} {len(plan.boundaries):>7} "
             f"{size_words(plan.num_bytes):>10} {plan.expected_s:>10.2f} s {plan.worst_s:>10.2f} s"
             f"{proof}"
         )

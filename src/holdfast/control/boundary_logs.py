@@ -14,7 +14,7 @@ class BoundaryLogs:
     def __init__(self, settings: Settings, roster: Roster, began: int) -> None:
         self._run_id, self._roster = settings.run_id, roster
         self._is_on = settings.config.recovery.log == "boundary"
-        self._borders = tuple(range(settings.shape.stages - 1)) if self._is_on else ()
+        self._boundaries = tuple(range(settings.shape.stages - 1)) if self._is_on else ()
         self._limits: dict[int, int] = {}
         self._num_histories = 0
         self._began = began
@@ -26,9 +26,9 @@ class BoundaryLogs:
         return self._is_on
 
     @property
-    def borders(self) -> tuple[int, ...]:
-        """That are logged; border b is the one after stage b."""
-        return self._borders
+    def boundaries(self) -> tuple[int, ...]:
+        """That are logged; boundary b is the one after stage b."""
+        return self._boundaries
 
     @property
     def limits(self) -> Mapping[int, int]:
@@ -48,12 +48,12 @@ class BoundaryLogs:
             run=f"{self._run_id}.{self._num_histories}",
             began=self._began,
             workers=[str(worker) for worker in sorted(self._roster.hellos)],
-            borders=list(self._borders),
+            boundaries=list(self._boundaries),
             limit_bytes=0 if stage is None else self._limits.get(stage, 0),
         )
 
-    def choose(self, borders: Sequence[int], limits: Mapping[int, int]) -> None:
-        self._borders, self._limits = tuple(borders), dict(limits)
+    def choose(self, boundaries: Sequence[int], limits: Mapping[int, int]) -> None:
+        self._boundaries, self._limits = tuple(boundaries), dict(limits)
 
     def begin_anew(self, step: int) -> None:
         """All go back to ``step``: what was logged before is of no use."""

@@ -66,7 +66,7 @@ class LogFacts:
     """What is known of the logs that a stage would be replayed from."""
 
     start: int  # version of the checkpoint that a replay begins with
-    has_border: bool = True  # some border around every lost stage is logged
+    has_boundary: bool = True  # some boundary around every lost stage is logged
     num_stuck: int = 0  # replays so far in which a wait ran out
     reached: int | None = None  # a log ends before this step
     gap: str = ""  # why
@@ -158,8 +158,8 @@ def _without_a_stage(inventories: Inventories, situation: Situation) -> Decision
     logs = situation.logs
     if logs is None:
         return roll_back(situation)
-    if not logs.has_border:
-        return roll_back(situation, "no border of the lost stage is logged")
+    if not logs.has_boundary:
+        return roll_back(situation, "no boundary of the lost stage is logged")
     if logs.num_stuck >= MOST_STUCK:
         return roll_back(situation, "the replay did not come to an end")
     version = newest_version(inventories, situation, logs)

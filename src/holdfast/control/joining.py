@@ -122,9 +122,9 @@ class Joining:
         if not run.logs.limits:
             return []
         orders = {w: run.logs.limits[run.stages[w]] for w in entered if w in run.stages}
-        borders = list(run.logs.borders)
+        boundaries = list(run.logs.boundaries)
         return [
-            Send(worker, messages.LogBorders(borders=borders, limit_bytes=limit))
+            Send(worker, messages.LogBoundaries(boundaries=boundaries, limit_bytes=limit))
             for worker, limit in sorted(orders.items())
         ]
 

@@ -1,4 +1,4 @@
-"""Which borders are logged: all, or as many as the budget holds. Knows what became of the logs.
+"""Which boundaries are logged: all, or as many as the budget holds. Knows what became of the logs.
 
 The workers tell what a step takes when they have logged one; then it is decided once.
 """
@@ -11,7 +11,7 @@ from holdfast.control.reports import Reports
 from holdfast.control.run import Run
 from holdfast.observability import events
 from holdfast.observability.text import size
-from holdfast.planner.log_borders import borders_for
+from holdfast.planner.log_borders import boundaries_for
 from holdfast.protocol import messages
 
 _STEPS_TO_SEAL = 2
@@ -54,7 +54,7 @@ class LogPolicy:
         activations = self._sums(lambda volume: volume.activation_bytes)
         gradients = self._sums(lambda volume: volume.gradient_bytes)
         ties = self._sums(lambda volume: volume.tied_bytes)
-        choice = borders_for(
+        choice = boundaries_for(
             budget_bytes=config.recovery.log_budget_bytes(),
             # A checkpoint is whole a little after it was taken; only then is anything trimmed.
             interval_steps=(config.checkpoint.every_steps or config.train.steps) + _STEPS_TO_SEAL,
@@ -67,36 +67,37 @@ class LogPolicy:
             # Whoever of a stage is left writes what the others would have: each may write it all.
             other_bytes=[tied + _VERDICT_BYTES for tied in ties],
         )
-        run.logs.choose(choice.borders, dict(enumerate(choice.limit_bytes)))
+        run.logs.choose(choice.boundaries, dict(enumerate(choice.limit_bytes)))
         changed = events.LogChanged(
             at_s=at_s,
             worker="",
             step=step,
-            logging=bool(choice.borders),
-            reason=self._reason(choice.borders, activations, gradients),
+            logging=bool(choice.boundaries),
+            reason=self._reason(choice.boundaries, activations, gradients),
         )
         orders = [
-            Send(worker, messages.LogBorders(borders=choice.borders, limit_bytes=limit))
+            Send(worker, messages.LogBoundaries(boundaries=choice.boundaries, limit_bytes=limit))
             for worker, stage in sorted(run.stages.items())
             for limit in [choice.limit_bytes[stage]]
         ]
         return [Emit(changed), *orders]
 
     def _reason(
-        self, borders: Sequence[int], activations: Sequence[int], gradients: Sequence[int]
+        self, boundaries: Sequence[int], activations: Sequence[int], gradients: Sequence[int]
     ) -> str:
-        budget, num_borders = self._run.config.recovery.log_budget, self._run.shape.stages - 1
-        if borders:
-            chosen = ", ".join(f"{border}-{border + 1}" for border in borders)
+        budget, num_boundaries = self._run.config.recovery.log_budget, self._run.shape.stages - 1
+        if boundaries:
+            chosen = ", ".join(f"{boundary}-{boundary + 1}" for boundary in boundaries)
             return (
-                f"recovery.log_budget={budget} holds {len(borders)} of {num_borders} borders, "
+                f"recovery.log_budget={budget} holds {len(boundaries)} of {num_boundaries} "
+                "boundaries, "
                 f"between stages {chosen}"
             )
         least = min(a + g for a, g in zip(activations[:-1], gradients[1:], strict=True))
         every = self._run.config.checkpoint.every_steps or self._run.config.train.steps
         needed = size(least * (every + _STEPS_TO_SEAL))
         return (
-            f"recovery.log_budget={budget} holds no border: the smallest takes {size(least)} a "
+            f"recovery.log_budget={budget} holds no boundary: the smallest takes {size(least)} a "
             f"step, {needed} for the {every} steps to the next checkpoint and {_STEPS_TO_SEAL} "
             "until it is whole; who loses a stage sends everyone back"
         )

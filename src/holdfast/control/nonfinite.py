@@ -72,5 +72,7 @@ class Nonfinite:
         found = [stage for stage in stages if stage is not None]
         if not found:
             return "the norm"
-        borders = (0, *self._run.plan.cut.layers)
-        return f"the gradient of stage {max(found)}, which begins with layer {borders[max(found)]}"
+        boundaries = (0, *self._run.plan.cut.layers)
+        return (
+            f"the gradient of stage {max(found)}, which begins with layer {boundaries[max(found)]}"
+        )

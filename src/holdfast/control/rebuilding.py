@@ -77,7 +77,7 @@ class Rebuilding:
         chosen = self._version if self._version and self._version[0] == run.epoch else None
         return LogFacts(
             start=run.start[1],
-            has_border=not max(map(len, groups), default=0) == run.shape.stages > 1,
+            has_boundary=not max(map(len, groups), default=0) == run.shape.stages > 1,
             num_stuck=self._num_stuck,
             reached=self._reached,
             gap=self._gap,

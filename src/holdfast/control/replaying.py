@@ -41,12 +41,12 @@ class Replaying:
         return self.current is not None and worker in self.current.crew
 
     def together(self, stage: int) -> tuple[int, ...]:
-        """The stage and all between the nearest logged borders around it."""
+        """The stage and all between the nearest logged boundaries around it."""
         run = self._run
         first = last = stage
-        while first > 0 and first - 1 not in run.logs.borders:
+        while first > 0 and first - 1 not in run.logs.boundaries:
             first -= 1
-        while last < run.shape.stages - 1 and last not in run.logs.borders:
+        while last < run.shape.stages - 1 and last not in run.logs.boundaries:
             last += 1
         return tuple(range(first, last + 1))
 

@@ -151,11 +151,11 @@ def _places(trace: Trace, rows: Ints, meets: Ints) -> Ints:
     """Kind, pipeline, stage; a link is named by the stage before it."""
     kind, none = trace.kind[rows], np.full(len(rows), -1)
     pipeline, stage = trace.pipeline[rows], trace.stage[rows]
-    # A stage sends forward and receives gradients over the border behind it.
+    # A stage sends forward and receives gradients over the boundary behind it.
     down = np.array([_faces_next(name) for name in trace.kinds])[kind]
-    border = np.where(down, stage, (stage - 1) % trace.layout.stages)
+    boundary = np.where(down, stage, (stage - 1) % trace.layout.stages)
     of = {
-        Meeting.NEIGHBOUR: (none, pipeline, border),
+        Meeting.NEIGHBOUR: (none, pipeline, boundary),
         Meeting.STAGE: (kind, none, stage),
         Meeting.ENDS: (kind, pipeline, none),
         Meeting.ALL: (kind, none, none),

@@ -143,7 +143,7 @@ def _key(trace: Trace, rows: Ints, number: int, kind: str) -> Ints:
             return np.stack([nothing, rows, nothing, nothing, nothing, nothing])
         case Meeting.NEIGHBOUR:
             common[3] = trace.pipeline[rows]
-            return np.stack([*common, *_border(trace, rows, kind)])
+            return np.stack([*common, *_boundary(trace, rows, kind)])
         case Meeting.STAGE:
             where = trace.stage[rows]
         case Meeting.ENDS:
@@ -153,7 +153,7 @@ def _key(trace: Trace, rows: Ints, number: int, kind: str) -> Ints:
     return np.stack([*common, what, where])
 
 
-def _border(trace: Trace, rows: Ints, kind: str) -> tuple[Ints, Ints]:
+def _boundary(trace: Trace, rows: Ints, kind: str) -> tuple[Ints, Ints]:
     """Which way, and the stage that sends; with several chunks the last one sends to the first."""
     forward, send = kind.startswith("forward"), kind.endswith("-send")
     back = 0 if send else (-1 if forward else 1)

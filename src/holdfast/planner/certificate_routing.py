@@ -165,10 +165,10 @@ class Routing:
                     durations[op] = costs.duration_s(op) / speeds[worker]
         for m in range(self.shape.microbatches):
             route = [self.route[stage, m] for stage in range(self.shape.stages)]
-            for border, (one, other) in enumerate(pairwise(route)):
+            for boundary, (one, other) in enumerate(pairwise(route)):
                 there, back = What.ACTIVATION, What.GRADIENT
-                hops[Fact(there, border, m)] = problem.hop_s(border, one, other)
-                hops[Fact(back, border + 1, m)] = problem.hop_s(border, other, one)
+                hops[Fact(there, boundary, m)] = problem.hop_s(boundary, one, other)
+                hops[Fact(back, boundary + 1, m)] = problem.hop_s(boundary, other, one)
         meet = any(self.others(w, s) for w, stages in self.reduces.items() for s in stages)
         return Table(durations, hops, costs.step_s, costs.link_s if meet else 0.0)
 

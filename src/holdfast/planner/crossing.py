@@ -136,17 +136,17 @@ def _routing(name: str, fleet: Fleet, dealt: Sequence[Share], *, stay: bool = Fa
 def _hops_s(fleet: Fleet, members: Ints, route: Ints) -> Floats:
     """[micro-batch, stage] to the next stage; nothing to send if the next is the same worker."""
     hops = np.zeros(route.shape)
-    for border in range(route.shape[1] - 1):
-        one, other = members[route[:, border]], members[route[:, border + 1]]
-        hops[:, border] = np.where(one == other, 0.0, fleet.times.hop[border])
+    for boundary in range(route.shape[1] - 1):
+        one, other = members[route[:, boundary]], members[route[:, boundary + 1]]
+        hops[:, boundary] = np.where(one == other, 0.0, fleet.times.hop[boundary])
     for (first, second), _link in fleet.problem.links.unusual.items():
-        for border in range(route.shape[1] - 1):
+        for boundary in range(route.shape[1] - 1):
             for a, b in ((first, second), (second, first)):
                 if a in fleet.workers and b in fleet.workers:
-                    sender, receiver = members[route[:, border]], members[route[:, border + 1]]
+                    sender, receiver = members[route[:, boundary]], members[route[:, boundary + 1]]
                     from_a = sender == fleet.workers.index(a)
-                    hops[from_a & (receiver == fleet.workers.index(b)), border] = (
-                        fleet.problem.hop_s(border, a, b)
+                    hops[from_a & (receiver == fleet.workers.index(b)), boundary] = (
+                        fleet.problem.hop_s(boundary, a, b)
                     )
     return hops
 
@@ -220,7 +220,7 @@ def _flows_s(fleet: Fleet, period_s: float) -> dict[tuple[int, int], float]:
     """
     each_s = fleet.times.each
     spare_s = [_spare(fleet, stage, period_s) * each_s[stage] for stage in range(len(each_s))]
-    flows_s = np.zeros(len(spare_s))  # over the border to the next stage; negative: back
+    flows_s = np.zeros(len(spare_s))  # over the boundary to the next stage; negative: back
     for stage in [stage for stage, left_s in enumerate(spare_s) if left_s < 0]:
         for donor in sorted(range(len(spare_s)), key=lambda other: (abs(other - stage), other)):
             moved_s = min(max(spare_s[donor], 0.0), -spare_s[stage])
@@ -232,8 +232,8 @@ def _flows_s(fleet: Fleet, period_s: float) -> dict[tuple[int, int], float]:
     if any(left_s < -_ROUNDING * period_s for left_s in spare_s):
         return {}
     return {
-        (border, border + 1) if flow_s > 0 else (border + 1, border): abs(float(flow_s))
-        for border, flow_s in enumerate(flows_s)
+        (boundary, boundary + 1) if flow_s > 0 else (boundary + 1, boundary): abs(float(flow_s))
+        for boundary, flow_s in enumerate(flows_s)
         if abs(flow_s) > _ROUNDING * period_s
     }
 

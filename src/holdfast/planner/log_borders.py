@@ -1,4 +1,4 @@
-"""From what a run has measured to the borders that its workers log, and how much each may write.
+"""From what a run has measured to the boundaries that its workers log, and how much each may write.
 
 A thin layer over log_groups for the coordinator. Does not know messages or files.
 """
@@ -16,12 +16,12 @@ _USUAL_BYTES_PER_S = 1e9
 
 
 class LogChoice(NamedTuple):
-    borders: list[int]  # logged; border b is the one after stage b
+    boundaries: list[int]  # logged; boundary b is the one after stage b
     limit_bytes: list[int]  # for one worker of each stage; 0: no limit
     reason: str
 
 
-def borders_for(
+def boundaries_for(
     *,
     budget_bytes: int | None,
     interval_steps: int,
@@ -35,18 +35,18 @@ def borders_for(
     other_bytes: Sequence[int] = (),
     log_bytes_per_s: float = _USUAL_BYTES_PER_S,
 ) -> LogChoice:
-    """Bytes are of a whole step: a border's of all its micro-batches, whoever sends them.
+    """Bytes are of a whole step: a boundary's of all its micro-batches, whoever sends them.
 
     ``holders``: live workers of each stage, who share its log alike (none given: one each).
     ``other_bytes``: what a stage logs besides, such as gradients of tied parameters.
-    Going back to the checkpoint is the last resort: some border is logged if any fits.
+    Going back to the checkpoint is the last resort: some boundary is logged if any fits.
     """
     num_stages = len(forward_s)
     others = list(other_bytes) or [0] * num_stages
     sharers = list(holders) or [1] * num_stages
     _check_lengths(sharers, others, num_stages)
     if budget_bytes is None:
-        return LogChoice(list(range(num_stages - 1)), [0] * num_stages, "no budget: all borders")
+        return LogChoice(list(range(num_stages - 1)), [0] * num_stages, "no budget: all boundaries")
     one_by_one_s = num_microbatches * (sum(forward_s) + sum(backward_s))
     read_s = (sum(activation_bytes) + sum(gradient_bytes)) / log_bytes_per_s
     costs = ReplayCosts(
@@ -67,8 +67,10 @@ def borders_for(
         reason = f"a budget of {size_words(budget_bytes)} is too small even for tied gradients"
         return LogChoice([], _limits(costs, [], others, sharers, budget_bytes), reason)
     best = best_groups(costs, spare)
-    borders = list(best.borders)
-    return LogChoice(borders, _limits(costs, borders, others, sharers, budget_bytes), best.reason)
+    boundaries = list(best.boundaries)
+    return LogChoice(
+        boundaries, _limits(costs, boundaries, others, sharers, budget_bytes), best.reason
+    )
 
 
 def _check_lengths(holders: Sequence[int], others: Sequence[int], num_stages: int) -> None:
@@ -81,16 +83,16 @@ def _check_lengths(holders: Sequence[int], others: Sequence[int], num_stages: in
 
 def _limits(
     costs: ReplayCosts,
-    borders: Sequence[int],
+    boundaries: Sequence[int],
     others: Sequence[int],
     holders: Sequence[int],
     budget_bytes: int,
 ) -> list[int]:
     """Each stage what it needs for an interval, and an equal part of what is over."""
     needs = [costs.interval_steps * other for other in others]
-    for border in borders:
-        needs[border] += costs.interval_steps * costs.activation_bytes[border]
-        needs[border + 1] += costs.interval_steps * costs.gradient_bytes[border]
+    for boundary in boundaries:
+        needs[boundary] += costs.interval_steps * costs.activation_bytes[boundary]
+        needs[boundary + 1] += costs.interval_steps * costs.gradient_bytes[boundary]
     over = max(0, budget_bytes - sum(needs)) // len(needs)
     # A limit of 0 would mean none.
     return [max(1, (need + over) // max(1, n)) for need, n in zip(needs, holders, strict=True)]

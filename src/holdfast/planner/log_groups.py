@@ -1,6 +1,6 @@
-"""Which borders between stages to log, so that a lost stage is back soonest on average.
+"""Which boundaries between stages to log, so that a lost stage is back soonest on average.
 
-Stages between two logged borders are a group: to lose one is to replay them all. Pure; does not
+Stages between two logged boundaries are a group: to lose one is to replay them all. Pure; does not
 know files, workers or who is lost. The times are replay_time's.
 """
 
@@ -22,7 +22,7 @@ _TICKS = 2.0**50
 @dataclass(frozen=True)
 class Groups:
     groups: tuple[tuple[int, ...], ...]
-    borders: tuple[int, ...]  # logged; border b is the one after stage b
+    boundaries: tuple[int, ...]  # logged; boundary b is the one after stage b
     num_bytes: int  # of log, from one checkpoint to the next
     expected_s: float  # until training goes on, over the stages that may be lost
     worst_s: float
@@ -37,10 +37,10 @@ def best_groups(
 ) -> Groups:
     """Least expected recovery time within the budget (None: any size); on a tie the least log."""
     _check_budget(budget_bytes)
-    border_bytes = np.array(costs.border_bytes, np.int64)
-    budget = int(border_bytes.sum()) if budget_bytes is None else budget_bytes
+    boundary_bytes = np.array(costs.boundary_bytes, np.int64)
+    budget = int(boundary_bytes.sum()) if budget_bytes is None else budget_bytes
     tick_s = _tick_s(costs)
-    found = search(_group_ticks(costs), border_bytes, budget, most_points)
+    found = search(_group_ticks(costs), boundary_bytes, budget, most_points)
     best = described(costs, found.cuts, "")
     return Groups(
         **{name: getattr(best, name) for name in _MEASURED},
@@ -51,51 +51,53 @@ def best_groups(
 
 
 def greedy_groups(costs: ReplayCosts, budget_bytes: int | None) -> Groups:
-    """SWIFT's way: from all borders logged, give up the one that costs least time a byte saved.
+    """SWIFT's way: from all boundaries logged, give up the one that costs least time a byte saved.
 
     Until the rest fits. SWIFT counts a group of many machines as one; here it counts in full.
     """
     _check_budget(budget_bytes)
     ticks: list[list[float]] = _group_ticks(costs).tolist()
-    border_bytes = costs.border_bytes
-    borders = list(range(costs.num_stages - 1))
-    num_bytes = sum(border_bytes)
+    boundary_bytes = costs.boundary_bytes
+    boundaries = list(range(costs.num_stages - 1))
+    num_bytes = sum(boundary_bytes)
     while budget_bytes is not None and num_bytes > budget_bytes:
-        given_up = _cheapest(ticks, border_bytes, borders)
-        num_bytes -= border_bytes[given_up]
-        borders.remove(given_up)
-    return described(costs, borders, "pairs of groups merged one by one, least time a byte first")
+        given_up = _cheapest(ticks, boundary_bytes, boundaries)
+        num_bytes -= boundary_bytes[given_up]
+        boundaries.remove(given_up)
+    return described(
+        costs, boundaries, "pairs of groups merged one by one, least time a byte first"
+    )
 
 
 def _cheapest(
-    ticks: Sequence[Sequence[float]], border_bytes: Sequence[int], borders: Sequence[int]
+    ticks: Sequence[Sequence[float]], boundary_bytes: Sequence[int], boundaries: Sequence[int]
 ) -> int:
     def price(at: int) -> float:
-        first, border, last = edges[at] + 1, edges[at + 1], edges[at + 2]
-        if not border_bytes[border]:
+        first, boundary, last = edges[at] + 1, edges[at + 1], edges[at + 2]
+        if not boundary_bytes[boundary]:
             return float("inf")
-        apart = ticks[first][border] + ticks[border + 1][last]
-        return (ticks[first][last] - apart) / border_bytes[border]
+        apart = ticks[first][boundary] + ticks[boundary + 1][last]
+        return (ticks[first][last] - apart) / boundary_bytes[boundary]
 
-    edges = [-1, *borders, len(ticks) - 1]
-    return borders[min(range(len(borders)), key=price)]
+    edges = [-1, *boundaries, len(ticks) - 1]
+    return boundaries[min(range(len(boundaries)), key=price)]
 
 
-def described(costs: ReplayCosts, borders: Iterable[int], reason: str) -> Groups:
-    """What logging just these borders takes and gives."""
-    logged = sorted(set(borders))
+def described(costs: ReplayCosts, boundaries: Iterable[int], reason: str) -> Groups:
+    """What logging just these boundaries takes and gives."""
+    logged = sorted(set(boundaries))
     if logged and not 0 <= logged[0] <= logged[-1] < costs.num_stages - 1:
         raise ConfigError(
-            f"borders {logged}: expected numbers from 0 to {costs.num_stages - 2}, "
-            f"the borders between {costs.num_stages} stages"
+            f"boundaries {logged}: expected numbers from 0 to {costs.num_stages - 2}, "
+            f"the boundaries between {costs.num_stages} stages"
         )
     edges = [-1, *logged, costs.num_stages - 1]
     groups = tuple(tuple(range(before + 1, last + 1)) for before, last in pairwise(edges))
     stage_s = tuple(costs.times.lost_s(run[0], run[-1], stage) for run in groups for stage in run)
     return Groups(
         groups=groups,
-        borders=tuple(logged),
-        num_bytes=sum(costs.border_bytes[border] for border in logged),
+        boundaries=tuple(logged),
+        num_bytes=sum(costs.boundary_bytes[boundary] for boundary in logged),
         expected_s=sum(w * lost_s for w, lost_s in zip(costs.likely, stage_s, strict=True)),
         worst_s=max(stage_s),
         stage_s=stage_s,
@@ -105,7 +107,7 @@ def described(costs: ReplayCosts, borders: Iterable[int], reason: str) -> Groups
     )
 
 
-_MEASURED = ("groups", "borders", "num_bytes", "expected_s", "worst_s", "stage_s")
+_MEASURED = ("groups", "boundaries", "num_bytes", "expected_s", "worst_s", "stage_s")
 
 
 def _group_ticks(costs: ReplayCosts) -> Floats:
@@ -134,21 +136,21 @@ def _check_budget(budget_bytes: int | None) -> None:
 
 
 def _reason(costs: ReplayCosts, best: Groups, budget_bytes: int | None, *, proven: bool) -> str:
-    num_borders = costs.num_stages - 1
+    num_boundaries = costs.num_stages - 1
     back = "who loses a stage sends everyone back to the checkpoint"
-    if not num_borders:
-        return f"one stage has no border to log: {back}"
-    least_bytes = min(costs.border_bytes)
+    if not num_boundaries:
+        return f"one stage has no boundary to log: {back}"
+    least_bytes = min(costs.boundary_bytes)
     if budget_bytes is not None and budget_bytes < least_bytes:
         return (
-            f"the budget of {size_words(budget_bytes)} is too small for any border: the smallest "
+            f"the budget of {size_words(budget_bytes)} is too small for any boundary: the smallest "
             f"takes {size_words(least_bytes)} in {costs.interval_steps} steps; nothing is "
             f"logged, and {back}"
         )
-    if not best.borders:
+    if not best.boundaries:
         return f"no grouping within the budget beats a global restart: nothing is logged, {back}"
     allowed = "no budget" if budget_bytes is None else f"a budget of {size_words(budget_bytes)}"
-    words = f"{len(best.borders)} of {num_borders} borders logged, with {allowed}"
+    words = f"{len(best.boundaries)} of {num_boundaries} boundaries logged, with {allowed}"
     return f"{words}; {'no grouping is better' if proven else 'a better grouping may exist'}"
 
 

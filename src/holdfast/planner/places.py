@@ -159,8 +159,8 @@ class _Judge:
         for worker, stage in stages.items():
             teams[stage].append(worker)
         longest_s = max(self._team_s(stage, team) for stage, team in enumerate(teams))
-        borders = pairwise(teams)
-        return longest_s + sum(2 * self._unavoidable_s(one, other) for one, other in borders)
+        boundaries = pairwise(teams)
+        return longest_s + sum(2 * self._unavoidable_s(one, other) for one, other in boundaries)
 
     def _team_s(self, stage: int, team: list[WorkerId]) -> float:
         """The work of a stage and the wait in its reduction, eased if that is better."""

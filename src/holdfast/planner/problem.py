@@ -37,7 +37,7 @@ class Links:
     """How long a boundary tensor is under way. The usual delay is ``Costs.link_s``."""
 
     bytes_s: float = inf  # the usual rate
-    border_bytes: tuple[int, ...] = ()  # a micro-batch's tensor at each border; empty: 0
+    boundary_bytes: tuple[int, ...] = ()  # a micro-batch's tensor at each boundary; empty: 0
     unusual: Mapping[tuple[WorkerId, WorkerId], Link] = field(default_factory=dict)  # either way
 
     def __post_init__(self) -> None:
@@ -56,8 +56,8 @@ class Links:
         unusual = self.unusual.get((one, other)) or self.unusual.get((other, one))
         return unusual or Link(usual_delay_s, self.bytes_s)
 
-    def bytes_at(self, border: int) -> int:
-        return self.border_bytes[border] if self.border_bytes else 0
+    def bytes_at(self, boundary: int) -> int:
+        return self.boundary_bytes[boundary] if self.boundary_bytes else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class Problem:
         for name, row, wanted in (
             ("memory.held", memory.held, self.shape.stages),
             ("memory.pending", memory.pending, self.shape.stages),
-            ("links.border_bytes", self.links.border_bytes, self.shape.stages - 1),
+            ("links.boundary_bytes", self.links.boundary_bytes, self.shape.stages - 1),
         ):
             if row and len(row) != wanted:
                 raise ConfigError(f"{name} has {len(row)} entries: expected {wanted}, or none")
@@ -184,20 +184,20 @@ class Problem:
                 f"expected none above {_LARGEST_RATIO:,} times another"
             )
 
-    def hop_s(self, border: int, one: WorkerId, other: WorkerId) -> float:
+    def hop_s(self, boundary: int, one: WorkerId, other: WorkerId) -> float:
         """From the end of an operation on ``one`` to its result being with ``other``."""
         link = self.links.between(one, other, self.costs.link_s)
-        return 0.0 if one == other else link.delay_s + self.links.bytes_at(border) / link.bytes_s
+        return 0.0 if one == other else link.delay_s + self.links.bytes_at(boundary) / link.bytes_s
 
-    def least_hop_s(self, border: int) -> float:
+    def least_hop_s(self, boundary: int) -> float:
         """No link is faster."""
-        size, live = self.links.bytes_at(border), self._live
+        size, live = self.links.bytes_at(boundary), self._live
         others = (
             link.delay_s + size / link.bytes_s
             for pair, link in self.links.unusual.items()
             if live.issuperset(pair)
         )
-        return min([self.usual_hop_s(border), *others])
+        return min([self.usual_hop_s(boundary), *others])
 
-    def usual_hop_s(self, border: int) -> float:
-        return self.costs.link_s + self.links.bytes_at(border) / self.links.bytes_s
+    def usual_hop_s(self, boundary: int) -> float:
+        return self.costs.link_s + self.links.bytes_at(boundary) / self.links.bytes_s

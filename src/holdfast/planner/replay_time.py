@@ -1,6 +1,6 @@
 """How long it takes to get a lost stage back: from the log, as SWIFT has it, or by a restart.
 
-A model of seconds and bytes. Does not know which borders are worth logging, nor who is lost.
+A model of seconds and bytes. Does not know which boundaries are worth logging, nor who is lost.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,18 @@ from holdfast.errors import ConfigError
 
 _MOST_BYTES = 1 << 60  # beyond, sums would leave 64 bits
 _PER_STAGE = ("forward_s", "backward_s", "state_bytes", "reduced_bytes", "weights")
-_PER_BORDER = ("activation_bytes", "gradient_bytes")
+_PER_BOUNDARY = ("activation_bytes", "gradient_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayCosts:
-    """One entry a stage, or a border (border b is the one after stage b); bytes are of one step."""
+    """One entry a stage, or a boundary (boundary b is the one after stage b); bytes are of one
+    step."""
 
     forward_s: tuple[float, ...]  # of a micro-batch
     backward_s: tuple[float, ...]  # B and W together
-    activation_bytes: tuple[int, ...]  # over a border, to the next stage
-    gradient_bytes: tuple[int, ...]  # over a border, to the stage before
+    activation_bytes: tuple[int, ...]  # over a boundary, to the next stage
+    gradient_bytes: tuple[int, ...]  # over a boundary, to the stage before
     num_microbatches: int
     num_helpers: int  # workers that replay together, each its share of the micro-batches
     interval_steps: int  # from checkpoint to checkpoint: so much is logged before it is trimmed
@@ -57,8 +58,8 @@ class ReplayCosts:
             raise ConfigError(f"weights = {self.weights}: expected one of them above 0")
         if self.interval_steps * sum(self.activation_bytes + self.gradient_bytes) > _MOST_BYTES:
             raise ConfigError(
-                f"all borders take more than {_MOST_BYTES:.2g} bytes in {self.interval_steps} "
-                "steps: expected less; check the bytes of a border"
+                f"all boundaries take more than {_MOST_BYTES:.2g} bytes in {self.interval_steps} "
+                "steps: expected less; check the bytes of a boundary"
             )
 
     def _fill(self, name: str, value: float) -> None:
@@ -68,7 +69,7 @@ class ReplayCosts:
     def _check_lengths(self) -> None:
         if not self.forward_s:
             raise ConfigError("forward_s is empty: expected at least one stage")
-        for names, wanted in ((_PER_STAGE, self.num_stages), (_PER_BORDER, self.num_stages - 1)):
+        for names, wanted in ((_PER_STAGE, self.num_stages), (_PER_BOUNDARY, self.num_stages - 1)):
             for name in names:
                 if len(getattr(self, name)) != wanted:
                     raise ConfigError(
@@ -92,8 +93,8 @@ class ReplayCosts:
         return tuple(f + b for f, b in zip(self.forward_s, self.backward_s, strict=True))
 
     @property
-    def border_bytes(self) -> tuple[int, ...]:
-        """What logging a border takes, from one checkpoint to the next, both directions."""
+    def boundary_bytes(self) -> tuple[int, ...]:
+        """What logging a boundary takes, from one checkpoint to the next, both directions."""
         pairs = zip(self.activation_bytes, self.gradient_bytes, strict=True)
         return tuple(self.interval_steps * (a + g) for a, g in pairs)
 

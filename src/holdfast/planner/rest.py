@@ -212,8 +212,8 @@ class _Order:
         if neighbour is not None:
             ops[k.NEXT, number] = neighbour
             ops[k.WAITS_FOR, neighbour] += 1
-            border = op.stage if op.kind is Kind.F else op.stage - 1
-            hop_s = self._problem.hop_s(border, worker, self._ops[neighbour][0])
+            boundary = op.stage if op.kind is Kind.F else op.stage - 1
+            hop_s = self._problem.hop_s(boundary, worker, self._ops[neighbour][0])
             ops[k.DELAY, number] = self._fleet.units.ticks(hop_s)
         ops[k.READY, number] = self._fleet.units.ticks(self._sent_again_s(worker, op))
 
@@ -231,10 +231,10 @@ class _Order:
     def _sent_again_s(self, worker: WorkerId, op: Op) -> float:
         """When a tensor that somebody has kept is here, if the operation needs one."""
         if op.kind is Kind.F and op.stage:
-            needed, border = Fact(What.ACTIVATION, op.stage - 1, op.microbatch), op.stage - 1
+            needed, boundary = Fact(What.ACTIVATION, op.stage - 1, op.microbatch), op.stage - 1
         elif op.kind in (Kind.B, Kind.BW) and op.stage < self._problem.shape.last_stage:
-            needed, border = Fact(What.GRADIENT, op.stage + 1, op.microbatch), op.stage
+            needed, boundary = Fact(What.GRADIENT, op.stage + 1, op.microbatch), op.stage
         else:
             return 0.0
         source = self._todo.sources.get(needed)
-        return 0.0 if source is None else self._problem.hop_s(border, source, worker)
+        return 0.0 if source is None else self._problem.hop_s(boundary, source, worker)

@@ -59,10 +59,10 @@ def _avoid_unusual_links(fleet: Fleet, members: Ints) -> None:
     for one, other in sorted(fleet.problem.links.unusual):
         for pipeline in range(len(members)):
             names = [fleet.workers[index] for index in members[pipeline]]
-            for border in range(len(names) - 1):
-                if {names[border], names[border + 1]} == {one, other}:
+            for boundary in range(len(names) - 1):
+                if {names[boundary], names[boundary + 1]} == {one, other}:
                     # Either end may be the one that has a like; one swap is enough.
-                    ends = (border + 1, border)
+                    ends = (boundary + 1, boundary)
                     any(_swap_with_like(fleet, members, pipeline, end) for end in ends)
 
 
@@ -142,7 +142,7 @@ def _merged(unit_s: Floats) -> Floats:
 def _hops_s(fleet: Fleet, pipeline: Ints) -> Floats:
     names = [fleet.workers[index] for index in pipeline]
     pairs = enumerate(pairwise(names))
-    hops = [fleet.problem.hop_s(border, one, other) for border, (one, other) in pairs]
+    hops = [fleet.problem.hop_s(boundary, one, other) for boundary, (one, other) in pairs]
     return np.array([*hops, 0.0])
 
 

@@ -19,7 +19,7 @@ def to_record(step: RunningStep) -> HalfDone:
 
 
 def _source(fact: Fact, worker: WorkerId) -> Source:
-    assert fact.microbatch is not None, "only what belongs to a micro-batch crosses a border"
+    assert fact.microbatch is not None, "only what belongs to a micro-batch crosses a boundary"
     at = (fact.stage, fact.microbatch, str(worker))
     is_forward = fact.what is What.ACTIVATION
     return Source("activation", *at) if is_forward else Source("gradient", *at)

@@ -122,5 +122,5 @@ class LogOrder(NamedTuple):
     run: RunId  # name of the run and of its history, which changes when all go back
     began: Step  # the first step of this history
     workers: list[Worker]  # all that have ever logged in this run
-    borders: list[Stage]  # to be logged; border b is the one after stage b
+    boundaries: list[Stage]  # to be logged; boundary b is the one after stage b
     limit_bytes: Number  # most that this worker's log may take; 0: no limit

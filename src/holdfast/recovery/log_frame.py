@@ -85,11 +85,11 @@ class FrameName(NamedTuple):
             case FrameKind.TIED:
                 return f"gradient of tied parameter {self.microbatch}, attempt {self.attempt}"
             case FrameKind.ACTIVATION:
-                border = self.stage
+                boundary = self.stage
             case FrameKind.GRADIENT:
-                border = self.stage - 1
+                boundary = self.stage - 1
         of = f"micro-batch {self.microbatch}, attempt {self.attempt}"
-        return f"{self.kind.name.lower()} of {of}, over border {border}"
+        return f"{self.kind.name.lower()} of {of}, over boundary {boundary}"
 
 
 class FrameHeader(NamedTuple):

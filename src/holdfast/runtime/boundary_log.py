@@ -1,4 +1,5 @@
-"""What of a stage's work goes into the boundary log: tensors over logged borders, verdicts, ties.
+"""What of a stage's work goes into the boundary log: tensors over logged boundaries, verdicts,
+ties.
 
 The executor tells it everything; it picks. Files and threads are the writer's. Knows nothing of
 replays.
@@ -75,8 +76,8 @@ class BoundaryLog:
 
     # --- by the control thread ---
 
-    def borders(self, borders: Collection[int], limit_bytes: int) -> None:
-        """Which borders are logged from now on, and what the log may take; 0: no limit."""
+    def boundaries(self, boundaries: Collection[int], limit_bytes: int) -> None:
+        """Which boundaries are logged from now on, and what the log may take; 0: no limit."""
 
     def sealed(self, step: int) -> None:
         """A checkpoint is whole: nothing from before it is wanted any more."""
@@ -110,9 +111,9 @@ class SpanningTie(NamedTuple):
     first_stage: int
     last_stage: int
 
-    def crosses(self, borders: Collection[int]) -> bool:
+    def crosses(self, boundaries: Collection[int]) -> bool:
         """Whether its stages may be replayed without each other."""
-        return any(border in borders for border in range(self.first_stage, self.last_stage))
+        return any(boundary in boundaries for boundary in range(self.first_stage, self.last_stage))
 
 
 def _spanning(
@@ -158,7 +159,7 @@ class FileLog(BoundaryLog):
     ) -> None:
         self._name, self._stage, self._ties = str(worker), stage, ties
         self._every_steps, self._tell = every_steps, tell
-        self._borders = frozenset(log.borders)
+        self._boundaries = frozenset(log.boundaries)
         self._volume: _Volume | None = None  # of the step that is being measured
         self._is_measured = False
         self._verdicts: dict[int, Verdict] = {}  # of the last steps
@@ -197,7 +198,7 @@ class FileLog(BoundaryLog):
     def keep(self, step: int, attempt: int, op: Op, tensors: Sequence[Tensor]) -> None:
         assert op.microbatch is not None
         forward = op.kind is Kind.F
-        if (op.stage if forward else op.stage - 1) in self._borders:
+        if (op.stage if forward else op.stage - 1) in self._boundaries:
             kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
             self._writer.append(kind, op.stage, step, attempt, op.microbatch, tensors)
         volume = self._volume
@@ -210,7 +211,7 @@ class FileLog(BoundaryLog):
     def reduced(self, result: Result) -> None:
         reduced = result.reduced
         for tie in self._ties:
-            if tie.crosses(self._borders):
+            if tie.crosses(self._boundaries):
                 values = reduced.layout.padded(reduced.flat, tie.slot)
                 touched = reduced.touched[tie.slot]
                 step, attempt = result.step, result.attempt
@@ -227,7 +228,7 @@ class FileLog(BoundaryLog):
     def committed(self, step: int, verdict: Verdict) -> None:
         recent = {s: v for s, v in self._verdicts.items() if s > step - _VERDICTS_KEPT}
         self._verdicts = recent | {step: verdict}  # a new one: the control thread reads it
-        if self._borders:
+        if self._boundaries:
             name, tensors, flags = self._verdict_frame(step, verdict, attempt=0)
             self._writer.append(*name, tensors, flags)
         if self._volume is not None and self._volume.step == step:
@@ -267,17 +268,17 @@ class FileLog(BoundaryLog):
 
     # --- by the control thread ---
 
-    def borders(self, borders: Collection[int], limit_bytes: int) -> None:
-        self._borders = frozenset(borders)
+    def boundaries(self, boundaries: Collection[int], limit_bytes: int) -> None:
+        self._boundaries = frozenset(boundaries)
         self._writer.limit_bytes = limit_bytes
-        if not borders:
+        if not boundaries:
             self._writer.silence()
 
     def sealed(self, step: int) -> None:
         # The verdict of the step before tells how often the first one to replay was tried; said
         # again here, it does not keep the whole segment that it was in.
         verdict = self._verdicts.get(step - 1)
-        if verdict is not None and self._borders:
+        if verdict is not None and self._boundaries:
             self._writer.trim(step, *self._verdict_frame(step - 1, verdict, SAID_AGAIN))
         else:
             self._writer.trim(step)

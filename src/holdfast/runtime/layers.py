@@ -1,4 +1,4 @@
-"""Running layers one after the other so that no stage border shows in the result.
+"""Running layers one after the other so that no stage boundary shows in the result.
 
 Each layer draws its own random numbers, works on copies of the buffers it writes to, and gets and
 gives a flat tuple of tensors, whether or not its neighbours are in the same stage.
@@ -152,7 +152,7 @@ def joined(values: Tensors) -> Any:
 
 
 def _as_received(values: Tensors) -> Tensors:
-    """Between any two layers, what a border between stages would make of the tensors.
+    """Between any two layers, what a boundary between stages would make of the tensors.
 
     Contiguous, each in memory of its own, and so is the gradient that comes back, by a hook: the
     kernels a layer ends up in must not depend on where the stages are cut.

@@ -105,7 +105,7 @@ class ControlLink:
                 messages.ShareState()
                 | messages.SaveAt()
                 | messages.SaveOnce()
-                | messages.LogBorders()
+                | messages.LogBoundaries()
                 | messages.Sealed()
                 | messages.Probe()
                 | messages.ShowStack()

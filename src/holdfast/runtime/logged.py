@@ -93,17 +93,17 @@ class LoggedTies:
 
 
 class MissingLog(BoundaryLog):
-    """Hands on to ``log`` what no log has yet, of ``borders`` only."""
+    """Hands on to ``log`` what no log has yet, of ``boundaries`` only."""
 
     def __init__(
         self,
         reader: LogReader,
         log: BoundaryLog,
-        borders: Collection[int],
+        boundaries: Collection[int],
         parts: Parts,
         stage: int,
     ) -> None:
-        self._reader, self._log, self._borders, self._stage = reader, log, borders, stage
+        self._reader, self._log, self._boundaries, self._stage = reader, log, boundaries, stage
         own = parts.slots[stage]
         self._ties = {
             number: next(slot for slot, name in enumerate(own) if name in tie)
@@ -115,7 +115,7 @@ class MissingLog(BoundaryLog):
         assert op.microbatch is not None
         is_forward = op.kind is Kind.F
         kind = FrameKind.ACTIVATION if is_forward else FrameKind.GRADIENT
-        if (op.stage if is_forward else op.stage - 1) not in self._borders:
+        if (op.stage if is_forward else op.stage - 1) not in self._boundaries:
             return
         if not self._reader.has(kind, op.stage, step, attempt, op.microbatch):
             self._log.keep(step, attempt, op, tensors)

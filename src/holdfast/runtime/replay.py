@@ -1,6 +1,6 @@
 """A stage that nobody holds any more is computed again: its last checkpoint, then step by step.
 
-What came over its borders is read from the log, so nobody else computes anything again. The
+What came over its boundaries is read from the log, so nobody else computes anything again. The
 micro-batches of each step are lanes of a crew, which sums its gradients exactly: the state
 has the bits of the one that was lost. Neighbouring stages are replayed as one stage.
 """
@@ -150,7 +150,7 @@ class Replayer:
         if self._config.optimizer.mode == "staggered" and order.first_step != order.log.began:
             before = order.first_step - 1
             built.commit.verdicts = {before: verdicts.of(before)}
-        log = MissingLog(reader, self._log, order.log.borders, built.parts, built.number)
+        log = MissingLog(reader, self._log, order.log.boundaries, built.parts, built.number)
         return Executor(
             self._plan(),
             self._operations,

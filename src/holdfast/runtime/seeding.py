@@ -1,7 +1,7 @@
 """Random numbers of a layer, keyed by what is computed and never by who computes it.
 
 Every layer's forward starts from its own seed, and so does its backward: dropout masks and noise
-are the same wherever the stage borders lie, whichever worker runs the micro-batch, and in
+are the same wherever the stage boundaries lie, whichever worker runs the micro-batch, and in
 whatever order.
 """
 

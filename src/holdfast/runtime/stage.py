@@ -19,7 +19,7 @@ from holdfast.runtime.routed import Deferred, Piece
 from holdfast.runtime.seeding import DRAWING
 from holdfast.runtime.split import DeferWeights, run_backward, weight_gradients
 
-BorderGradients = tuple[Tensor | None, ...]
+BoundaryGradients = tuple[Tensor | None, ...]
 
 
 class GradientSink(Protocol):
@@ -59,7 +59,7 @@ class _Forwarded:
     outputs: Tensors
     mode: DeferWeights | None
 
-    def run_backward(self, output_gradients: BorderGradients) -> BorderGradients:
+    def run_backward(self, output_gradients: BoundaryGradients) -> BoundaryGradients:
         given = zip(self.outputs, output_gradients, strict=True)
         roots = [(out, grad) for out, grad in given if out.requires_grad and _is_present(grad, out)]
         if roots:
@@ -80,7 +80,7 @@ class Stage:
 
     Each micro-batch goes ``forward`` and then ``backward``, or ``backward_input`` and later
     ``backward_weight``; any number may be in flight, in any order. Of the tensors that cross the
-    stage's borders, every floating one gets a gradient back, which is an empty tensor if
+    stage's boundaries, every floating one gets a gradient back, which is an empty tensor if
     none reached it; integer and bool tensors get None. A micro-batch whose backward fails
     is gone, and what the parameters held in ``grad`` is back in place.
     """
@@ -175,7 +175,9 @@ class Stage:
         """Once a step: the mean over all micro-batches of the global batch."""
         self._stack.apply_buffer_changes(mean_changes)
 
-    def backward(self, microbatch: int, output_gradients: BorderGradients = ()) -> BorderGradients:
+    def backward(
+        self, microbatch: int, output_gradients: BoundaryGradients = ()
+    ) -> BoundaryGradients:
         """Whole: gives the gradients of the inputs, and those of the weights to the sink.
 
         On the last stage no ``output_gradients`` are passed; on the first none come back.
@@ -191,8 +193,8 @@ class Stage:
         return input_gradients
 
     def backward_input(
-        self, microbatch: int, output_gradients: BorderGradients = ()
-    ) -> BorderGradients:
+        self, microbatch: int, output_gradients: BoundaryGradients = ()
+    ) -> BoundaryGradients:
         """First part: the gradients of the inputs. The sink gets nothing yet."""
         forwarded = self._take_forwarded(microbatch)
         deferred = Deferred() if forwarded.mode is None else forwarded.mode.deferred
@@ -236,7 +238,7 @@ class Stage:
         self._losses[run.microbatch] = value.detach()
         return value
 
-    def _roots(self, forwarded: _Forwarded, given: BorderGradients) -> BorderGradients:
+    def _roots(self, forwarded: _Forwarded, given: BoundaryGradients) -> BoundaryGradients:
         if self._loss is None:
             return given
         return (torch.full_like(forwarded.outputs[0], self._loss_scale),)

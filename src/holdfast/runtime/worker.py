@@ -270,8 +270,8 @@ class Worker:
                     self.training.prober.order(message)
             case messages.ShowStack():
                 self._stacks.dump()
-            case messages.LogBorders():
-                self._log.borders(message.borders, message.limit_bytes)
+            case messages.LogBoundaries():
+                self._log.boundaries(message.boundaries, message.limit_bytes)
             case messages.Sealed():
                 self._log.sealed(message.step)
 

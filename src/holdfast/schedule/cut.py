@@ -8,13 +8,13 @@ from holdfast.errors import ConfigError
 
 def stage_ranges(cut: Sequence[int], num_layers: int) -> list[range]:
     """Layers of each stage, for a cut given as the first layer of each stage after the first."""
-    borders = [0, *cut, num_layers]
-    if any(first >= after for first, after in pairwise(borders)):
+    boundaries = [0, *cut, num_layers]
+    if any(first >= after for first, after in pairwise(boundaries)):
         raise ConfigError(
             f"cut={list(cut)}: layer numbers must rise and lie in 1 .. {num_layers - 1}, "
             "so that every stage has a layer"
         )
-    return [range(first, after) for first, after in pairwise(borders)]
+    return [range(first, after) for first, after in pairwise(boundaries)]
 
 
 def equal_cut(costs_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
@@ -35,8 +35,8 @@ def equal_cut(costs_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
     for stages in range(2, num_stages + 1):
         best = {
             n: min(
-                (max(best[border][0], sums[n] - sums[border]), (*best[border][1], border))
-                for border in range(stages - 1, n)
+                (max(best[boundary][0], sums[n] - sums[boundary]), (*best[boundary][1], boundary))
+                for boundary in range(stages - 1, n)
             )
             for n in range(stages, num_layers + 1)
         }

@@ -27,7 +27,7 @@ class Pace:
     speeds: Mapping[WorkerId, float] = field(default_factory=dict)
     """0.5 = operations take twice as long. Who is not named has speed 1."""
     hop_s: Callable[[int, WorkerId, WorkerId], float] | None = None
-    """Border (the stage before it), sender, receiver: how long a tensor is under way."""
+    """Boundary (the stage before it), sender, receiver: how long a tensor is under way."""
     extra_link_s: ExtraLinkS | None = None
     """Sender, receiver: how much longer a message of a reduction is under way than usual."""
 
@@ -164,8 +164,11 @@ class _Tasks:
             maker = self._made_by[fact]
             sender = self.tasks[maker].worker
             if sender != worker:
-                border = min(fact.stage, op.stage)
-                yield maker, self._costs.link_s if hop_s is None else hop_s(border, sender, worker)
+                boundary = min(fact.stage, op.stage)
+                yield (
+                    maker,
+                    self._costs.link_s if hop_s is None else hop_s(boundary, sender, worker),
+                )
 
     def _reduction_waits(self, worker: WorkerId, op: Op) -> Iterable[tuple[int, float]]:
         """Of each other worker the last task that counts; its own are in lane order anyway."""

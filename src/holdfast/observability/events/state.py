@@ -35,7 +35,7 @@ class IntervalChosen(Timed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogChanged(Timed):
-    """Which borders are logged, or that a worker's log has stopped or begun again."""
+    """Which boundaries are logged, or that a worker's log has stopped or begun again."""
 
     worker: str  # empty: of all workers
     step: int
@@ -48,7 +48,7 @@ class ReplayBegan(Timed):
     """Stages that nobody holds are computed again, from a checkpoint and the log."""
 
     stages: tuple[int, ...]  # that were lost
-    replayed: tuple[int, ...]  # those and whatever lies between them and the next logged borders
+    replayed: tuple[int, ...]  # those and whatever lies between them and the next logged boundaries
     from_step: int
     to_step: int
     workers: tuple[str, ...]

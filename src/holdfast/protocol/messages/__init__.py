@@ -27,7 +27,7 @@ from holdfast.protocol.messages.liveness import (
     Warned,
 )
 from holdfast.protocol.messages.log import (
-    LogBorders,
+    LogBoundaries,
     LogMessage,
     LogState,
     LogVolume,
@@ -106,7 +106,7 @@ __all__ = [
     "JoinGranted",
     "JoinRequest",
     "LayerCosts",
-    "LogBorders",
+    "LogBoundaries",
     "LogState",
     "LogVolume",
     "LookAt",

@@ -17,7 +17,7 @@ from holdfast.protocol.records import Address, LogOrder, StepLosses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogVolume:
-    """worker -> coordinator, after its first logged step: what a border takes a step."""
+    """worker -> coordinator, after its first logged step: what a boundary takes a step."""
 
     worker: Worker
     step: Step
@@ -27,10 +27,10 @@ class LogVolume:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogBorders:
-    """coordinator -> worker: which borders are logged from now on. Takes effect at once."""
+class LogBoundaries:
+    """coordinator -> worker: which boundaries are logged from now on. Takes effect at once."""
 
-    borders: list[Stage]
+    boundaries: list[Stage]
     limit_bytes: Number
 
 
@@ -89,4 +89,4 @@ class ReplayFailed:
     reason: str  # one line
 
 
-LogMessage = LogVolume | LogBorders | LogState | Replay | Replayed | ReplayFailed
+LogMessage = LogVolume | LogBoundaries | LogState | Replay | Replayed | ReplayFailed
