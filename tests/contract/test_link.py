@@ -19,7 +19,7 @@ from holdfast.protocol.connection import Connection
 from holdfast.runtime import process
 from holdfast.runtime.activity import Activity
 from holdfast.runtime.heartbeat import heartbeat
-from holdfast.runtime.link import ControlLink, Heart, Stopped
+from holdfast.runtime.link import ControlLink, HeartbeatSender, Stopped
 from holdfast.transport.local import LocalHub, LocalTransport
 
 LIMIT_S = 30.0
@@ -105,7 +105,7 @@ def test_r9_a_heart_whose_worker_gets_another_stage_goes_on_beating() -> None:
         saves = type("Saves", (), {"saver": type("Saver", (), {"is_busy": False})})
 
     held = iter([Training()])
-    beats, heart = [], Heart(lambda beat: beats.append(beat))
+    beats, heart = [], HeartbeatSender(lambda beat: beats.append(beat))
     heart.start(0.01, lambda: heartbeat(WorkerId(0, 0), 1, next(held, None)))
     deadline_s = time.monotonic() + LIMIT_S
     while len(beats) < 3:
@@ -121,13 +121,13 @@ def test_a_worker_without_a_thread_to_hear_or_to_beat_waits_for_one(linked, monk
     link, theirs = linked(lambda message: None)
     theirs.send(messages.Halt(epoch=3))
     assert link.next(LIMIT_S) == messages.Halt(epoch=3)
-    silent = refuse_threads(monkeypatch, "heart", 2)
+    silent = refuse_threads(monkeypatch, "heartbeats", 2)
     beaten = threading.Event()
-    heart = Heart(lambda message: beaten.set())
+    heart = HeartbeatSender(lambda message: beaten.set())
     heart.start(0.001, lambda: messages.Ready(worker="0.0"))
     assert beaten.wait(LIMIT_S)
     heart.stop()
-    assert (deaf, silent) == (["control"] * 2, ["heart"] * 2)
+    assert (deaf, silent) == (["control"] * 2, ["heartbeats"] * 2)
 
 
 @pytest.mark.parametrize(

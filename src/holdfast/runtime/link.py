@@ -143,7 +143,7 @@ class ControlLink:
         self._transport.close()
 
 
-class Heart:
+class HeartbeatSender:
     """Tells the coordinator that this process runs, every ``beat_s``."""
 
     def __init__(self, send: Callable[[messages.Message], None]) -> None:
@@ -155,7 +155,7 @@ class Heart:
         """``beat`` makes the message; None: be silent. Starting again changes nothing."""
         if self._thread is None:
             thread = threading.Thread(
-                target=self._run, args=(beat_s, beat), name="heart", daemon=True
+                target=self._run, args=(beat_s, beat), name="heartbeats", daemon=True
             )
             patiently(thread.start)
             self._thread = thread

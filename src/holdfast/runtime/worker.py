@@ -30,7 +30,7 @@ from holdfast.runtime.fingerprint import fingerprint
 from holdfast.runtime.heartbeat import heartbeat
 from holdfast.runtime.injection import WorkerFaults
 from holdfast.runtime.job_loading import JobLoader
-from holdfast.runtime.link import ControlLink, Heart
+from holdfast.runtime.link import ControlLink, HeartbeatSender
 from holdfast.runtime.measure import measure_layers
 from holdfast.runtime.replay import Replayer
 from holdfast.runtime.seeding import DRAWING
@@ -59,7 +59,7 @@ class Worker:
         self._faults = faults
         self._keeping = keeping
         self._loader = JobLoader(spec, self._warn)
-        self._heart = Heart(link.send)
+        self._heartbeats = HeartbeatSender(link.send)
         self._stacks = Stacks(str(spec.worker), on_signal=is_process)
         self._places = Places.of(spec.run_dir, spec.resumed, spec.config)
         self._epoch = 0
@@ -89,7 +89,7 @@ class Worker:
                     self._obey(message, job)
                     job = None  # the other stages' layers
         finally:
-            self._heart.stop()
+            self._heartbeats.stop()
 
     def _warn(self, line: str) -> None:
         self._link.send(messages.Warned(worker=str(self._spec.worker), reason=line))
@@ -183,7 +183,7 @@ class Worker:
             ran=self._loader.settings.check,
         )
         self._log = self.training.log
-        self._heart.start(assign.beat_s, self._beat)
+        self._heartbeats.start(assign.beat_s, self._beat)
         self._link.send(messages.Ready(worker=str(self._spec.worker)))
 
     def _beat(self) -> messages.Heartbeat | None:
@@ -204,7 +204,7 @@ class Worker:
     def _replay(self, order: messages.Replay, job: Job | None) -> None:
         self._enter(order.epoch)
         self._connect(order.addresses)
-        self._heart.start(order.beat_s, self._beat)
+        self._heartbeats.start(order.beat_s, self._beat)
         if job is None:
             job = self._loader.load()
         try:
