@@ -182,7 +182,7 @@ class Cluster:
         transport = self.transports[worker]
         transport.advance(proceed.epoch)
         members = {parse_worker(name) for name in proceed.stages}
-        transport.disconnect({*members, *self.trainings[worker].giver.joiners})
+        transport.disconnect({*members, *self.trainings[worker].sender.joiners})
         self.trainings[worker].run(proceed)
 
     def kill(self, worker: WorkerId) -> None:

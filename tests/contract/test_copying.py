@@ -16,7 +16,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, ProtocolError
 from holdfast.runtime import copying
 from holdfast.runtime.commit import Committed, Result
-from holdfast.runtime.copying import HEADER, Giver, State, receive_state
+from holdfast.runtime.copying import HEADER, State, StateSender, receive_state
 from holdfast.runtime.gradients import FastGradients, Layout
 from holdfast.runtime.reduction import conclude
 from holdfast.runtime.results import Arrivals, BegunAnew, Form, receive_result
@@ -69,18 +69,18 @@ def as_bits(given: Mapping[str, Tensor]) -> dict[str, object]:
 
 
 class Copy:
-    """One giver, and joiners that ask."""
+    """One sender, and joiners that ask."""
 
     def __init__(self, *joiners: WorkerId, limits: Limits | None = None) -> None:
         self.hub = LocalHub()
         self.transport = LocalTransport(GIVER, self.hub)
-        self.giver = Giver(self.transport, FORM)
+        self.sender = StateSender(self.transport, FORM)
         self.joiners = {
             joiner: LocalTransport(joiner, self.hub, limits=limits)
             for joiner in joiners or (JOINER,)
         }
         for joiner in self.joiners:
-            self.giver.ask(joiner)
+            self.sender.ask(joiner)
 
     def state(self, joiner: WorkerId = JOINER) -> State:
         return receive_state(Arrivals(self.joiners[joiner], GIVER), LIMIT_S)
@@ -102,9 +102,9 @@ class Copy:
 
 def test_a_state_arrives_in_pieces_with_all_its_bits():
     copy = Copy()
-    assert copy.giver.is_asked
-    copy.giver.send_state(7, tensors())
-    assert not copy.giver.is_asked
+    assert copy.sender.is_asked
+    copy.sender.send_state(7, tensors())
+    assert not copy.sender.is_asked
     found = copy.state()
     assert found.version == 7
     assert list(found.tensors) == list(tensors())
@@ -116,7 +116,7 @@ def test_a_state_arrives_in_pieces_with_all_its_bits():
 
 def test_what_arrives_is_the_joiners_own():
     copy, sent = Copy(), tensors()
-    copy.giver.send_state(7, sent)
+    copy.sender.send_state(7, sent)
     for tensor in copy.state().tensors.values():
         tensor.zero_()
     assert as_bits(sent) == as_bits(tensors())
@@ -124,9 +124,9 @@ def test_what_arrives_is_the_joiners_own():
 
 def test_updates_follow_the_state_in_their_order():
     copy = Copy()
-    copy.giver.send_state(7, tensors())
+    copy.sender.send_state(7, tensors())
     for step in (7, 8, 9):
-        copy.giver.send_update(committed(step))
+        copy.sender.send_update(committed(step))
     assert copy.state().version == 7
     for step in (7, 8, 9):
         copy.assert_update(step)
@@ -134,9 +134,9 @@ def test_updates_follow_the_state_in_their_order():
 
 def test_an_update_from_before_the_state_was_taken_is_not_sent():
     copy = Copy()
-    copy.giver.send_update(committed(6))
-    copy.giver.send_state(7, tensors())
-    copy.giver.send_update(committed(7))
+    copy.sender.send_update(committed(6))
+    copy.sender.send_state(7, tensors())
+    copy.sender.send_update(committed(7))
     copy.state()
     copy.assert_update(7)
     assert not copy.joiners[JOINER].has(GIVER, Tag(Channel.UPDATE, 6))
@@ -145,7 +145,7 @@ def test_an_update_from_before_the_state_was_taken_is_not_sent():
 def test_a_change_of_epoch_in_the_middle_disturbs_neither_side():
     copy = Copy(limits=Limits(inbox_bytes=100))  # the feed has to wait for room
     arrivals = Arrivals(copy.joiners[JOINER], GIVER)
-    copy.giver.send_state(7, tensors())
+    copy.sender.send_state(7, tensors())
     wait_until(lambda: copy.joiners[JOINER].statistics.received_messages > 0)
     for epoch in (1, 2):
         for transport in (copy.transport, copy.joiners[JOINER]):
@@ -153,7 +153,7 @@ def test_a_change_of_epoch_in_the_middle_disturbs_neither_side():
         with pytest.raises(EpochPast):
             receive_state(arrivals, LIMIT_S)
         copy.advance(epoch)
-    copy.giver.send_update(committed(7))
+    copy.sender.send_update(committed(7))
     found = receive_state(arrivals, LIMIT_S)
     assert as_bits(found.tensors) == as_bits(tensors())
     copy.assert_update(7)
@@ -167,30 +167,30 @@ def test_a_joiner_that_is_halted_half_way_goes_on_where_it_was():
     joiner.interrupt(1)
     with pytest.raises(EpochPast):
         waiting.result()
-    copy.giver.send_state(7, tensors())
-    joiner.advance(1)  # the giver is still in the epoch before
+    copy.sender.send_state(7, tensors())
+    joiner.advance(1)  # the sender is still in the epoch before
     assert as_bits(receive_state(arrivals, LIMIT_S).tensors) == as_bits(tensors())
 
 
 def test_two_joiners_at_once_get_the_same():
     copy = Copy(JOINER, OTHER)
-    assert copy.giver.joiners == {JOINER, OTHER}
-    copy.giver.send_state(7, tensors())
-    copy.giver.send_update(committed(7))
+    assert copy.sender.joiners == {JOINER, OTHER}
+    copy.sender.send_state(7, tensors())
+    copy.sender.send_update(committed(7))
     for joiner in (OTHER, JOINER):
         assert as_bits(copy.state(joiner).tensors) == as_bits(tensors())
         copy.assert_update(7, joiner)
-    assert copy.giver.joiners == {JOINER, OTHER}
+    assert copy.sender.joiners == {JOINER, OTHER}
 
 
 def test_a_joiner_that_comes_later_gets_the_later_state_and_the_first_one_goes_on():
     copy = Copy(JOINER, OTHER)
-    copy.giver.forget({OTHER})
-    copy.giver.send_state(7, tensors())
-    copy.giver.ask(OTHER)
-    copy.giver.send_update(committed(7))
-    copy.giver.send_state(8, tensors(3.0))
-    copy.giver.send_update(committed(8))
+    copy.sender.forget({OTHER})
+    copy.sender.send_state(7, tensors())
+    copy.sender.ask(OTHER)
+    copy.sender.send_update(committed(7))
+    copy.sender.send_state(8, tensors(3.0))
+    copy.sender.send_update(committed(8))
     assert copy.state(JOINER).version == 7
     for step in (7, 8):
         copy.assert_update(step, JOINER)
@@ -201,10 +201,10 @@ def test_a_joiner_that_comes_later_gets_the_later_state_and_the_first_one_goes_o
 
 def test_a_joiner_that_dies_holds_up_nobody():
     copy = Copy(JOINER, OTHER, limits=Limits(inbox_bytes=100))
-    copy.giver.send_state(7, tensors())
+    copy.sender.send_state(7, tensors())
     copy.joiners[JOINER].close()
     for step in (7, 8):
-        copy.giver.send_update(committed(step))
+        copy.sender.send_update(committed(step))
     assert as_bits(copy.state(OTHER).tensors) == as_bits(tensors())
     for step in (7, 8):
         copy.assert_update(step, OTHER)
@@ -212,13 +212,13 @@ def test_a_joiner_that_dies_holds_up_nobody():
 
 def test_a_joiner_that_is_gone_costs_no_memory_for_ever():
     copy = Copy()
-    copy.giver.send_state(7, tensors())
+    copy.sender.send_state(7, tensors())
     copy.state()
     copy.joiners[JOINER].close()
-    copy.giver.send_update(committed(7))  # only now the feed finds out
-    wait_until(lambda: not copy.giver.joiners)
+    copy.sender.send_update(committed(7))  # only now the feed finds out
+    wait_until(lambda: not copy.sender.joiners)
     update = committed(8)
-    copy.giver.send_update(update)
+    copy.sender.send_update(update)
     assert sys.getrefcount(update) == 2, "somebody keeps an update that nobody will get"
 
 
@@ -230,14 +230,14 @@ def test_r8_updates_that_wait_for_a_slow_joiner_are_bounded_in_bytes(monkeypatch
     for step in range(7, 60):
         update = committed(step)
         kept.append(weakref.ref(update.result.reduced.flat))
-        copy.giver.send_update(update)
+        copy.sender.send_update(update)
         del update
-        if copy.giver.is_asked:
+        if copy.sender.is_asked:
             num_copies += 1
-            copy.giver.send_state(step + 1, tensors())
+            copy.sender.send_state(step + 1, tensors())
             wait_until(lambda: f"feed-{JOINER}" in [one.name for one in threading.enumerate()])
     assert num_copies == 1 + copying.MOST_COPIES - 1
-    assert not copy.giver.joiners
+    assert not copy.sender.joiners
     wait_until(lambda: sum(one() is not None for one in kept) <= copying.MOST_COPIES)
     copy.joiners[JOINER].close()
 
@@ -245,12 +245,12 @@ def test_r8_updates_that_wait_for_a_slow_joiner_are_bounded_in_bytes(monkeypatch
 def test_r8_a_joiner_that_fell_behind_takes_the_newer_state(monkeypatch):
     monkeypatch.setattr(copying, "MOST_BEHIND_BYTES", 3 * LAYOUT.numel * 4)
     copy = Copy(limits=Limits(inbox_bytes=100))
-    copy.giver.send_state(7, tensors())
+    copy.sender.send_state(7, tensors())
     step = 7
-    while not copy.giver.is_asked:
-        copy.giver.send_update(committed(step))
+    while not copy.sender.is_asked:
+        copy.sender.send_update(committed(step))
         step += 1
-    copy.giver.send_state(step, tensors(2.0))
+    copy.sender.send_state(step, tensors(2.0))
     arrivals = Arrivals(copy.joiners[JOINER], GIVER, HEADER)
 
     def follow_the_first() -> None:
@@ -274,13 +274,13 @@ def test_a_joiner_hears_that_its_source_is_lost():
 
 def test_whoever_asks_again_begins_anew():
     copy = Copy()
-    copy.giver.send_state(7, tensors())
+    copy.sender.send_state(7, tensors())
     copy.state()
-    copy.giver.ask(JOINER)
-    assert copy.giver.is_asked
-    copy.giver.send_update(committed(7))  # it has not the state that this belongs to
-    copy.giver.send_state(8, tensors(2.0))
-    copy.giver.send_update(committed(8))
+    copy.sender.ask(JOINER)
+    assert copy.sender.is_asked
+    copy.sender.send_update(committed(7))  # it has not the state that this belongs to
+    copy.sender.send_state(8, tensors(2.0))
+    copy.sender.send_update(committed(8))
     again = copy.state()
     assert (again.version, again.tensors["0.weight/step"].item()) == (8, 2.0)
     copy.assert_update(8)
@@ -290,12 +290,12 @@ def test_whoever_asks_again_begins_anew():
 def test_a_joiner_with_half_of_a_state_takes_the_one_that_begins_anew():
     copy = Copy(limits=Limits(inbox_bytes=100))  # the feed has to wait for room
     arrivals = Arrivals(copy.joiners[JOINER], GIVER, HEADER)
-    copy.giver.send_state(7, tensors())
+    copy.sender.send_state(7, tensors())
     arrivals.take(HEADER, LIMIT_S)
     arrivals.take(Tag(Channel.STATE, 7), LIMIT_S)
     wait_until(lambda: copy.joiners[JOINER].statistics.unread_bytes > 100)
-    copy.giver.ask(JOINER)
-    copy.giver.send_state(8, tensors(2.0))
+    copy.sender.ask(JOINER)
+    copy.sender.send_state(8, tensors(2.0))
     # The old feed may get through before it hears that it is over; halves are never mixed.
     values = {7: tensors(), 8: tensors(2.0)}
     newest = 0
@@ -311,14 +311,14 @@ def test_a_joiner_with_half_of_a_state_takes_the_one_that_begins_anew():
 
 def test_whoever_has_become_a_member_is_sent_no_more_updates():
     copy = Copy()
-    copy.giver.send_state(7, tensors())
-    copy.giver.send_update(committed(7))
+    copy.sender.send_state(7, tensors())
+    copy.sender.send_update(committed(7))
     copy.state()
     copy.assert_update(7)
-    copy.giver.forget({JOINER})
-    assert copy.giver.joiners == set()
+    copy.sender.forget({JOINER})
+    assert copy.sender.joiners == set()
     sent = copy.transport.statistics.sent_messages
-    copy.giver.send_update(committed(8))
+    copy.sender.send_update(committed(8))
     assert copy.transport.statistics.sent_messages == sent
 
 
@@ -334,12 +334,12 @@ def test_what_is_no_header_is_refused(text):
 def test_a_copy_for_which_there_is_no_thread_begins_after_the_next_step(monkeypatch):
     copy = Copy(JOINER, OTHER)
     refused = refuse_threads(monkeypatch, f"feed-{JOINER}", 1)
-    copy.giver.send_state(7, tensors())
+    copy.sender.send_state(7, tensors())
     assert refused == [f"feed-{JOINER}"]
     assert copy.state(OTHER).version == 7
-    assert copy.giver.is_asked
-    copy.giver.send_update(committed(7))
-    copy.giver.send_state(8, tensors())
+    assert copy.sender.is_asked
+    copy.sender.send_update(committed(7))
+    copy.sender.send_state(8, tensors())
     assert copy.state().version == 8
     copy.assert_update(7, OTHER)
 
@@ -348,6 +348,6 @@ def test_a_copy_for_which_there_never_is_a_thread_is_given_up(monkeypatch):
     copy = Copy()
     refused = refuse_threads(monkeypatch, "feed", 100)
     for version in range(5):
-        copy.giver.send_state(version, tensors())
+        copy.sender.send_state(version, tensors())
     assert len(refused) == 3
-    assert copy.giver.joiners == set()
+    assert copy.sender.joiners == set()

@@ -43,7 +43,7 @@ class Joining(Cluster):
         self.add(VICTIM, 1, self.make_job())
 
     def share(self) -> None:
-        self.trainings[SOURCE].giver.ask(VICTIM)
+        self.trainings[SOURCE].sender.ask(VICTIM)
 
     def follow(self, source: WorkerId = SOURCE) -> None:
         self.joiner_epoch = max(self.joiner_epoch, self.epoch)
@@ -110,8 +110,8 @@ def test_a_copy_that_begins_anew_from_the_same_source_takes_the_place_of_the_fir
     cluster.build()
     cluster.share()
     cluster.follow()
-    giver = cluster.trainings[SOURCE].giver
-    assert cluster.turns.run(lambda: not giver.is_asked)
+    sender = cluster.trainings[SOURCE].sender
+    assert cluster.turns.run(lambda: not sender.is_asked)
     cluster.turns.frozen = set(cluster.stages)
     joiner = cluster.turns.runners[VICTIM]
     wait_until(lambda: cluster.turns.run(lambda: "UPDATE of step 1 " in joiner.at))

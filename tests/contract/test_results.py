@@ -66,11 +66,11 @@ def sent_bits(messages: list[tuple[Tag, Tensor]]) -> list[tuple[Tag, bytes]]:
 )
 @pytest.mark.parametrize("nonfinite", [False, True])
 def test_a_result_and_its_verdict_arrive_with_all_their_bits(channel, verdict, nonfinite):
-    giver, taker = pair()
+    sender, taker = pair()
     made = result(attempt=1, nonfinite=nonfinite)
     messages = result_messages(channel, made, FORM, verdict)
     for tag, tensor in messages:
-        giver.send(TAKER, tag, tensor)
+        sender.send(TAKER, tag, tensor)
     attempt = 1 if channel is Channel.RESULT else 0  # a joiner does not know how often it was tried
     wanted = Tag(channel, 4, attempt)
     found, heard = receive_result(Arrivals(taker, GIVER), wanted, FORM, LIMIT_S)
@@ -85,11 +85,11 @@ def test_a_result_and_its_verdict_arrive_with_all_their_bits(channel, verdict, n
 
 @pytest.mark.parametrize("before_break", range(4))
 def test_a_result_whose_wait_was_broken_off_is_taken_up_where_it_was_left(before_break):
-    giver, taker = pair()
+    sender, taker = pair()
     made, arrivals = result(), Arrivals(taker, GIVER)
     messages = result_messages(Channel.UPDATE, made, FORM, Verdict(1.0, None, False))
     for tag, tensor in messages[:before_break]:
-        giver.send(TAKER, tag, tensor)
+        sender.send(TAKER, tag, tensor)
     wanted = Tag(Channel.UPDATE, 4)
     if before_break < len(messages):
         with pytest.raises(WaitTimeout):
@@ -97,20 +97,20 @@ def test_a_result_whose_wait_was_broken_off_is_taken_up_where_it_was_left(before
         taker.interrupt(1)
         with pytest.raises(EpochPast):
             receive_result(arrivals, wanted, FORM, LIMIT_S)
-    for transport in (taker, giver):
+    for transport in (taker, sender):
         transport.advance(1)
     for tag, tensor in messages[before_break:]:
-        giver.send(TAKER, tag, tensor)
+        sender.send(TAKER, tag, tensor)
     found, _ = receive_result(arrivals, wanted, FORM, LIMIT_S)
     assert torch.equal(found.reduced.flat, made.reduced.flat)
 
 
 def test_what_was_used_up_is_not_taken_for_the_next_of_that_name():
-    giver, taker = pair()
+    sender, taker = pair()
     arrivals = Arrivals(taker, GIVER)
     for step in (4, 5, 4):  # a source that begins anew sends an old step again
         for tag, tensor in result_messages(Channel.UPDATE, result(step), FORM):
-            giver.send(TAKER, tag, tensor)
+            sender.send(TAKER, tag, tensor)
     flats = [
         receive_result(arrivals, Tag(Channel.UPDATE, step), FORM, LIMIT_S)[0].reduced.flat
         for step in (4, 5, 4)
@@ -122,15 +122,15 @@ def test_what_was_used_up_is_not_taken_for_the_next_of_that_name():
 
 
 def test_whoever_waits_hears_that_the_source_begins_anew_but_only_when_nothing_else_is_here():
-    giver, taker = pair()
+    sender, taker = pair()
     first, wanted = Tag(Channel.STATE, 0), Tag(Channel.UPDATE, 4)
     arrivals = Arrivals(taker, GIVER, first)
-    giver.send(TAKER, first, torch.tensor([1.0]))
+    sender.send(TAKER, first, torch.tensor([1.0]))
     assert arrivals.take(first, LIMIT_S).item() == 1.0
     with pytest.raises(WaitTimeout):
         arrivals.take(wanted, NO_TIME_S)
-    giver.send(TAKER, first, torch.tensor([2.0]))
-    giver.send(TAKER, wanted, torch.tensor([3.0]))
+    sender.send(TAKER, first, torch.tensor([2.0]))
+    sender.send(TAKER, wanted, torch.tensor([3.0]))
     assert arrivals.take(wanted, LIMIT_S).item() == 3.0
     with pytest.raises(BegunAnew):
         arrivals.take(wanted._replace(part=1), LIMIT_S)
@@ -139,19 +139,19 @@ def test_whoever_waits_hears_that_the_source_begins_anew_but_only_when_nothing_e
 
 
 def test_a_result_of_another_stage_is_refused_by_name():
-    giver, taker = pair()
+    sender, taker = pair()
     other = Form(Layout.of([torch.zeros(50)]), {})
     for tag, tensor in result_messages(Channel.RESULT, result(), FORM):
-        giver.send(TAKER, tag, tensor)
+        sender.send(TAKER, tag, tensor)
     with pytest.raises(ProtocolError, match=r"worker 0\.0 sent a gradient of \d+ elements"):
         receive_result(Arrivals(taker, GIVER), Tag(Channel.RESULT, 4), other, LIMIT_S)
 
 
 @pytest.mark.parametrize("slot", [0, 2], ids=["used", "not used"])
 def test_a_tied_parameter_travels_alone_and_says_whether_it_was_used(slot):
-    giver, taker = pair()
+    sender, taker = pair()
     made = result(attempt=1)
-    send_tied(giver, TAKER, made, 3, slot)
+    send_tied(sender, TAKER, made, 3, slot)
     tag = Tag(Channel.RESULT, 4, 1)
     values, touched = receive_tied(taker, GIVER, tag, 3, LIMIT_S)
     expected = LAYOUT.padded(made.reduced.flat, slot)
@@ -160,12 +160,12 @@ def test_a_tied_parameter_travels_alone_and_says_whether_it_was_used(slot):
 
 
 def test_tied_parameters_and_whole_results_are_not_mistaken_for_each_other():
-    giver, taker = pair()
+    sender, taker = pair()
     made, tag = result(), Tag(Channel.RESULT, 4)
-    send_tied(giver, TAKER, made, 1, 0)
-    send_tied(giver, TAKER, made, 2, 1)
+    send_tied(sender, TAKER, made, 1, 0)
+    send_tied(sender, TAKER, made, 2, 1)
     for other, tensor in result_messages(Channel.RESULT, made, FORM):
-        giver.send(TAKER, other, tensor)
+        sender.send(TAKER, other, tensor)
     second, _ = receive_tied(taker, GIVER, tag, 2, LIMIT_S)
     whole, _ = receive_result(Arrivals(taker, GIVER), tag, FORM, LIMIT_S)
     first, _ = receive_tied(taker, GIVER, tag, 1, LIMIT_S)

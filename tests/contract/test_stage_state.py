@@ -67,20 +67,20 @@ def trained(num_steps: int = 2, **options) -> OneStage:
     "optimizer", [partial(optim.AdamW, lr=0.1), partial(optim.SGD, lr=0.1, momentum=0.9)]
 )
 def test_whoever_loads_a_state_goes_on_with_the_same_bits(optimizer, fast):
-    giver = trained(optimizer=optimizer, fast=fast)
+    sender = trained(optimizer=optimizer, fast=fast)
     taker = OneStage(seed=9, optimizer=optimizer, fast=fast)
-    assert taker.bits() != giver.bits()
-    taker.state.load(giver.state.tensors(), "a test")
-    assert taker.bits() == giver.bits()
-    for stage in (giver, taker):
+    assert taker.bits() != sender.bits()
+    taker.state.load(sender.state.tensors(), "a test")
+    assert taker.bits() == sender.bits()
+    for stage in (sender, taker):
         stage.step(2)
-    assert taker.bits() == giver.bits()
+    assert taker.bits() == sender.bits()
 
 
 def test_a_state_takes_the_place_of_one_that_was_trained_already():
-    giver, taker = trained(), trained(5, seed=4)
-    taker.state.load(giver.state.tensors(), "a test")
-    assert taker.bits() == giver.bits()
+    sender, taker = trained(), trained(5, seed=4)
+    taker.state.load(sender.state.tensors(), "a test")
+    assert taker.bits() == sender.bits()
 
 
 def test_the_state_is_a_copy_that_training_does_not_change():
@@ -115,11 +115,11 @@ def test_a_step_begins_without_sums():
 
 
 def test_exponents_travel_with_the_state():
-    giver, taker = trained(), OneStage(seed=9)
-    taker.state.load(giver.state.tensors(), "a test")
-    for stage in (giver, taker):
+    sender, taker = trained(), OneStage(seed=9)
+    taker.state.load(sender.state.tensors(), "a test")
+    for stage in (sender, taker):
         stage.state.begin_step()
-    assert taker.gradients.exponents == giver.gradients.exponents
+    assert taker.gradients.exponents == sender.gradients.exponents
     assert taker.gradients.exponents != OneStage().gradients.exponents
 
 
@@ -155,9 +155,9 @@ def sealed(stage: OneStage, folder, kind: str):
 
 
 def test_a_checkpoint_gives_the_same_state_as_a_peer(tmp_path):
-    giver, taker = trained(), OneStage(seed=9)
-    taker.state.load_checkpoint(sealed(giver, tmp_path, "AdamW"))
-    assert taker.bits() == giver.bits()
+    sender, taker = trained(), OneStage(seed=9)
+    taker.state.load_checkpoint(sealed(sender, tmp_path, "AdamW"))
+    assert taker.bits() == sender.bits()
 
 
 def test_another_optimizers_checkpoint_is_refused(tmp_path):

@@ -1,6 +1,6 @@
 """A stage's state on its way to a joiner, in pieces, while training goes on.
 
-The giver copies its state once, between two operations, and sends it from a thread; after that it
+The sender copies its state once, between two operations, and sends it from a thread; after that it
 sends every update it commits. The joiner loads the state and follows. What is sent is true
 in every epoch: a failure elsewhere does not disturb it.
 """
@@ -29,10 +29,10 @@ _MOST_BEHIND = 64  # updates that wait for one joiner ...
 MOST_BEHIND_BYTES = 256 << 20  # ... and their bytes, if there is more than one
 MOST_COPIES = 3  # begun anew for one that cannot keep up
 HEADER = Tag(Channel.STATE, 0)
-"""Begins a copy; it comes again when the giver begins anew."""
+"""Begins a copy; it comes again when the sender begins anew."""
 
 
-class Giver:
+class StateSender:
     """Of one member: the joiners it feeds. ``ask`` may be called from any thread."""
 
     def __init__(self, transport: Transport, form: Form) -> None:

@@ -94,7 +94,7 @@ class Epoch:
                 for tag, tensor in messages:
                     self.transport.send(other, tag, tensor)
         for bucket in self._buckets(routes):
-            if self._giver(bucket, routes) == self.me:
+            if self._sender(bucket, routes) == self.me:
                 for other in self._takers(bucket, routes):
                     slot = bucket.groups[0][0]
                     send_tied(self.transport, other, result, bucket.number, slot)
@@ -129,10 +129,10 @@ class Epoch:
 
     def given(self, bucket: Bucket, routes: RunningStep, tag: Tag) -> Given | None:
         """From whoever has it."""
-        giver = self._giver(bucket, routes)
-        if giver is None:
+        sender = self._sender(bucket, routes)
+        if sender is None:
             return None
-        values, touched = receive_tied(self.transport, giver, tag, bucket.number, self.timeout_s)
+        values, touched = receive_tied(self.transport, sender, tag, bucket.number, self.timeout_s)
         return bucket, values, touched
 
     # --- ties between a stage that is done with the step and one that is not ---
@@ -141,7 +141,7 @@ class Epoch:
         tie = set(self.parts.ties[bucket.number - 1])
         return [stage for stage, names in self.parts.slots.items() if not tie.isdisjoint(names)]
 
-    def _giver(self, bucket: Bucket, routes: RunningStep) -> WorkerId | None:
+    def _sender(self, bucket: Bucket, routes: RunningStep) -> WorkerId | None:
         """Who has the sum of a tied parameter already; None: nobody, or it is no tie."""
         if bucket.number == 0:
             return None

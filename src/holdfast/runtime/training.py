@@ -19,7 +19,7 @@ from holdfast.runtime.activity import Activity
 from holdfast.runtime.borders import TransportBoundary
 from holdfast.runtime.boundary_log import BoundaryLog, SendMessage, open_log
 from holdfast.runtime.built import Builder, StageParts
-from holdfast.runtime.copying import Giver
+from holdfast.runtime.copying import StateSender
 from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.ending import StepEnding
 from holdfast.runtime.epoch import Epoch
@@ -83,7 +83,7 @@ class StageTraining:
         self.saves = StageSaves(
             me, built, saver, keeping.times(), config, tell=tell, check=check, reach=self._reach
         )
-        self.giver = Giver(transport, built.parts.form)
+        self.sender = StateSender(transport, built.parts.form)
         self._follower = Follower(
             me,
             built,
@@ -148,7 +148,7 @@ class StageTraining:
 
     def _enter(self, proceed: messages.Proceed) -> Epoch:
         stages = {parse_worker(name): stage for name, stage in proceed.stages.items()}
-        self.giver.forget([joiner for joiner in self.giver.joiners if joiner in stages])
+        self.sender.forget([joiner for joiner in self.sender.joiners if joiner in stages])
         self._follower.stop()
         self.prober.forget()
         self.lanes.start(proceed.epoch, proceed.schedule, proceed.first_step)
@@ -202,9 +202,9 @@ class StageTraining:
         committed = settled.committed
         self._code.ran("the optimizer or its LR schedule")
         self._reports.committed(settled, warns=saves.is_first_holder)
-        self.giver.send_update(committed)
-        if self.giver.is_asked:
-            self.giver.send_state(committed.step + 1, self.built.state.tensors())
+        self.sender.send_update(committed)
+        if self.sender.is_asked:
+            self.sender.send_state(committed.step + 1, self.built.state.tensors())
         self._copies.committed(committed.step + 1)
         saves.save_if_due(committed.step + 1)
 
@@ -261,7 +261,7 @@ class StageTraining:
 
     def close(self) -> None:
         """Another stage takes its place."""
-        self.giver.forget(self.giver.joiners)
+        self.sender.forget(self.sender.joiners)
         self.log.close()
 
     def reach(self, step: int, point: str) -> None:

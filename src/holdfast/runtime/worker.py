@@ -260,7 +260,7 @@ class Worker:
             case messages.ShareState():  # the joiner is fed at the next committed step
                 address = {message.to: Address(message.host, message.port)}
                 joiner = parse_worker(message.to)
-                self._built.giver.ask(joiner, lambda: self._connect(address))
+                self._built.sender.ask(joiner, lambda: self._connect(address))
             case messages.SaveAt() | messages.SaveOnce():
                 self._change_saves(message)
             case messages.Offer() | messages.Adopt():
@@ -305,7 +305,7 @@ class Worker:
         members = {parse_worker(name) for name in proceed.stages}
         self._enter(proceed.epoch)
         self._transport.expect_copies(False)  # a member follows nobody
-        self._transport.disconnect({*members, *training.giver.joiners})
+        self._transport.disconnect({*members, *training.sender.joiners})
         self._connect(proceed.addresses)
         try:
             training.run(proceed)
