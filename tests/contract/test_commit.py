@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost
-from holdfast.runtime.commit import Committed, Phase, Result, StageCommit
+from holdfast.runtime.commit import CommitPhase, Committed, Result, StageCommit
 from holdfast.runtime.gradients import FastGradients, Layout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import Reduced, conclude
@@ -152,18 +152,18 @@ def run_step(stage: OneStage, step: int, square: float, *, trust: bool) -> Commi
 
 def test_the_phases_follow_each_other():
     stage = OneStage()
-    assert stage.commit.phase is Phase.COLLECTING
+    assert stage.commit.phase is CommitPhase.COLLECTING
     assert stage.missing() == []
     stage.reduce(0)
-    assert stage.commit.phase is Phase.REDUCED
+    assert stage.commit.phase is CommitPhase.REDUCED
     assert stage.missing() == [(PEER, Tag(Channel.VERDICT, 0, 0))]
     stage.commit.apply_speculatively()
-    assert stage.commit.phase is Phase.SPECULATIVE
+    assert stage.commit.phase is CommitPhase.SPECULATIVE
     stage.hear(0, GOOD)
     assert stage.missing() == []
     committed = stage.commit_step()
     assert (committed.step, committed.taken_back) == (0, False)
-    assert stage.commit.phase is Phase.COLLECTING
+    assert stage.commit.phase is CommitPhase.COLLECTING
 
 
 def test_reducing_changes_nothing_and_tells_the_other_stage_the_squares():
@@ -278,7 +278,7 @@ def test_a_lost_stage_ends_the_wait_for_its_verdict_and_the_step_stays_open():
     with pytest.raises(PeerLost) as lost:
         stage.commit_step()
     assert lost.value.worker == str(PEER)
-    assert stage.commit.phase is Phase.SPECULATIVE
+    assert stage.commit.phase is CommitPhase.SPECULATIVE
 
 
 def test_a_step_cannot_be_reduced_before_the_one_before_is_settled():

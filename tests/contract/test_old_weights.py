@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from holdfast.cluster import WorkerId
-from holdfast.runtime.commit import Phase, Result, StageCommit
+from holdfast.runtime.commit import CommitPhase, Result, StageCommit
 from holdfast.runtime.gradients import ExactGradients, Layout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import conclude
@@ -214,7 +214,7 @@ def test_before_a_step_is_applied_its_old_weights_are_the_present_ones():
     stage.run_step(0)
     apply(stage, 0, "settled")
     sent = stage.run_step(1)
-    assert stage.commit.phase is Phase.REDUCED
+    assert stage.commit.phase is CommitPhase.REDUCED
     assert {m: stage.rerun(1, m) for m in range(MICROBATCHES)} == sent
 
 

@@ -16,7 +16,7 @@ from holdfast.config import config_from
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Effect, Emit, Fence, LookAt, SealCheckpoint, Send, StartWorker
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.membership import JOINING, MISSING, Phase
+from holdfast.control.membership import JOINING, MISSING, WorkerPhase
 from holdfast.errors import EpochPast, WaitTimeout
 from holdfast.faults.fault import parse_fault
 from holdfast.planner.problem import Problem
@@ -343,7 +343,7 @@ class World:
     def stages(self) -> dict[str, int]:
         return {str(worker): stage for worker, stage in sorted(self.run.run.stages.items())}
 
-    def phase(self, name: str) -> Phase:
+    def phase(self, name: str) -> WorkerPhase:
         return self.run.run.membership.phase(parse_worker(name))
 
     @property
@@ -535,7 +535,7 @@ def state_hashes(
 def something_happens(world: World, dice: random.Random) -> None:
     act = dice.choice(["step"] * 4 + ["die", "freeze", "join", "mute", "pump", "start"])
     names, missing = sorted(world.actors), world.run.run.membership.missing
-    awaited = world.run.run.membership.all_in(Phase.STARTING)
+    awaited = world.run.run.membership.all_in(WorkerPhase.STARTING)
     match act:
         case "step":
             world.step()
@@ -565,7 +565,7 @@ def much_happens(world: World, dice: random.Random) -> None:
     world.pump()
     world.tick(11.0)
     for _ in range(200):
-        for worker in world.run.run.membership.all_in(Phase.STARTING):
+        for worker in world.run.run.membership.all_in(WorkerPhase.STARTING):
             world.come(str(worker))
         if not world.run.over:
             world.step()

@@ -7,7 +7,7 @@ from holdfast.cluster import WorkerId
 from holdfast.control import progress as p
 from holdfast.control.effects import AskStack, Fence, LookAt, ReportStuck
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.membership import Phase
+from holdfast.control.membership import WorkerPhase
 from holdfast.control.progress import Progress
 from holdfast.observability import events
 from holdfast.observability.stacks import header, read_stack, stack_file, user_frame
@@ -199,7 +199,7 @@ def test_one_that_is_stopped_is_looked_at_and_lost_after_the_silence_limit() -> 
     assert looks
     assert {look.worker for look in looks} == {WorkerId(1, 0)}
     world.tick(0.4)
-    assert world.phase("1.0") is Phase.LOST
+    assert world.phase("1.0") is WorkerPhase.LOST
     world.tick(1.0)  # how it ended might still be told
     assert lost(world)["1.0"].startswith("no heartbeat for 2.")
 
@@ -211,7 +211,7 @@ def test_one_that_ran_and_is_then_stopped_is_lost_after_the_silence_limit() -> N
     world.tick(5.0)
     held.held, held.silent = False, True
     world.tick(3.2)
-    assert world.phase("1.0") is Phase.LOST
+    assert world.phase("1.0") is WorkerPhase.LOST
 
 
 def test_word_of_another_process_is_no_sign_of_life() -> None:
@@ -221,7 +221,7 @@ def test_word_of_another_process_is_no_sign_of_life() -> None:
     for _ in range(12):
         world.tick(0.2)
         world.handle(WorkerRuns(worker="1.0", pid=77))
-    assert world.phase("1.0") is Phase.LOST
+    assert world.phase("1.0") is WorkerPhase.LOST
 
 
 def test_a_joiner_whose_process_runs_without_heartbeats_has_as_long_as_a_start() -> None:
@@ -230,14 +230,14 @@ def test_a_joiner_whose_process_runs_without_heartbeats_has_as_long_as_a_start()
     world.pump()
     world.come("1.0")
     world.pump()
-    assert world.phase("1.0") is Phase.COPYING
+    assert world.phase("1.0") is WorkerPhase.COPYING
     world.tick(0.2)
     joiner = world.actors["1.0"]
     joiner.held = joiner.mute = True
     world.tick(175.0)
-    assert world.phase("1.0") is Phase.COPYING
+    assert world.phase("1.0") is WorkerPhase.COPYING
     world.tick(10.0)
-    assert world.phase("1.0") is Phase.LOST
+    assert world.phase("1.0") is WorkerPhase.LOST
 
 
 # --- told to stop in the midst of it ---
@@ -331,7 +331,7 @@ def test_a_stuck_member_is_reported_and_lost_and_the_others_go_on() -> None:
     assert lost.cause.startswith("stuck in loading data for 30.")
     del world.actors["1.0"]
     world.pump()
-    assert world.phase("1.0") is Phase.LOST
+    assert world.phase("1.0") is WorkerPhase.LOST
     world.finish()
     assert world.run.phase is RunPhase.FINISHED
 

@@ -6,7 +6,7 @@ from coordinator_world import SomePlan, World, emitted, pid_of, report, sent
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Fence
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.membership import Phase
+from holdfast.control.membership import WorkerPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import Kept
@@ -553,9 +553,11 @@ def test_a_worker_of_a_well_off_stage_changes_sides_and_becomes_a_member_there()
     offer = sent(world.effects, messages.Offer)["3.1"]
     spared = loads(offer.schedule).lanes[WorkerId(3, 1)]
     assert list(map(str, spared)) == ["1R"], "it finishes what it has begun and gets nothing new"
-    assert world.phase("3.1") is Phase.MEMBER, "not before it has come to the step without work"
+    assert world.phase("3.1") is WorkerPhase.MEMBER, (
+        "not before it has come to the step without work"
+    )
     world.step()
-    assert world.phase("3.1") is Phase.COPYING
+    assert world.phase("3.1") is WorkerPhase.COPYING
     assert world.stages == {"0.0": 0, "0.1": 1, "1.1": 1, "2.1": 1}
     assert not any(event.redone for event in emitted(world.effects, events.Recovered))
     world.step(2)

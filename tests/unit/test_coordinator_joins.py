@@ -8,7 +8,7 @@ from coordinator_world import TORCH, TRAITS, World, emitted, much_happens, pid_o
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Fence, StartWorker
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.membership import JOINING, Phase
+from holdfast.control.membership import JOINING, WorkerPhase
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -85,7 +85,7 @@ def test_a_joiner_that_is_too_far_behind_when_all_have_stopped_follows_on() -> N
     follow = sent(effects, messages.CopyState)["1.0"]
     assert (follow.source, follow.epoch) == ("0.0", 3)
     assert not sent(effects, messages.ShareState)
-    assert world.phase("1.0") is Phase.COPYING
+    assert world.phase("1.0") is WorkerPhase.COPYING
 
 
 def test_a_joiner_one_step_behind_enters_and_gets_the_step_from_its_peer() -> None:
@@ -178,7 +178,7 @@ def test_a_joiner_that_dies_is_forgotten_and_harms_nobody(when) -> None:
     for actor in world.live():
         actor.mute = False
     world.pump()
-    assert world.phase("1.0") is Phase.LOST
+    assert world.phase("1.0") is WorkerPhase.LOST
     assert set(world.stages) == {"0.0", "0.1", "1.1"}
     world.finish()
     assert world.run.phase is RunPhase.FINISHED
@@ -247,9 +247,9 @@ def test_a_joiner_that_never_comes_frees_its_place_after_the_start_limit() -> No
     world = short_of("1.0", workers={"start_limit_s": 5.0})
     assert world.run.grant(request(), "sha", world.at_s) == WorkerId(1, 0)
     world.tick(4.0)
-    assert world.phase("1.0") is Phase.STARTING
+    assert world.phase("1.0") is WorkerPhase.STARTING
     effects = world.tick(2.0)
-    assert world.phase("1.0") is Phase.LOST
+    assert world.phase("1.0") is WorkerPhase.LOST
     (failed,) = emitted(effects, events.JoinFailed)
     assert failed.reason == "not ready after workers.start_limit_s=5"
 
@@ -267,7 +267,7 @@ def test_a_joiner_that_does_not_fit_is_told_so_and_its_place_stays_free(changes,
     effects = world.come("1.0", **changes)
     assert words in sent(effects, messages.Stop)["1.0"].reason
     assert emitted(effects, events.JoinFailed)
-    assert world.phase("1.0") is Phase.LOST
+    assert world.phase("1.0") is WorkerPhase.LOST
     assert not world.run.over
 
 
@@ -302,7 +302,7 @@ def test_a_request_that_cannot_be_granted_is_refused_in_one_line(changes, words)
         world.run.grant(request(**changes), "sha", 1.0)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
-    assert world.phase("1.0") is Phase.LOST
+    assert world.phase("1.0") is WorkerPhase.LOST
 
 
 def test_nobody_can_join_when_nobody_is_missing_or_the_run_has_not_begun_or_ends() -> None:
@@ -348,10 +348,10 @@ def test_the_process_of_an_ordered_join_may_end_before_it_says_hello() -> None:
     world = World(faults=["join @ 1"]).start()
     world.die("1.0")
     world.pump()
-    assert world.phase("1.0") is Phase.STARTING
+    assert world.phase("1.0") is WorkerPhase.STARTING
     world.handle(messages.WorkerStarted(worker="1.0", pid=88))
     world.handle(messages.WorkerExited(worker="1.0", pid=pid_of("1.0"), how="signal SIGKILL"))
-    assert world.phase("1.0") is Phase.STARTING  # that was the one before
+    assert world.phase("1.0") is WorkerPhase.STARTING  # that was the one before
     effects = world.handle(messages.WorkerExited(worker="1.0", pid=88, how="exit code 1"))
     assert [e.reason for e in emitted(effects, events.JoinFailed)] == ["exit code 1"]
 

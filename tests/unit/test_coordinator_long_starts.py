@@ -7,7 +7,7 @@ from coordinator_world import World, emitted
 
 from holdfast.control.effects import StartWorker
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.membership import Phase
+from holdfast.control.membership import WorkerPhase
 from holdfast.observability import events
 
 LOAD_S = 100.0  # of a job, below the default limit of 180 s
@@ -54,9 +54,9 @@ def test_r2_survivors_that_load_the_job_again_are_waited_for() -> None:
     world.actors["0.0"].inbox.clear()
     world.tick(LOAD_S)
     world.come("0.1")
-    assert world.phase("0.0") is Phase.BUILDING
+    assert world.phase("0.0") is WorkerPhase.BUILDING
     world.tick(50.0)
-    assert world.phase("0.0") is Phase.BUILDING
+    assert world.phase("0.0") is WorkerPhase.BUILDING
     assert len(emitted(world.effects, events.WorkerLost)) == 1
 
 
@@ -66,10 +66,10 @@ def test_r2_a_joiner_may_take_100_s_to_load() -> None:
     world.die("1.1")
     world.pump()
     world.step(2)
-    assert world.phase("1.1") is Phase.STARTING
+    assert world.phase("1.1") is WorkerPhase.STARTING
     loads_slowly(world, "1.1")
     world.step(3)
-    assert world.phase("1.1") is Phase.MEMBER
+    assert world.phase("1.1") is WorkerPhase.MEMBER
 
 
 def test_r2_rounds_in_which_two_never_come_end() -> None:

@@ -15,7 +15,7 @@ from holdfast.baselines.save_interval import interval
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Fence, StartWorker
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.membership import Phase
+from holdfast.control.membership import WorkerPhase
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -241,7 +241,7 @@ def test_the_end_of_the_processes_that_were_ended_is_no_loss() -> None:
     world.tick(0.4)
     for name in ("0.0", "0.1", "1.1"):
         world.handle(messages.WorkerExited(worker=name, pid=pid_of(name), how="exit code 0"))
-    assert [world.phase(name) for name in ALL] == [Phase.STARTING] * 4
+    assert [world.phase(name) for name in ALL] == [WorkerPhase.STARTING] * 4
     assert [e.worker for e in emitted(world.effects, events.WorkerLost)] == ["1.0"]
 
 
@@ -404,7 +404,7 @@ def test_who_copies_the_state_while_all_go_back_begins_anew() -> None:
     world.pump()
     world.come("1.0")
     world.pump()
-    assert world.phase("1.0") is Phase.COPYING
+    assert world.phase("1.0") is WorkerPhase.COPYING
     world.actors["1.0"].mute = True
     world.step(2)
     world.die("2.1")

@@ -10,7 +10,7 @@ from coordinator_world import Actor, World, emitted, much_happens, sent
 from holdfast.cluster import parse_worker
 from holdfast.control.effects import ClearLogs, Discard, Effect, Send, StartWorker
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.membership import Phase
+from holdfast.control.membership import WorkerPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import Verdict
@@ -465,9 +465,9 @@ def test_one_that_replays_and_lets_no_heartbeat_through_has_as_long_as_a_start()
     assert world.run.parts.changes.replays(parse_worker("0.1"))
     replays.held = replays.mute = True
     world.tick(55.0)
-    assert world.phase("0.1") is Phase.MEMBER
+    assert world.phase("0.1") is WorkerPhase.MEMBER
     world.tick(10.0)
-    assert world.phase("0.1") is not Phase.MEMBER
+    assert world.phase("0.1") is not WorkerPhase.MEMBER
 
 
 def test_a_replacement_is_not_late_while_the_others_replay_for_long() -> None:

@@ -11,7 +11,7 @@ from coordinator_world import SomePlan, World, emitted, much_happens, sent
 from holdfast.cluster import WorkerId
 from holdfast.control.lifecycle import RunPhase
 from holdfast.control.losses import ProgressTracker
-from holdfast.control.membership import Phase
+from holdfast.control.membership import WorkerPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import Kept
@@ -225,7 +225,7 @@ def test_a_joiner_that_is_ready_does_not_enter_while_an_offer_is_pending() -> No
     world.come(VICTIM)
     world.pump()
     world.follow(world.actors[VICTIM])
-    assert world.phase(VICTIM) is Phase.COPYING
+    assert world.phase(VICTIM) is WorkerPhase.COPYING
     assert not [e for e in emitted(world.effects, events.Recovered) if "join" in e.cause]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.cluster import WorkerId
 from holdfast.control import membership as m
-from holdfast.control.membership import Command, InvalidTransition, Membership, Phase
+from holdfast.control.membership import Command, InvalidTransition, Membership, WorkerPhase
 
 ME, OTHER = WorkerId(0, 0), WorkerId(1, 0)
 NOTICES = [
@@ -25,9 +25,9 @@ def after(*stimuli: type[m.Stimulus]) -> Membership:
 
 
 def test_a_worker_that_is_started_becomes_a_member() -> None:
-    assert after().phase(ME) is Phase.STARTING
-    assert after(*START[:1]).phase(ME) is Phase.BUILDING
-    assert after(*START[:2]).phase(ME) is Phase.READY
+    assert after().phase(ME) is WorkerPhase.STARTING
+    assert after(*START[:1]).phase(ME) is WorkerPhase.BUILDING
+    assert after(*START[:2]).phase(ME) is WorkerPhase.READY
     assert after(*START).members == [ME]
 
 
@@ -39,14 +39,14 @@ def test_a_name_that_nobody_was_started_for_is_missing() -> None:
 def test_any_notice_about_a_member_fences_it_and_asks_for_a_new_plan(notice) -> None:
     crew = after(*START)
     assert crew.handle(notice(ME, 9.0)) == (Command.FENCE, Command.REPLAN)
-    assert crew.phase(ME) is Phase.LOST
+    assert crew.phase(ME) is WorkerPhase.LOST
 
 
 @pytest.mark.parametrize("notice", NOTICES)
 def test_later_notices_about_a_lost_worker_are_no_error_and_no_news(notice) -> None:
     crew = after(*START, m.ConnectionClosed)
     assert crew.handle(notice(ME, 9.0)) == ()
-    assert crew.phase(ME) is Phase.LOST
+    assert crew.phase(ME) is WorkerPhase.LOST
 
 
 @pytest.mark.parametrize("notice", NOTICES)
@@ -62,23 +62,23 @@ def test_a_joiner_that_is_lost_is_forgotten_without_a_new_plan(before, notice) -
 
 def test_the_place_of_a_lost_worker_may_be_taken_again() -> None:
     crew = after(*START, m.ProcessExited, m.Invited, m.SaidHello, m.IsReady, m.Copies, m.Copied)
-    assert crew.phase(ME) is Phase.COPYING
+    assert crew.phase(ME) is WorkerPhase.COPYING
     crew.handle(m.Entered(ME, 9.0))
     assert crew.members == [ME]
 
 
 def test_a_member_that_changes_sides_builds_and_copies_again() -> None:
     crew = after(*START, m.Left)
-    assert crew.phase(ME) is Phase.BUILDING
+    assert crew.phase(ME) is WorkerPhase.BUILDING
     crew.handle(m.IsReady(ME, 8.0))
     crew.handle(m.Copies(ME, 9.0))
-    assert crew.phase(ME) is Phase.COPYING
+    assert crew.phase(ME) is WorkerPhase.COPYING
 
 
 def test_the_end_of_a_worker_that_is_done_is_no_loss() -> None:
     crew = after(*START, m.Ended)
     assert crew.handle(m.ProcessExited(ME, 9.0)) == ()
-    assert crew.phase(ME) is Phase.FINISHED
+    assert crew.phase(ME) is WorkerPhase.FINISHED
 
 
 @pytest.mark.parametrize("wrong", [m.Entered, m.Copied, m.Left, m.IsReady, m.Invited])
@@ -88,7 +88,7 @@ def test_what_cannot_follow_is_an_error_that_tells_the_story(wrong) -> None:
         crew.handle(wrong(ME, 9.0))
     assert f"worker 0.0: no rule for {wrong.__name__} while STARTING" in str(error.value)
     assert "known, STARTING" in str(error.value)
-    assert crew.phase(ME) is Phase.STARTING
+    assert crew.phase(ME) is WorkerPhase.STARTING
 
 
 def test_the_story_has_every_step_with_its_time() -> None:

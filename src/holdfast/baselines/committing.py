@@ -89,6 +89,6 @@ class Committing(RecoveryPolicy):
         for worker in sorted(change.entering):
             joining.postpone(worker, at_s)
         copies = joining.copies
-        copying = self._parts.run.membership.all_in(m.Phase.COPYING)
+        copying = self._parts.run.membership.all_in(m.WorkerPhase.COPYING)
         again = [effect for worker in copying for effect in copies.starves(worker, at_s)]
         return again + copies.find_sources(at_s)

@@ -50,7 +50,7 @@ class Admission:
         missing = self._run.membership.missing
         if not wish:
             if not missing:
-                coming = ", ".join(map(str, self._run.membership.all_in(m.Phase.STARTING)))
+                coming = ", ".join(map(str, self._run.membership.all_in(m.WorkerPhase.STARTING)))
                 alive = f"{coming} is just being started" if coming else "every worker is alive"
                 raise ConfigError(f"nobody is missing: {alive}; try again when one is lost")
             return self.most_wanted(missing)
@@ -117,7 +117,7 @@ class Admission:
         One that is given another stage before it has built the first builds both.
         """
         run, limit_s = self._run, self._run.config.workers.start_limit_s
-        waiting = run.membership.all_in(m.Phase.STARTING, m.Phase.BUILDING)
+        waiting = run.membership.all_in(m.WorkerPhase.STARTING, m.WorkerPhase.BUILDING)
         since = {worker: at_s - self._invited_s.get(worker, at_s) for worker in waiting}
         builds = run.assignments.num_builds
         return [w for w, past_s in since.items() if past_s > limit_s * max(1, builds(w))]

@@ -111,11 +111,13 @@ class Coordinator:
         return self.parts.joining.admission.grant(request, job_sha256, at_s)
 
     def knows(self, name: str) -> bool:
-        return any(name == str(worker) for worker in self.run.membership.all_in(*m.Phase))
+        return any(name == str(worker) for worker in self.run.membership.all_in(*m.WorkerPhase))
 
     def accepts(self, name: str) -> bool:
         """Whether a hello under this name is welcome: nobody takes the place of the living."""
-        free = self.run.membership.all_in(m.Phase.STARTING, *(() if self.starting else m.MISSING))
+        free = self.run.membership.all_in(
+            m.WorkerPhase.STARTING, *(() if self.starting else m.MISSING)
+        )
         return any(name == str(worker) for worker in free)
 
     def close(self) -> None:

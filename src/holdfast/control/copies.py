@@ -24,7 +24,7 @@ class Copies:
         if self._run.phase is not RunPhase.TRAINING:
             return []
         effects: list[Effect] = []
-        for worker in self._run.membership.all_in(m.Phase.READY, m.Phase.COPYING):
+        for worker in self._run.membership.all_in(m.WorkerPhase.READY, m.WorkerPhase.COPYING):
             joiner = self._joiners.all.get(worker)
             if joiner is not None and not self.goes_on(joiner):
                 effects += self._copy(worker, joiner, at_s)
@@ -70,7 +70,7 @@ class Copies:
 
     def halt_if_copying(self, worker: WorkerId) -> list[Effect]:
         """It copies from nobody any more."""
-        copies = self._run.membership.phase(worker) is m.Phase.COPYING
+        copies = self._run.membership.phase(worker) is m.WorkerPhase.COPYING
         return [self._halt(worker)] if copies else []
 
     def _halt(self, worker: WorkerId) -> Effect:
@@ -84,7 +84,7 @@ class Copies:
     def on_copied(self, copied: messages.Copied, at_s: float) -> None:
         worker = parse_worker(copied.worker)
         joiner = self._joiners.all.get(worker)
-        if joiner is None or self._run.membership.phase(worker) is not m.Phase.COPYING:
+        if joiner is None or self._run.membership.phase(worker) is not m.WorkerPhase.COPYING:
             return  # it was told to do something else meanwhile
         if copied.source != str(joiner.source):
             return  # it works off what a former source had sent

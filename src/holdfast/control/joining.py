@@ -18,10 +18,10 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 
 _STATES = {
-    m.Phase.STARTING: "starting",
-    m.Phase.BUILDING: "loading the job",
-    m.Phase.READY: "copying the state",
-    m.Phase.COPYING: "copying the state",
+    m.WorkerPhase.STARTING: "starting",
+    m.WorkerPhase.BUILDING: "loading the job",
+    m.WorkerPhase.READY: "copying the state",
+    m.WorkerPhase.COPYING: "copying the state",
 }
 
 
@@ -39,7 +39,7 @@ class Joining:
 
     @property
     def under_way(self) -> bool:
-        return bool(self.joiners) or bool(self._run.membership.all_in(m.Phase.STARTING))
+        return bool(self.joiners) or bool(self._run.membership.all_in(m.WorkerPhase.STARTING))
 
     # --- it has come ---
 

@@ -93,6 +93,6 @@ class FailureDetector:
 
     def _should_beat(self, worker: WorkerId) -> bool:
         """From the first stage that it has built on."""
-        has_built = (m.Phase.READY, m.Phase.COPYING, m.Phase.MEMBER)
+        has_built = (m.WorkerPhase.READY, m.WorkerPhase.COPYING, m.WorkerPhase.MEMBER)
         built = self._run.membership.phase(worker) in has_built
         return built or worker in self._beats

@@ -12,7 +12,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import HoldfastError
 
 
-class Phase(Enum):
+class WorkerPhase(Enum):
     ABSENT = auto()  # nobody runs under this name; its place may be taken
     STARTING = auto()  # asked for, has not said hello
     BUILDING = auto()  # has said hello; builds the stage it is given
@@ -79,37 +79,49 @@ class GaveUp(Stimulus): ...
 
 Notice = ProcessExited | ConnectionClosed | PeerComplained | SilentTooLong | GaveUp
 _NOTICES = (ProcessExited, ConnectionClosed, PeerComplained, SilentTooLong, GaveUp)
-MISSING = (Phase.ABSENT, Phase.LOST)
-JOINING = (Phase.STARTING, Phase.BUILDING, Phase.READY, Phase.COPYING)
+MISSING = (WorkerPhase.ABSENT, WorkerPhase.LOST)
+JOINING = (WorkerPhase.STARTING, WorkerPhase.BUILDING, WorkerPhase.READY, WorkerPhase.COPYING)
 
-_Rule = tuple[Phase, tuple[Command, ...]]
-_NEXT: dict[tuple[Phase, type[Stimulus]], _Rule] = {
-    (Phase.ABSENT, Invited): (Phase.STARTING, ()),
-    (Phase.ABSENT, SaidHello): (Phase.BUILDING, ()),
-    (Phase.LOST, Invited): (Phase.STARTING, ()),
-    (Phase.LOST, SaidHello): (Phase.BUILDING, ()),
-    (Phase.STARTING, SaidHello): (Phase.BUILDING, ()),
-    (Phase.BUILDING, IsReady): (Phase.READY, ()),
-    (Phase.READY, Entered): (Phase.MEMBER, ()),
-    (Phase.READY, Copies): (Phase.COPYING, ()),
-    (Phase.COPYING, Copies): (Phase.COPYING, ()),  # from another source
-    (Phase.COPYING, Copied): (Phase.COPYING, ()),
-    (Phase.COPYING, Entered): (Phase.MEMBER, ()),
-    (Phase.MEMBER, Left): (Phase.BUILDING, ()),
+_Rule = tuple[WorkerPhase, tuple[Command, ...]]
+_NEXT: dict[tuple[WorkerPhase, type[Stimulus]], _Rule] = {
+    (WorkerPhase.ABSENT, Invited): (WorkerPhase.STARTING, ()),
+    (WorkerPhase.ABSENT, SaidHello): (WorkerPhase.BUILDING, ()),
+    (WorkerPhase.LOST, Invited): (WorkerPhase.STARTING, ()),
+    (WorkerPhase.LOST, SaidHello): (WorkerPhase.BUILDING, ()),
+    (WorkerPhase.STARTING, SaidHello): (WorkerPhase.BUILDING, ()),
+    (WorkerPhase.BUILDING, IsReady): (WorkerPhase.READY, ()),
+    (WorkerPhase.READY, Entered): (WorkerPhase.MEMBER, ()),
+    (WorkerPhase.READY, Copies): (WorkerPhase.COPYING, ()),
+    (WorkerPhase.COPYING, Copies): (WorkerPhase.COPYING, ()),  # from another source
+    (WorkerPhase.COPYING, Copied): (WorkerPhase.COPYING, ()),
+    (WorkerPhase.COPYING, Entered): (WorkerPhase.MEMBER, ()),
+    (WorkerPhase.MEMBER, Left): (WorkerPhase.BUILDING, ()),
     **{
-        (phase, Assigned): (Phase.BUILDING, ())
-        for phase in (Phase.BUILDING, Phase.READY, Phase.COPYING, Phase.MEMBER)
+        (phase, Assigned): (WorkerPhase.BUILDING, ())
+        for phase in (
+            WorkerPhase.BUILDING,
+            WorkerPhase.READY,
+            WorkerPhase.COPYING,
+            WorkerPhase.MEMBER,
+        )
     },
-    **{(phase, Ended): (Phase.FINISHED, ()) for phase in (*JOINING, Phase.MEMBER)},
-    **{(Phase.MEMBER, n): (Phase.LOST, (Command.FENCE, Command.REPLAN)) for n in _NOTICES},
-    **{(p, n): (Phase.LOST, (Command.FENCE, Command.FORGET)) for p in JOINING for n in _NOTICES},
+    **{(phase, Ended): (WorkerPhase.FINISHED, ()) for phase in (*JOINING, WorkerPhase.MEMBER)},
+    **{
+        (WorkerPhase.MEMBER, n): (WorkerPhase.LOST, (Command.FENCE, Command.REPLAN))
+        for n in _NOTICES
+    },
+    **{
+        (p, n): (WorkerPhase.LOST, (Command.FENCE, Command.FORGET))
+        for p in JOINING
+        for n in _NOTICES
+    },
     # The first notice wins; what others say later about the same end is no news.
-    **{(p, n): (p, ()) for p in (*MISSING, Phase.FINISHED) for n in _NOTICES},
+    **{(p, n): (p, ()) for p in (*MISSING, WorkerPhase.FINISHED) for n in _NOTICES},
 }
 
 
 class InvalidTransition(HoldfastError):
-    def __init__(self, phase: Phase, stimulus: Stimulus, story: Iterable[str]) -> None:
+    def __init__(self, phase: WorkerPhase, stimulus: Stimulus, story: Iterable[str]) -> None:
         head = f"worker {stimulus.worker}: no rule for {type(stimulus).__name__} while {phase.name}"
         super().__init__("\n  ".join([head, *story]))
 
@@ -119,7 +131,9 @@ class Membership:
 
     def __init__(self, known: Iterable[WorkerId], started: Iterable[WorkerId]) -> None:
         begun = set(started)
-        self._phase = {w: Phase.STARTING if w in begun else Phase.ABSENT for w in sorted(known)}
+        self._phase = {
+            w: WorkerPhase.STARTING if w in begun else WorkerPhase.ABSENT for w in sorted(known)
+        }
         self._story = {w: [f"known, {phase.name}"] for w, phase in self._phase.items()}
 
     def handle(self, stimulus: Stimulus) -> tuple[Command, ...]:
@@ -134,19 +148,19 @@ class Membership:
             self._story[worker].append(line)
         return commands
 
-    def phase(self, worker: WorkerId) -> Phase:
+    def phase(self, worker: WorkerId) -> WorkerPhase:
         return self._phase[worker]
 
     def knows(self, worker: WorkerId) -> bool:
         return worker in self._phase
 
-    def all_in(self, *phases: Phase) -> list[WorkerId]:
+    def all_in(self, *phases: WorkerPhase) -> list[WorkerId]:
         """By name."""
         return [worker for worker, phase in self._phase.items() if phase in phases]
 
     @property
     def members(self) -> list[WorkerId]:
-        return self.all_in(Phase.MEMBER)
+        return self.all_in(WorkerPhase.MEMBER)
 
     @property
     def missing(self) -> list[WorkerId]:
@@ -155,4 +169,6 @@ class Membership:
     @property
     def live(self) -> list[WorkerId]:
         """Those that have said hello and are not gone."""
-        return self.all_in(Phase.BUILDING, Phase.READY, Phase.COPYING, Phase.MEMBER)
+        return self.all_in(
+            WorkerPhase.BUILDING, WorkerPhase.READY, WorkerPhase.COPYING, WorkerPhase.MEMBER
+        )

@@ -79,7 +79,7 @@ class FailureNotices:
 
     def on_started(self, started: messages.WorkerStarted, at_s: float) -> list[Effect]:
         worker = parse_worker(started.worker)
-        if self._run.membership.phase(worker) is m.Phase.STARTING:
+        if self._run.membership.phase(worker) is m.WorkerPhase.STARTING:
             self._processes.started(worker, started.pid)
         return []
 
@@ -91,7 +91,7 @@ class FailureNotices:
                 f"worker {told.worker} {cause}; expected room for one more process. "
                 f"All workers were stopped. {self._run.advice}"
             )
-        if self._run.membership.phase(worker) is not m.Phase.STARTING:
+        if self._run.membership.phase(worker) is not m.WorkerPhase.STARTING:
             return []  # somebody else has come in its place
         return self._losing.lose(m.ProcessExited(worker, at_s), cause)
 

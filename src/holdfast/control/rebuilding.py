@@ -143,7 +143,7 @@ class Rebuilding:
         ready = [
             worker
             for worker in hosts.values()
-            if phase(worker) is m.Phase.READY and self._given.get(worker) == version
+            if phase(worker) is m.WorkerPhase.READY and self._given.get(worker) == version
         ]
         return tuple(sorted(ready)) if len(ready) == len(hosts) else ()
 
@@ -171,7 +171,7 @@ class Rebuilding:
         """What is done to find some, and for which stage there is nobody; empty: for none."""
         run = self._run
         hosts, effects, nobody = self._hosts(), list[Effect](), ""
-        coming = len(run.membership.all_in(m.Phase.STARTING))
+        coming = len(run.membership.all_in(m.WorkerPhase.STARTING))
         for worker in hosts.values():
             if self._joining.joiners[worker].awaits_state and not self.replays(worker):
                 self._joining.admission.waits(worker, at_s)
@@ -204,7 +204,7 @@ class Rebuilding:
     def _give_states(self, version: int, at_s: float) -> list[Effect]:
         effects: list[Effect] = []
         for stage, worker in sorted(self._hosts().items()):
-            if self._run.membership.phase(worker) is m.Phase.STARTING:
+            if self._run.membership.phase(worker) is m.WorkerPhase.STARTING:
                 continue
             if self._given.get(worker) != version:
                 self._given[worker] = version
@@ -238,7 +238,7 @@ class Rebuilding:
         members = sorted(run.stages)
         if self._policy.replays_alone or most == 0 or not members:
             host = self._hosts().get(stage)
-            here = host is not None and run.membership.phase(host) is not m.Phase.STARTING
+            here = host is not None and run.membership.phase(host) is not m.WorkerPhase.STARTING
             return (host,) if host is not None and here else ()
         return tuple(members if most < 0 else members[:most])
 

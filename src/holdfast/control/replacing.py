@@ -49,7 +49,7 @@ class Replacing:
     def due(self, at_s: float) -> list[Effect]:
         """Whoever is to be started now. Asked again and again while training goes on."""
         run = self._run
-        lost = set(run.membership.all_in(m.Phase.LOST))
+        lost = set(run.membership.all_in(m.WorkerPhase.LOST))
         for worker, place in self._places.items():
             since_s = at_s if place.missing_s is None else place.missing_s
             place.missing_s = since_s if worker in lost else None

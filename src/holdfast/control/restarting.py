@@ -57,7 +57,7 @@ class Restarting:
         two of them, one would always be on the way, and their failures would never count."""
         membership = self._run.membership
         failed = self._asked & set(membership.missing)
-        return not failed and bool(self._asked & set(membership.all_in(m.Phase.STARTING)))
+        return not failed and bool(self._asked & set(membership.all_in(m.WorkerPhase.STARTING)))
 
     def _may_try(self) -> bool:
         if self._is_same_round:

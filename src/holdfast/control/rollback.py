@@ -89,7 +89,7 @@ class RollingBack:
     def _crew(self) -> dict[WorkerId, int]:
         """Who can be given any stage now, and which one it is nearest to."""
         joiners = self._joining.joiners
-        ready = self._run.membership.all_in(m.Phase.READY, m.Phase.COPYING)
+        ready = self._run.membership.all_in(m.WorkerPhase.READY, m.WorkerPhase.COPYING)
         here = {**self._run.stages, **self._run.placement.rolling_back}
         return {**here, **{w: joiners[w].stage for w in ready if w in joiners}}
 
@@ -115,7 +115,7 @@ class RollingBack:
         return started
 
     def _coming(self) -> list[WorkerId]:
-        coming = self._run.membership.all_in(m.Phase.STARTING, m.Phase.BUILDING)
+        coming = self._run.membership.all_in(m.WorkerPhase.STARTING, m.WorkerPhase.BUILDING)
         return [worker for worker in coming if worker not in self._run.placement.rolling_back]
 
     def _too_few(self, num_live: int) -> str:
@@ -149,7 +149,7 @@ class RollingBack:
         mode = self._run.config.recovery.mode
         stop = messages.Stop(reason=f"a worker was lost: all start again (recovery.mode={mode})")
         effects: list[Effect] = [Send(worker, stop) for worker in self._run.membership.live]
-        for worker in self._run.membership.all_in(m.Phase.MEMBER, *m.JOINING):
+        for worker in self._run.membership.all_in(m.WorkerPhase.MEMBER, *m.JOINING):
             self._run.membership.handle(m.GaveUp(worker, at_s))
             self._joining.forget(worker)
             effects.append(Fence(worker))

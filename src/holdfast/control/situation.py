@@ -20,7 +20,7 @@ class Situations:
 
     def of(self, change: Reconfiguration, logs: LogFacts | None) -> Situation:
         run, joiners = self._run, self._joining.joiners
-        everyone = run.membership.all_in(*m.Phase)
+        everyone = run.membership.all_in(*m.WorkerPhase)
 
         def plan_rest(stages: Stages, inventories: Inventories) -> Remainders:
             return self._rests(change, stages, inventories)

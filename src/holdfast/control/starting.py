@@ -39,7 +39,7 @@ class Starting:
 
     def waiting_for(self) -> str:
         """For the error when a limit is reached."""
-        here: set[WorkerId] = set(self._run.membership.all_in(m.Phase.READY))
+        here: set[WorkerId] = set(self._run.membership.all_in(m.WorkerPhase.READY))
         if self._run.phase is RunPhase.STARTING:
             here = set(self._run.hellos)
         missing = [str(worker) for worker in self._run.first_stages if worker not in here]
@@ -118,7 +118,7 @@ class Starting:
     def on_ready(self, worker: WorkerId, at_s: float) -> list[Effect]:
         run = self._run
         run.membership.handle(m.IsReady(worker, at_s))
-        if len(run.membership.all_in(m.Phase.READY)) < len(run.first_stages):
+        if len(run.membership.all_in(m.WorkerPhase.READY)) < len(run.first_stages):
             return []
         for each in run.first_stages:
             run.membership.handle(m.Entered(each, at_s))

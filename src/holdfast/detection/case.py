@@ -14,7 +14,7 @@ _NUM_SOON = 50  # steps within which slowness that comes back is the same one
 _LITTLE = 0.25  # share of the slowness that a measurement may still show when it is over
 
 
-class Phase(Enum):
+class InvestigationPhase(Enum):
     HEALTHY = auto()
     SUSPECT = auto()
     SLOW = auto()
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 class Case:
     def __init__(self, settings: WatchSettings) -> None:
         self._settings = settings
-        self.phase = Phase.HEALTHY
+        self.phase = InvestigationPhase.HEALTHY
         self.since = 0
         self.excess = 0.0  # suspected, or told
         self.confidence = 0.0
@@ -59,11 +59,11 @@ class Case:
     def read(self, reading: Reading) -> Move | None:
         self._rewind(reading.step)
         match self.phase:
-            case Phase.HEALTHY:
+            case InvestigationPhase.HEALTHY:
                 return self._healthy(reading)
-            case Phase.SUSPECT:
+            case InvestigationPhase.SUSPECT:
                 return self._suspect(reading)
-            case Phase.SLOW:
+            case InvestigationPhase.SLOW:
                 return self._slow(reading)
 
     def _rewind(self, step: int) -> None:
@@ -80,7 +80,7 @@ class Case:
         self.probe = None
         if not self._settings.validate:
             return self._tell(step)
-        self.phase, self.asked = Phase.SUSPECT, step
+        self.phase, self.asked = InvestigationPhase.SUSPECT, step
         return Move.ASK
 
     def _healthy(self, reading: Reading) -> Move | None:
@@ -139,14 +139,14 @@ class Case:
         return self._acquit(reading.step)
 
     def _acquit(self, step: int) -> Move | None:
-        self.phase, self.asked = Phase.HEALTHY, None
+        self.phase, self.asked = InvestigationPhase.HEALTHY, None
         self._next_try = step + self._settings.num_retry_steps * 2**self._num_refused
         return None
 
     def _tell(self, step: int) -> Move:
-        if self.phase is not Phase.SLOW:
+        if self.phase is not InvestigationPhase.SLOW:
             self._hold(step)
-        self.phase, self.asked, self._told_at = Phase.SLOW, None, step
+        self.phase, self.asked, self._told_at = InvestigationPhase.SLOW, None, step
         self._num_well, self._recheck_steps = 0, self._settings.num_recheck_steps
         return Move.TELL
 
@@ -199,7 +199,7 @@ class Case:
 
     def _over(self, step: int, since: int) -> Move:
         self._over_at = step
-        self.phase, self.asked, self._next_try = Phase.HEALTHY, None, None
+        self.phase, self.asked, self._next_try = InvestigationPhase.HEALTHY, None, None
         self.since, self._num_refused = since, 0
         return Move.OVER
 
@@ -217,7 +217,7 @@ class Case:
     @property
     def rests(self) -> bool:
         """Only a change, or a high level that lasts, can stir it."""
-        return self.phase is Phase.HEALTHY and not self.tried
+        return self.phase is InvestigationPhase.HEALTHY and not self.tried
 
     @property
     def tried(self) -> bool:

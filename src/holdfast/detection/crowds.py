@@ -7,7 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
-from holdfast.detection.case import Case, Phase
+from holdfast.detection.case import Case, InvestigationPhase
 from holdfast.detection.diagnosis import SHORT_OF_CPU, Cause, Diagnosis, Over
 from holdfast.detection.workers import Workers, lacks_processor
 
@@ -48,10 +48,10 @@ class SharedHosts:
     def _short_of_cpu(self, machine: str, told: Mapping[WorkerId, object]) -> frozenset[WorkerId]:
         """Who is slow together on this machine now."""
         before = self._told[machine].workers if machine in self._told else frozenset[WorkerId]()
-        slow = {w for w in before if self._workers.tracks[w].case.phase is Phase.SLOW}
+        slow = {w for w in before if self._workers.tracks[w].case.phase is InvestigationPhase.SLOW}
         for worker in told:
             track = self._workers.tracks[worker]
-            if track.machine == machine and track.case.phase is Phase.SLOW:
+            if track.machine == machine and track.case.phase is InvestigationPhase.SLOW:
                 mates = self._lacking(worker, machine)
                 if 2 * len(mates) >= max(4, len(self._workers.on(machine))):
                     slow |= mates
@@ -95,7 +95,7 @@ class SharedHosts:
         for mate in self._workers.on(machine):
             case = self._workers.tracks[mate].case
             near = abs(case.since - since) <= _NUM_STEPS_APART
-            if case.phase is not Phase.HEALTHY and near and self._lacks(mate, case):
+            if case.phase is not InvestigationPhase.HEALTHY and near and self._lacks(mate, case):
                 mates.add(mate)
         return mates if worker in mates else set()
 

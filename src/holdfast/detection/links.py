@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
-from holdfast.detection.case import Case, Move, Phase, Reading
+from holdfast.detection.case import Case, InvestigationPhase, Move, Reading
 from holdfast.detection.diagnosis import Link, link_of
 from holdfast.detection.observation import Transfer
 from holdfast.detection.predicted import lower_median
@@ -183,7 +183,7 @@ class Links:
         baseline = self._baseline(row, to)
         base_s = baseline.predict_s(num_bytes)
         track = self.tracks.get(link_of(row.source, to))
-        if track is None or track.case.phase is Phase.HEALTHY:
+        if track is None or track.case.phase is InvestigationPhase.HEALTHY:
             baseline.add(row.moved_s, num_bytes)
         if base_s is None:
             base_s = self._fleet_s(row.kind, num_bytes)
@@ -242,13 +242,13 @@ class Links:
     def _sleep(self, track: LinkTrack) -> None:
         recent = list(track.history)[-_NUM_NOW:]
         quiet = all(sample.value < _AWAKE for _, sample in recent)
-        if track.case.phase is Phase.HEALTHY and quiet:
+        if track.case.phase is InvestigationPhase.HEALTHY and quiet:
             track.series = None
 
     def _persisting(self, track: LinkTrack, step: int, explained_s: float) -> Move | None:
         """Slow from its first message on: there is no change to be found."""
         now, case = track.newest(), track.case
-        if case.phase is not Phase.HEALTHY or case.tried or now is None:
+        if case.phase is not InvestigationPhase.HEALTHY or case.tried or now is None:
             return None
         first = track.history[0][0]
         newest = [sample.value for _, sample in list(track.history)[-_NUM_NOW:]]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from holdfast.cluster import WorkerId
 from holdfast.detection import words
 from holdfast.detection.benchmarks import Benchmark, Benchmarks
-from holdfast.detection.case import Move, Phase
+from holdfast.detection.case import InvestigationPhase, Move
 from holdfast.detection.crowds import SharedHosts
 from holdfast.detection.diagnosis import (
     Cause,
@@ -113,13 +113,13 @@ class Watcher:
         for worker, track in self._workers.tracks.items():
             cases = (track.case, self._workers.machines[track.machine].case)
             # What a worker has besides its machine's comes on top of that.
-            slow = math.prod(case.factor for case in cases if case.phase is Phase.SLOW)
+            slow = math.prod(case.factor for case in cases if case.phase is InvestigationPhase.SLOW)
             if slow > 1:
                 factors[worker] = quantised(slow, 0.03)
         links = {
             pair: quantised(max(track.told.excess_s, 1e-6), 0.05)
             for pair, track in self._links.tracks.items()
-            if track.case.phase is Phase.SLOW and track.told
+            if track.case.phase is InvestigationPhase.SLOW and track.told
         }
         return Health({worker: 1 / f for worker, f in factors.items() if f > 1}, links)
 
@@ -186,8 +186,8 @@ class Watcher:
 
     def _learn(self, report: WorkerStep) -> None:
         track = self._workers.tracks[report.worker]
-        slow = track.case.excess if track.case.phase is Phase.SLOW else 0.0
-        if track.case.phase is not Phase.SUSPECT and not track.num_unsettled:
+        slow = track.case.excess if track.case.phase is InvestigationPhase.SLOW else 0.0
+        if track.case.phase is not InvestigationPhase.SUSPECT and not track.num_unsettled:
             self._predictor.learn(report, slow + track.base)
 
     def _counts(self, report: WorkerStep) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.detection.benchmarks import Benchmarks
-from holdfast.detection.case import Case, Move, Phase, Reading
+from holdfast.detection.case import Case, InvestigationPhase, Move, Reading
 from holdfast.detection.observation import WorkerStep
 from holdfast.detection.predicted import low_quarter, lower_median
 from holdfast.detection.series import LevelChange, Series
@@ -114,7 +114,7 @@ class Workers:
             for worker, value in self._own(samples, self._common(samples)).items():
                 own.setdefault(worker, []).append(value)
         for worker, values in own.items():
-            if self.tracks[worker].case.phase is Phase.HEALTHY:
+            if self.tracks[worker].case.phase is InvestigationPhase.HEALTHY:
                 self.tracks[worker].own.healthy = median(values)
 
     def feed(self, step: int, samples: Mapping[WorkerId, Sample]) -> list[Found]:
@@ -140,7 +140,8 @@ class Workers:
         for worker, sample in samples.items():
             track = self.tracks[worker]
             rest = sample.excess - track.base
-            if track.case.phase is Phase.SLOW:  # its recovery is not the others' slowness
+            # its recovery is not the others' slowness
+            if track.case.phase is InvestigationPhase.SLOW:
                 rest = max(0.0, rest - track.case.excess)
             if not track.num_unsettled:
                 shares.setdefault(track.machine, []).append(rest)
@@ -216,7 +217,12 @@ class Workers:
 
 def _rebase(series: Series, case: Case, change: LevelChange | None) -> None:
     """Healthy and now faster for good: this is how fast it can be."""
-    if change and not change.onset and case.phase is Phase.HEALTHY and change.excess < 0:
+    if (
+        change
+        and not change.onset
+        and case.phase is InvestigationPhase.HEALTHY
+        and change.excess < 0
+    ):
         series.healthy += change.excess
 
 
@@ -233,7 +239,8 @@ def _read(
     if case.rests and change is None and lasting is None:
         series.refine()
         return None
-    if case.phase is Phase.SUSPECT:  # more values are there now than when it was suspected
+    # more values are there now than when it was suspected
+    if case.phase is InvestigationPhase.SUSPECT:
         case.weigh(series.excess_since(case.since))
     now, steady = (series.newest(_NUM_NOW), series.steady()) if busy else (None, None)
     return case.read(Reading(step, change, now, steady, probe, lasting))

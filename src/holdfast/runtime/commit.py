@@ -29,7 +29,7 @@ from holdfast.runtime.verdict import Verdict, Verdicts, make_piece
 from holdfast.transport.base import Tag
 
 
-class Phase(Enum):
+class CommitPhase(Enum):
     COLLECTING = auto()  # micro-batches still contribute
     REDUCED = auto()  # the gradient is here, the verdict of the other stages is not
     SPECULATIVE = auto()  # applied before the verdict; it can be taken back
@@ -110,15 +110,15 @@ class StageCommit:
         self._activity = activity or Activity()
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> CommitPhase:
         if self._pending is None:
-            return Phase.COLLECTING
-        return Phase.SPECULATIVE if self._pending.is_applied else Phase.REDUCED
+            return CommitPhase.COLLECTING
+        return CommitPhase.SPECULATIVE if self._pending.is_applied else CommitPhase.REDUCED
 
     @property
     def oldest(self) -> int:
         """Operations of this step and of later ones can be run, with the weights they need."""
-        applied = self.phase is not Phase.REDUCED
+        applied = self.phase is not CommitPhase.REDUCED
         return min([*self._rollback.steps, self.reduced if applied else self.reduced - 1])
 
     def attempt_at(self, step: int) -> int:
@@ -162,7 +162,7 @@ class StageCommit:
         """Apply the step as if the verdict were good, and keep what is needed to go back."""
         pending = self._pending
         assert pending is not None
-        assert self.phase is Phase.REDUCED
+        assert self.phase is CommitPhase.REDUCED
         self._pending = replace(pending, is_applied=True)
         self._apply(pending.result, None, skip=pending.result.reduced.nonfinite, speculative=True)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from holdfast.cluster import WorkerId
 from holdfast.protocol.records import OperationTime
 from holdfast.runtime.attempt import Attempt
-from holdfast.runtime.commit import Committed, Phase
+from holdfast.runtime.commit import CommitPhase, Committed
 from holdfast.runtime.crossings import Tensors
 from holdfast.runtime.emulation import EmulatedDevice
 from holdfast.runtime.ending import StepEnding
@@ -139,7 +139,7 @@ class Executor:
     def run(self) -> Happenings:
         """All that is left to do until the last step of the plan is committed."""
         self._operations.end_run_again()
-        if self._commit.phase is not Phase.COLLECTING and not self._ending.missing():
+        if self._commit.phase is not CommitPhase.COLLECTING and not self._ending.missing():
             yield from self._settle_last()
         for routes in self._plan.running:
             self._boundary.send_again(routes)
@@ -150,7 +150,7 @@ class Executor:
             except _Redo:
                 continue
             step += 1
-        if self._commit.phase is not Phase.COLLECTING:
+        if self._commit.phase is not CommitPhase.COLLECTING:
             yield from self._settle_last()
 
     def _run_step(self, step: int) -> Happenings:
@@ -162,7 +162,7 @@ class Executor:
             yield from self._begin_step(at)
         for op in at.lane:
             self._check()
-            if self._commit.phase is not Phase.COLLECTING:
+            if self._commit.phase is not CommitPhase.COLLECTING:
                 yield from self._finish_step_before(op, at)
             incoming = self._boundary.receive(op, at)
             self._injector.before(step, op, self._ledger.num_done)
@@ -185,7 +185,7 @@ class Executor:
     # --- the step before this one ---
 
     def _finish_step_before(self, op: Op, at: Attempt) -> Happenings:
-        if self._commit.phase is Phase.REDUCED:
+        if self._commit.phase is CommitPhase.REDUCED:
             if self._commit.speculates and self._input_comes_first(op, at):
                 self._commit.apply_speculatively()
             else:
