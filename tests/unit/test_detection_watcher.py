@@ -5,7 +5,7 @@ import random
 import pytest
 
 from helpers.slow_worlds import Slow, World, w
-from holdfast.detection.case import Case, Move, Reading
+from holdfast.detection.case import Investigation, InvestigationMove, Reading
 from holdfast.detection.diagnosis import Cause, Suspicion
 from holdfast.detection.observation import Transfer
 from holdfast.detection.settings import WatchSettings
@@ -74,12 +74,12 @@ def test_a_suspect_that_its_benchmark_acquits_is_not_told_at_once():
     assert story.faults() == []
 
 
-@pytest.mark.parametrize(("excess", "move"), [(0.05, None), (0.12, Move.TELL)])
+@pytest.mark.parametrize(("excess", "move"), [(0.05, None), (0.12, InvestigationMove.TELL)])
 def test_a_suspect_whom_more_steps_clear_is_not_told_though_its_benchmark_was_slow_too(
     excess, move
 ):
-    case = Case(WatchSettings())
-    assert case.suspect(10, 8, 0.12, 0.9) is Move.ASK
+    case = Investigation(WatchSettings())
+    assert case.suspect(10, 8, 0.12, 0.9) is InvestigationMove.ASK
     case.weigh(excess)
     assert case.read(Reading(11, None, excess, None, 0.1)) is move
 
@@ -478,6 +478,6 @@ def test_some_slow_steps_at_the_start_do_not_make_a_slow_worker():
 
 
 def test_slowness_of_steps_that_ran_again_never_begins_before_the_first():
-    case = Case(WatchSettings())
-    assert case.read(Reading(2, None, 0.3, None, None, lasting=0.3)) is Move.ASK
+    case = Investigation(WatchSettings())
+    assert case.read(Reading(2, None, 0.3, None, None, lasting=0.3)) is InvestigationMove.ASK
     assert case.since == 0

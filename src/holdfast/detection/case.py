@@ -20,7 +20,7 @@ class InvestigationPhase(Enum):
     SLOW = auto()
 
 
-class Move(Enum):
+class InvestigationMove(Enum):
     ASK = auto()  # measure it
     TELL = auto()  # it is slow, or differently slow
     OVER = auto()
@@ -37,7 +37,7 @@ class Reading(NamedTuple):
     lasting: float | None = None  # the same as ``now``, of more values that are all high
 
 
-class Case:
+class Investigation:
     def __init__(self, settings: WatchSettings) -> None:
         self._settings = settings
         self.phase = InvestigationPhase.HEALTHY
@@ -56,7 +56,7 @@ class Case:
         self._num_again = 0
         self._held_until = 0
 
-    def read(self, reading: Reading) -> Move | None:
+    def read(self, reading: Reading) -> InvestigationMove | None:
         self._rewind(reading.step)
         match self.phase:
             case InvestigationPhase.HEALTHY:
@@ -74,16 +74,16 @@ class Case:
 
     def suspect(
         self, step: int, since: int, excess: float, confidence: float, *, from_start: bool = False
-    ) -> Move:
+    ) -> InvestigationMove:
         self.since, self.excess, self.confidence = since, excess, confidence
         self.from_start = from_start
         self.probe = None
         if not self._settings.validate:
             return self._tell(step)
         self.phase, self.asked = InvestigationPhase.SUSPECT, step
-        return Move.ASK
+        return InvestigationMove.ASK
 
-    def _healthy(self, reading: Reading) -> Move | None:
+    def _healthy(self, reading: Reading) -> InvestigationMove | None:
         change, limit = reading.change, self._settings.slow
         if change is not None and change.onset and change.excess >= limit:
             self._num_refused = 0
@@ -99,7 +99,7 @@ class Case:
             reading.step, self.since, reading.now, self.confidence, from_start=self.from_start
         )
 
-    def _crept(self, reading: Reading) -> Move | None:
+    def _crept(self, reading: Reading) -> InvestigationMove | None:
         """By steps each of which was too small to be suspected. Noise can do that too: only a
         measurement can tell."""
         settings, lasting = self._settings, reading.lasting
@@ -108,7 +108,7 @@ class Case:
         since = max(0, reading.step - NUM_LASTING + 1)  # steps may have run again
         return self.suspect(reading.step, since, lasting, 0.8)
 
-    def _suspect(self, reading: Reading) -> Move | None:
+    def _suspect(self, reading: Reading) -> InvestigationMove | None:
         assert self.asked is not None
         if reading.change is not None and reading.change.excess < self._settings.relief:
             return self._acquit(reading.step)
@@ -129,7 +129,7 @@ class Case:
         self.confidence *= 0.8
         return self._tell(reading.step)
 
-    def _refuse(self, reading: Reading) -> Move | None:
+    def _refuse(self, reading: Reading) -> InvestigationMove | None:
         self._num_refused += 1
         strong = (reading.now or 0.0) >= 2 * self._settings.slow
         obvious = (reading.now or 0.0) >= math.log(self._settings.obvious_factor)
@@ -138,17 +138,17 @@ class Case:
             return self._tell(reading.step)
         return self._acquit(reading.step)
 
-    def _acquit(self, step: int) -> Move | None:
+    def _acquit(self, step: int) -> InvestigationMove | None:
         self.phase, self.asked = InvestigationPhase.HEALTHY, None
         self._next_try = step + self._settings.num_retry_steps * 2**self._num_refused
         return None
 
-    def _tell(self, step: int) -> Move:
+    def _tell(self, step: int) -> InvestigationMove:
         if self.phase is not InvestigationPhase.SLOW:
             self._hold(step)
         self.phase, self.asked, self._told_at = InvestigationPhase.SLOW, None, step
         self._num_well, self._recheck_steps = 0, self._settings.num_recheck_steps
-        return Move.TELL
+        return InvestigationMove.TELL
 
     def _hold(self, step: int) -> None:
         """Slow again soon after its end: each time it must be well for longer to be believed."""
@@ -157,7 +157,7 @@ class Case:
         hold = _NUM_STEADY * 2 ** min(self._num_again, 4) if self._num_again else 0
         self._held_until = step + hold
 
-    def _slow(self, reading: Reading) -> Move | None:
+    def _slow(self, reading: Reading) -> InvestigationMove | None:
         if reading.change is not None:
             return self._moved(reading.step, reading.change.excess, reading.change.since)
         if reading.now is None:
@@ -166,7 +166,7 @@ class Case:
             return None
         return self._moved(reading.step, reading.steady, max(0, reading.step - _NUM_STEADY + 1))
 
-    def _moved(self, step: int, excess: float, since: int) -> Move | None:
+    def _moved(self, step: int, excess: float, since: int) -> InvestigationMove | None:
         if excess < self._settings.relief:
             return None if step < self._held_until else self._over(step, since)
         if excess < self._settings.slow or abs(excess - self.excess) < self._settings.slow:
@@ -174,7 +174,7 @@ class Case:
         self.excess = excess
         return self._tell(step)
 
-    def _idle(self, reading: Reading) -> Move | None:
+    def _idle(self, reading: Reading) -> InvestigationMove | None:
         """Without work only measurements can show that it is over: two in a row."""
         if reading.probe is not None:
             self.asked, self.probe = None, reading.probe
@@ -188,20 +188,20 @@ class Case:
                 return self._tell(reading.step)
         return self._recheck(reading.step)
 
-    def _recheck(self, step: int) -> Move | None:
+    def _recheck(self, step: int) -> InvestigationMove | None:
         newest = self._told_at if self.asked is None else self.asked
         wait = 1 if self._num_well else self._recheck_steps
         if not self._settings.validate or step - newest < wait:
             return None
         self._recheck_steps = min(2 * self._recheck_steps, 4 * self._settings.num_recheck_steps)
         self.asked = self._told_at = step
-        return Move.ASK
+        return InvestigationMove.ASK
 
-    def _over(self, step: int, since: int) -> Move:
+    def _over(self, step: int, since: int) -> InvestigationMove:
         self._over_at = step
         self.phase, self.asked, self._next_try = InvestigationPhase.HEALTHY, None, None
         self.since, self._num_refused = since, 0
-        return Move.OVER
+        return InvestigationMove.OVER
 
     @property
     def factor(self) -> float:

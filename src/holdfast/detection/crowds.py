@@ -7,7 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
-from holdfast.detection.case import Case, InvestigationPhase
+from holdfast.detection.case import Investigation, InvestigationPhase
 from holdfast.detection.diagnosis import SHORT_OF_CPU, Cause, Diagnosis, Over
 from holdfast.detection.workers import Workers, lacks_processor
 
@@ -48,10 +48,14 @@ class SharedHosts:
     def _short_of_cpu(self, machine: str, told: Mapping[WorkerId, object]) -> frozenset[WorkerId]:
         """Who is slow together on this machine now."""
         before = self._told[machine].workers if machine in self._told else frozenset[WorkerId]()
-        slow = {w for w in before if self._workers.tracks[w].case.phase is InvestigationPhase.SLOW}
+        slow = {
+            w
+            for w in before
+            if self._workers.tracks[w].investigation.phase is InvestigationPhase.SLOW
+        }
         for worker in told:
             track = self._workers.tracks[worker]
-            if track.machine == machine and track.case.phase is InvestigationPhase.SLOW:
+            if track.machine == machine and track.investigation.phase is InvestigationPhase.SLOW:
                 mates = self._lacking(worker, machine)
                 if 2 * len(mates) >= max(4, len(self._workers.on(machine))):
                     slow |= mates
@@ -70,15 +74,20 @@ class SharedHosts:
         """Those that were told by themselves before it was clear that it is the machine."""
         joining = sorted(self._alone & together)
         self._alone -= together
-        cases = [(worker, self._workers.tracks[worker].case) for worker in joining]
-        return [Over(Cause.COMPUTE, str(w), case.since, (w,)) for w, case in cases]
+        investigations = [
+            (worker, self._workers.tracks[worker].investigation) for worker in joining
+        ]
+        return [
+            Over(Cause.COMPUTE, str(w), investigation.since, (w,))
+            for w, investigation in investigations
+        ]
 
     def _as_one(self, machine: str, together: frozenset[WorkerId]) -> list[Diagnosis | Over]:
         before = self._told.pop(machine, SharedHost(frozenset(), 1.0))
         if not together:
             if not before.workers:
                 return []
-            since = max(self._workers.tracks[w].case.since for w in before.workers)
+            since = max(self._workers.tracks[w].investigation.since for w in before.workers)
             return [Over(Cause.MACHINE, machine, since, tuple(self._workers.on(machine)))]
         diagnosis = self._diagnosis(machine, together)
         changed = abs(math.log(diagnosis.factor / before.factor)) >= _CHANGED
@@ -90,22 +99,29 @@ class SharedHosts:
 
     def _lacking(self, worker: WorkerId, machine: str) -> set[WorkerId]:
         """Itself and the others of its machine that are slow since then without computing more."""
-        since = self._workers.tracks[worker].case.since
+        since = self._workers.tracks[worker].investigation.since
         mates = set()
         for mate in self._workers.on(machine):
-            case = self._workers.tracks[mate].case
-            near = abs(case.since - since) <= _NUM_STEPS_APART
-            if case.phase is not InvestigationPhase.HEALTHY and near and self._lacks(mate, case):
+            investigation = self._workers.tracks[mate].investigation
+            near = abs(investigation.since - since) <= _NUM_STEPS_APART
+            if (
+                investigation.phase is not InvestigationPhase.HEALTHY
+                and near
+                and self._lacks(mate, investigation)
+            ):
                 mates.add(mate)
         return mates if worker in mates else set()
 
-    def _lacks(self, worker: WorkerId, case: Case) -> bool:
-        factor = self._workers.tracks[worker].cpu_factor(case.since, case)
-        return factor is not None and lacks_processor(factor, case)
+    def _lacks(self, worker: WorkerId, investigation: Investigation) -> bool:
+        factor = self._workers.tracks[worker].cpu_factor(investigation.since, investigation)
+        return factor is not None and lacks_processor(factor, investigation)
 
     def _diagnosis(self, machine: str, together: frozenset[WorkerId]) -> Diagnosis:
-        cases = [self._workers.tracks[worker].case for worker in sorted(together)]
-        factor, since = median(case.factor for case in cases), min(case.since for case in cases)
+        investigations = [self._workers.tracks[worker].investigation for worker in sorted(together)]
+        factor, since = (
+            median(investigation.factor for investigation in investigations),
+            min(investigation.since for investigation in investigations),
+        )
         names = ", ".join(map(str, sorted(together)))
         return Diagnosis(
             cause=Cause.MACHINE,
@@ -113,7 +129,7 @@ class SharedHosts:
             factor=factor,
             excess_s=0.0,
             since=since,
-            confidence=min(case.confidence for case in cases),
+            confidence=min(investigation.confidence for investigation in investigations),
             evidence=f"{len(together)} of its {len(self._workers.on(machine))} workers ({names}) "
             "take "
             f"{factor:.2f} x as long since step {since + 1}, but no more CPU time: "

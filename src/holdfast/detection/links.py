@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
-from holdfast.detection.case import Case, InvestigationPhase, Move, Reading
+from holdfast.detection.case import Investigation, InvestigationMove, InvestigationPhase, Reading
 from holdfast.detection.diagnosis import Link, link_of
 from holdfast.detection.observation import Transfer
 from holdfast.detection.predicted import lower_median
@@ -59,7 +59,7 @@ class LinkSample(NamedTuple):
 
 class LinkTrack:
     def __init__(self, settings: WatchSettings) -> None:
-        self.case = Case(settings)
+        self.investigation = Investigation(settings)
         self.history: deque[tuple[int, LinkSample]] = deque(maxlen=_NUM_HISTORY)
         self.series: Series | None = None  # only while it is looked at closely
         self.probe: tuple[int, LinkSample] | None = None
@@ -78,9 +78,9 @@ class LinkTrack:
         if idle and self.probe is not None:
             self.told = self.probe[1]
             return
-        samples = self.samples_since(self.case.since)[-_NUM_NOW:] or [self.history[-1][1]]
+        samples = self.samples_since(self.investigation.since)[-_NUM_NOW:] or [self.history[-1][1]]
         self.told = LinkSample(
-            self.case.excess,
+            self.investigation.excess,
             median(sample.moved_s for sample in samples),
             median(sample.base_s for sample in samples),
         )
@@ -91,7 +91,7 @@ class LinkTrack:
 
     def quiet(self) -> bool:
         """Nothing to look at: most links, most of the time."""
-        if self.series is not None or not self.case.rests:
+        if self.series is not None or not self.investigation.rests:
             return False
         newest = list(islice(reversed(self.history), 2))  # one late message is no slowness
         return len(newest) < 2 or min(sample.value for _, sample in newest) < _AWAKE
@@ -148,7 +148,9 @@ class Links:
                 sample = history[-1][1]
                 history[-1] = (step, sample._replace(value=sample.value - common))
 
-    def conclude(self, step: int, busy_ends: Callable[[Link], float]) -> list[tuple[Move, Link]]:
+    def conclude(
+        self, step: int, busy_ends: Callable[[Link], float]
+    ) -> list[tuple[InvestigationMove, Link]]:
         """``busy_ends``: seconds that slowness of the two ends' own computation may explain."""
         self.level(step)
         moves = []
@@ -160,13 +162,13 @@ class Links:
                 moves.append((move, link))
         return moves
 
-    def _read(self, track: LinkTrack, step: int, explained_s: float) -> Move | None:
+    def _read(self, track: LinkTrack, step: int, explained_s: float) -> InvestigationMove | None:
         change = self._look(track, step)
         if change and change.onset and self._excess_s(track, change.since) < 2.0 * explained_s:
             change = None
         reading = self._reading(track, step, change)
-        move = track.case.read(reading) or self._persisting(track, step, explained_s)
-        if move is Move.TELL:
+        move = track.investigation.read(reading) or self._persisting(track, step, explained_s)
+        if move is InvestigationMove.TELL:
             track.tell(idle=reading.now is None)
         return move
 
@@ -183,7 +185,7 @@ class Links:
         baseline = self._baseline(row, to)
         base_s = baseline.predict_s(num_bytes)
         track = self.tracks.get(link_of(row.source, to))
-        if track is None or track.case.phase is InvestigationPhase.HEALTHY:
+        if track is None or track.investigation.phase is InvestigationPhase.HEALTHY:
             baseline.add(row.moved_s, num_bytes)
         if base_s is None:
             base_s = self._fleet_s(row.kind, num_bytes)
@@ -234,21 +236,31 @@ class Links:
 
     def _measured(self, track: LinkTrack) -> float | None:
         """What the measurement that was asked for shows."""
-        case = track.case
-        if track.probe is None or case.asked is None or track.probe[0] < case.asked:
+        investigation = track.investigation
+        if (
+            track.probe is None
+            or investigation.asked is None
+            or track.probe[0] < investigation.asked
+        ):
             return None
         return track.probe[1].value
 
     def _sleep(self, track: LinkTrack) -> None:
         recent = list(track.history)[-_NUM_NOW:]
         quiet = all(sample.value < _AWAKE for _, sample in recent)
-        if track.case.phase is InvestigationPhase.HEALTHY and quiet:
+        if track.investigation.phase is InvestigationPhase.HEALTHY and quiet:
             track.series = None
 
-    def _persisting(self, track: LinkTrack, step: int, explained_s: float) -> Move | None:
+    def _persisting(
+        self, track: LinkTrack, step: int, explained_s: float
+    ) -> InvestigationMove | None:
         """Slow from its first message on: there is no change to be found."""
-        now, case = track.newest(), track.case
-        if case.phase is not InvestigationPhase.HEALTHY or case.tried or now is None:
+        now, investigation = track.newest(), track.investigation
+        if (
+            investigation.phase is not InvestigationPhase.HEALTHY
+            or investigation.tried
+            or now is None
+        ):
             return None
         first = track.history[0][0]
         newest = [sample.value for _, sample in list(track.history)[-_NUM_NOW:]]
@@ -256,7 +268,7 @@ class Links:
             return None
         if self._excess_s(track, first) < 2.0 * explained_s:
             return None
-        return case.suspect(step, first, now, 0.7, from_start=True)
+        return investigation.suspect(step, first, now, 0.7, from_start=True)
 
     def _excess_s(self, track: LinkTrack, since: int) -> float:
         samples = track.samples_since(since)

@@ -12,7 +12,7 @@ from statistics import median
 
 from holdfast.cluster import WorkerId
 from holdfast.detection.benchmarks import Benchmarks
-from holdfast.detection.case import Case, Move, Reading
+from holdfast.detection.case import Investigation, InvestigationMove, Reading
 from holdfast.detection.diagnosis import Cause, Diagnosis, Over
 from holdfast.detection.predicted import lower_median
 from holdfast.detection.series import Series
@@ -90,30 +90,38 @@ class WaitWatcher:
             if seconds > 0
         }
 
-    def _outcome(self, move: Move, subject: WorkerId | str, iteration: int) -> Diagnosis | Over:
+    def _outcome(
+        self, move: InvestigationMove, subject: WorkerId | str, iteration: int
+    ) -> Diagnosis | Over:
         if isinstance(subject, str):
-            case, cause, name = self._workers.machines[subject].case, Cause.MACHINE, subject
+            investigation, cause, name = (
+                self._workers.machines[subject].investigation,
+                Cause.MACHINE,
+                subject,
+            )
             ranks = tuple(self._ranks)
         else:
-            case, cause = self._workers.tracks[subject].case, Cause.COMPUTE
+            investigation, cause = self._workers.tracks[subject].investigation, Cause.COMPUTE
             name, ranks = f"rank {subject.pipeline}", (subject,)
-        if move is Move.OVER:
-            return Over(cause, name, case.since, ranks)
-        words, trust = self._waiting(case, ranks)
+        if move is InvestigationMove.OVER:
+            return Over(cause, name, investigation.since, ranks)
+        words, trust = self._waiting(investigation, ranks)
         return Diagnosis(
             cause=cause,
             subject=name,
-            factor=case.factor,
-            excess_s=(case.factor - 1) * self._predicted_s,
-            since=case.since,
-            confidence=trust * case.confidence,
-            evidence=_busy(case, iteration) + words,
+            factor=investigation.factor,
+            excess_s=(investigation.factor - 1) * self._predicted_s,
+            since=investigation.since,
+            confidence=trust * investigation.confidence,
+            evidence=_busy(investigation, iteration) + words,
             workers=ranks,
         )
 
-    def _waiting(self, case: Case, ranks: tuple[WorkerId, ...]) -> tuple[str, float]:
+    def _waiting(
+        self, investigation: Investigation, ranks: tuple[WorkerId, ...]
+    ) -> tuple[str, float]:
         """Whom the others wait for, in words, and how much that supports the diagnosis."""
-        rows = [row for at, row in self._waits if at >= case.since]
+        rows = [row for at, row in self._waits if at >= investigation.since]
         if len(ranks) > 1 or len(self._ranks) == 1 or not rows:
             return "", 1.0
         waits_s = [median(column) for column in zip(*rows, strict=True)]
@@ -130,7 +138,7 @@ class Network:
     def __init__(self, settings: WatchSettings) -> None:
         self._settings = replace(settings, slow_factor=1.5, relief_factor=1.3)
         self._series = Series(settings.change)
-        self._case = Case(self._settings)
+        self._investigation = Investigation(self._settings)
         self._floor_s = 0.0
         self._base_s = 0.0
 
@@ -143,35 +151,39 @@ class Network:
     def observe(self, iteration: int, least_s: float) -> list[Diagnosis | Over]:
         change = self._series.update(iteration, self._value(least_s))
         now, steady = self._series.newest(5), self._series.steady()
-        move = self._case.read(Reading(iteration, change, now, steady, None))
-        if move is Move.OVER:
-            return [Over(Cause.LINK, NETWORK, self._case.since, ())]
-        return [self._diagnosis(iteration)] if move is Move.TELL else []
+        move = self._investigation.read(Reading(iteration, change, now, steady, None))
+        if move is InvestigationMove.OVER:
+            return [Over(Cause.LINK, NETWORK, self._investigation.since, ())]
+        return [self._diagnosis(iteration)] if move is InvestigationMove.TELL else []
 
     def _value(self, seconds: float) -> float:
         return math.log((self._floor_s + max(seconds, 0.0)) / (self._floor_s + self._base_s))
 
     def _diagnosis(self, iteration: int) -> Diagnosis:
-        case = self._case
-        now_s = case.factor * (self._floor_s + self._base_s) - self._floor_s
+        investigation = self._investigation
+        now_s = investigation.factor * (self._floor_s + self._base_s) - self._floor_s
         return Diagnosis(
             cause=Cause.LINK,
             subject=NETWORK,
             factor=now_s / max(self._base_s, 1e-6),
             excess_s=now_s - self._base_s,
-            since=case.since,
-            confidence=case.confidence,
-            evidence=f"collectives take {_ms(now_s)} since iteration {case.since} even for the "
+            since=investigation.since,
+            confidence=investigation.confidence,
+            evidence=f"collectives take {_ms(now_s)} since iteration {investigation.since} even "
+            "for the "
             f"rank that comes last, {_ms(self._base_s)} before; no rank is late",
             workers=(),
         )
 
 
-def _busy(case: Case, iteration: int) -> str:
-    number = max(1, iteration - case.since + 1)
-    if case.from_start:
-        return f"it is busy {case.factor:.2f} x as long as the others from the start"
-    return f"it is busy {case.factor:.2f} x as long since iteration {case.since} ({number} of them)"
+def _busy(investigation: Investigation, iteration: int) -> str:
+    number = max(1, iteration - investigation.since + 1)
+    if investigation.from_start:
+        return f"it is busy {investigation.factor:.2f} x as long as the others from the start"
+    return (
+        f"it is busy {investigation.factor:.2f} x as long since iteration {investigation.since} "
+        f"({number} of them)"
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from holdfast.cluster import WorkerId
 from holdfast.detection import words
 from holdfast.detection.benchmarks import Benchmark, Benchmarks
-from holdfast.detection.case import InvestigationPhase, Move
+from holdfast.detection.case import InvestigationMove, InvestigationPhase
 from holdfast.detection.crowds import SharedHosts
 from holdfast.detection.diagnosis import (
     Cause,
@@ -26,7 +26,7 @@ from holdfast.detection.links import Links
 from holdfast.detection.observation import WorkerStep
 from holdfast.detection.predicted import Predictor
 from holdfast.detection.settings import WatchSettings
-from holdfast.detection.workers import Found, Sample, Workers, sample_of
+from holdfast.detection.workers import Sample, SubjectMove, Workers, sample_of
 
 _Outcome = Suspicion | Diagnosis | Over
 
@@ -111,15 +111,22 @@ class Watcher:
         """What the diagnoses of now say, rounded so that noise does not change a plan."""
         factors: dict[WorkerId, float] = {}
         for worker, track in self._workers.tracks.items():
-            cases = (track.case, self._workers.machines[track.machine].case)
+            investigations = (
+                track.investigation,
+                self._workers.machines[track.machine].investigation,
+            )
             # What a worker has besides its machine's comes on top of that.
-            slow = math.prod(case.factor for case in cases if case.phase is InvestigationPhase.SLOW)
+            slow = math.prod(
+                investigation.factor
+                for investigation in investigations
+                if investigation.phase is InvestigationPhase.SLOW
+            )
             if slow > 1:
                 factors[worker] = quantised(slow, 0.03)
         links = {
             pair: quantised(max(track.told.excess_s, 1e-6), 0.05)
             for pair, track in self._links.tracks.items()
-            if track.case.phase is InvestigationPhase.SLOW and track.told
+            if track.investigation.phase is InvestigationPhase.SLOW and track.told
         }
         return Health({worker: 1 / f for worker, f in factors.items() if f > 1}, links)
 
@@ -135,7 +142,7 @@ class Watcher:
             first = {at: row[worker].excess for at, row in history.items() if worker in row}
             if first and self._predictor.num_holders(self._stages[worker]) > 1:
                 move = self._workers.slow_at_start(worker, step, first)
-                found += [Found(move, worker)] if move else []
+                found += [SubjectMove(move, worker)] if move else []
         self._workers.settle(history)
         for at, samples in history.items():
             found += self._workers.feed(at, samples)
@@ -164,7 +171,7 @@ class Watcher:
         if self._imbalance is not None:
             self._imbalance.collect(report)
 
-    def _judge_imbalance(self, step: int) -> tuple[list[_Outcome], list[Found]]:
+    def _judge_imbalance(self, step: int) -> tuple[list[_Outcome], list[SubjectMove]]:
         """Once: what is uneven by itself, and who alone makes a stage look long."""
         settings, imbalance = self._settings, self._imbalance
         num_steps = self._num_concluded - settings.num_warmup_steps
@@ -178,7 +185,7 @@ class Watcher:
             alone = here[0] if len(here) == len(long.holders) == 1 else None
             level = math.log(long.factor)
             if alone and self._workers.slow_holder(alone, step, long.since, level):
-                found.append(Found(Move.TELL, alone))
+                found.append(SubjectMove(InvestigationMove.TELL, alone))
             else:
                 told.append(imbalance.model(long))
         data = imbalance.data()
@@ -186,8 +193,12 @@ class Watcher:
 
     def _learn(self, report: WorkerStep) -> None:
         track = self._workers.tracks[report.worker]
-        slow = track.case.excess if track.case.phase is InvestigationPhase.SLOW else 0.0
-        if track.case.phase is not InvestigationPhase.SUSPECT and not track.num_unsettled:
+        slow = (
+            track.investigation.excess
+            if track.investigation.phase is InvestigationPhase.SLOW
+            else 0.0
+        )
+        if track.investigation.phase is not InvestigationPhase.SUSPECT and not track.num_unsettled:
             self._predictor.learn(report, slow + track.base)
 
     def _counts(self, report: WorkerStep) -> bool:
@@ -200,14 +211,14 @@ class Watcher:
             self._skip[report.worker] = left - 1
         return not left
 
-    def _tell(self, step: int, found: list[Found]) -> list[_Outcome]:
+    def _tell(self, step: int, found: list[SubjectMove]) -> list[_Outcome]:
         """Suspicions of all in one, and the diagnoses."""
         asked_workers: set[WorkerId] = set()
         asked_links: list[Link] = []
         told: list[_Outcome] = []
         by_worker: dict[WorkerId, Diagnosis | Over] = {}
         for move, subject in found:
-            if move is Move.ASK:
+            if move is InvestigationMove.ASK:
                 there = self._workers.on(subject) if isinstance(subject, str) else [subject]
                 asked_workers.update(there)
             elif isinstance(subject, str):
@@ -216,7 +227,7 @@ class Watcher:
                 by_worker[subject] = self._outcome(move, subject, step)
         told += self._shared_hosts.sort(by_worker)
         for move, pair in self._links.conclude(step, self._explained_s):
-            if move is Move.ASK:
+            if move is InvestigationMove.ASK:
                 asked_links.append(pair)
             else:
                 told.append(self._link_outcome(move, pair, step))
@@ -224,23 +235,23 @@ class Watcher:
             told.append(Suspicion(tuple(sorted(asked_workers)), tuple(sorted(asked_links))))
         return told
 
-    def _machine_outcome(self, move: Move, name: str, step: int) -> Diagnosis | Over:
-        if move is Move.TELL:
+    def _machine_outcome(self, move: InvestigationMove, name: str, step: int) -> Diagnosis | Over:
+        if move is InvestigationMove.TELL:
             return words.machine(self._workers, name, step, self._op_s)
-        since = self._workers.machines[name].case.since
+        since = self._workers.machines[name].investigation.since
         return Over(Cause.MACHINE, name, since, tuple(self._workers.on(name)))
 
-    def _outcome(self, move: Move, worker: WorkerId, step: int) -> Diagnosis | Over:
-        if move is Move.TELL:
+    def _outcome(self, move: InvestigationMove, worker: WorkerId, step: int) -> Diagnosis | Over:
+        if move is InvestigationMove.TELL:
             return words.compute(self._workers, worker, step, self._op_s)
-        since = self._workers.tracks[worker].case.since
+        since = self._workers.tracks[worker].investigation.since
         return Over(Cause.COMPUTE, str(worker), since, (worker,))
 
-    def _link_outcome(self, move: Move, pair: Link, step: int) -> Diagnosis | Over:
+    def _link_outcome(self, move: InvestigationMove, pair: Link, step: int) -> Diagnosis | Over:
         track = self._links.tracks[pair]
-        if move is Move.TELL:
+        if move is InvestigationMove.TELL:
             return words.link(pair, track, step)
-        return Over(Cause.LINK, f"{pair[0]}-{pair[1]}", track.case.since, pair)
+        return Over(Cause.LINK, f"{pair[0]}-{pair[1]}", track.investigation.since, pair)
 
     def _explained_s(self, pair: Link) -> float:
         """A slow process is also late to send and to take: seconds an operation of it lost."""

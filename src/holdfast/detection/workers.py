@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.detection.benchmarks import Benchmarks
-from holdfast.detection.case import Case, InvestigationPhase, Move, Reading
+from holdfast.detection.case import Investigation, InvestigationMove, InvestigationPhase, Reading
 from holdfast.detection.observation import WorkerStep
 from holdfast.detection.predicted import low_quarter, lower_median
 from holdfast.detection.series import LevelChange, Series
@@ -36,7 +36,7 @@ class Track:
     def __init__(self, machine: str, settings: WatchSettings) -> None:
         self.machine = machine
         self.own = Series(settings.change)  # without what its machine shares
-        self.case = Case(settings)
+        self.investigation = Investigation(settings)
         self.base = 0.0  # its healthy level against the prediction
         self.probe_base = 0.0  # its first benchmark over the others', if it was slow already
         self.cpu_shares: deque[tuple[int, float]] = deque(maxlen=64)
@@ -44,29 +44,29 @@ class Track:
         self.num_unsettled = 0  # values still to come before its healthy level is known
         self.last_step = -1  # with operations
 
-    def cpu_factor(self, since: int, case: Case) -> float | None:
+    def cpu_factor(self, since: int, investigation: Investigation) -> float | None:
         """Processor time an operation takes over the healthy one; None: it hardly uses any."""
         now = [share for step, share in self.cpu_shares if step >= since]
         if not now or self.cpu_base is None or self.cpu_base < 0.2:
             return None
-        return case.factor * median(now) / self.cpu_base
+        return investigation.factor * median(now) / self.cpu_base
 
 
-def lacks_processor(cpu_factor: float, case: Case) -> bool:
+def lacks_processor(cpu_factor: float, investigation: Investigation) -> bool:
     """Processor time has risen by less than half of the slowness, as logs: somebody else has it."""
-    return math.log(max(cpu_factor, 1e-9)) < _FLAT_SHARE * case.excess
+    return math.log(max(cpu_factor, 1e-9)) < _FLAT_SHARE * investigation.excess
 
 
 class Machine:
     def __init__(self, settings: WatchSettings) -> None:
         self.common = Series(settings.change)
-        self.case = Case(settings)
+        self.investigation = Investigation(settings)
 
 
-class Found(NamedTuple):
-    """A move of a worker's or a machine's case."""
+class SubjectMove(NamedTuple):
+    """A move of a worker's or a machine's investigation."""
 
-    move: Move
+    move: InvestigationMove
     subject: WorkerId | str
 
 
@@ -114,15 +114,15 @@ class Workers:
             for worker, value in self._own(samples, self._common(samples)).items():
                 own.setdefault(worker, []).append(value)
         for worker, values in own.items():
-            if self.tracks[worker].case.phase is InvestigationPhase.HEALTHY:
+            if self.tracks[worker].investigation.phase is InvestigationPhase.HEALTHY:
                 self.tracks[worker].own.healthy = median(values)
 
-    def feed(self, step: int, samples: Mapping[WorkerId, Sample]) -> list[Found]:
+    def feed(self, step: int, samples: Mapping[WorkerId, Sample]) -> list[SubjectMove]:
         common = self._common(samples)
         found = []
         for name, value in common.items():
             move = self._read_machine(name, step, self.machines[name].common.update(step, value))
-            found += [Found(move, name)] if move else []
+            found += [SubjectMove(move, name)] if move else []
         own = self._own(samples, common)
         for worker, track in self.tracks.items():
             change = None
@@ -131,7 +131,7 @@ class Workers:
                 track.cpu_shares.append((step, samples[worker].cpu_share))
                 change = track.own.update(step, own[worker])
             move = self._settle_joiner(worker, step) or self._read_worker(worker, step, change)
-            found += [Found(move, worker)] if move else []
+            found += [SubjectMove(move, worker)] if move else []
         return found
 
     def _common(self, samples: Mapping[WorkerId, Sample]) -> dict[str, float]:
@@ -141,8 +141,8 @@ class Workers:
             track = self.tracks[worker]
             rest = sample.excess - track.base
             # its recovery is not the others' slowness
-            if track.case.phase is InvestigationPhase.SLOW:
-                rest = max(0.0, rest - track.case.excess)
+            if track.investigation.phase is InvestigationPhase.SLOW:
+                rest = max(0.0, rest - track.investigation.excess)
             if not track.num_unsettled:
                 shares.setdefault(track.machine, []).append(rest)
         return {name: lower_median(rests) for name, rests in shares.items() if len(rests) > 1}
@@ -156,27 +156,33 @@ class Workers:
             for track in (self.tracks[worker],)
         }
 
-    def _read_machine(self, name: str, step: int, change: LevelChange | None) -> Move | None:
+    def _read_machine(
+        self, name: str, step: int, change: LevelChange | None
+    ) -> InvestigationMove | None:
         machine = self.machines[name]
-        _rebase(machine.common, machine.case, change)
+        _rebase(machine.common, machine.investigation, change)
         probe = None
-        if machine.case.asked is not None:
+        if machine.investigation.asked is not None:
             there = self.on(name)
-            probes = [self._benchmarks.since(worker, machine.case.asked) for worker in there]
+            probes = [
+                self._benchmarks.since(worker, machine.investigation.asked) for worker in there
+            ]
             known = [probe for probe in probes if probe is not None]
             probe = median(known) if 2 * len(known) >= len(there) > 0 else None
-        return _read(machine.case, machine.common, step, change, probe, busy=True)
+        return _read(machine.investigation, machine.common, step, change, probe, busy=True)
 
-    def _read_worker(self, worker: WorkerId, step: int, change: LevelChange | None) -> Move | None:
+    def _read_worker(
+        self, worker: WorkerId, step: int, change: LevelChange | None
+    ) -> InvestigationMove | None:
         track = self.tracks[worker]
-        _rebase(track.own, track.case, change)
-        probe = self._benchmarks.since(worker, track.case.asked)
+        _rebase(track.own, track.investigation, change)
+        probe = self._benchmarks.since(worker, track.investigation.asked)
         probe = None if probe is None else probe + track.probe_base
         busy = track.last_step >= step - 1
         lasting = track.own.lasting(self._settings.relief) if track.last_step == step else None
-        return _read(track.case, track.own, step, change, probe, lasting, busy=busy)
+        return _read(track.investigation, track.own, step, change, probe, lasting, busy=busy)
 
-    def _settle_joiner(self, worker: WorkerId, step: int) -> Move | None:
+    def _settle_joiner(self, worker: WorkerId, step: int) -> InvestigationMove | None:
         track = self.tracks[worker]
         if track.num_unsettled == 0 or track.last_step != step:
             return None
@@ -186,7 +192,9 @@ class Workers:
         track.cpu_base = median(share for _, share in track.cpu_shares)
         return self.slow_at_start(worker, step, track.own.recent())
 
-    def slow_at_start(self, worker: WorkerId, step: int, first: Mapping[int, float]) -> Move | None:
+    def slow_at_start(
+        self, worker: WorkerId, step: int, first: Mapping[int, float]
+    ) -> InvestigationMove | None:
         """``first``: of its first steps, how much slower than the others it was. A slower kind of
         machine is no fault if its benchmark does not show it; then this is its healthy level."""
         track, settings = self.tracks[worker], self._settings
@@ -200,10 +208,12 @@ class Workers:
             track.own.healthy = level if track.base == 0.0 else track.own.healthy
             return None
         track.base, track.own.healthy, track.probe_base = 0.0, 0.0, probe or 0.0
-        track.case.convict(step, min(first), level, probe)
-        return Move.TELL
+        track.investigation.convict(step, min(first), level, probe)
+        return InvestigationMove.TELL
 
-    def slow_holder(self, worker: WorkerId, step: int, since: int, level: float) -> Move | None:
+    def slow_holder(
+        self, worker: WorkerId, step: int, since: int, level: float
+    ) -> InvestigationMove | None:
         """It alone holds a long stage: whose fault that is, only its benchmark can say."""
         track, probe = self.tracks[worker], self._benchmarks.at_start(worker)
         if probe is None or probe < self._settings.confirmed_share * level:
@@ -211,23 +221,23 @@ class Workers:
         track.base -= level
         track.own.lift(level)
         track.own.healthy, track.probe_base = 0.0, probe
-        track.case.convict(step, since, level, probe)
-        return Move.TELL
+        track.investigation.convict(step, since, level, probe)
+        return InvestigationMove.TELL
 
 
-def _rebase(series: Series, case: Case, change: LevelChange | None) -> None:
+def _rebase(series: Series, investigation: Investigation, change: LevelChange | None) -> None:
     """Healthy and now faster for good: this is how fast it can be."""
     if (
         change
         and not change.onset
-        and case.phase is InvestigationPhase.HEALTHY
+        and investigation.phase is InvestigationPhase.HEALTHY
         and change.excess < 0
     ):
         series.healthy += change.excess
 
 
 def _read(
-    case: Case,
+    investigation: Investigation,
     series: Series,
     step: int,
     change: LevelChange | None,
@@ -235,12 +245,12 @@ def _read(
     lasting: float | None = None,
     *,
     busy: bool,
-) -> Move | None:
-    if case.rests and change is None and lasting is None:
+) -> InvestigationMove | None:
+    if investigation.rests and change is None and lasting is None:
         series.refine()
         return None
     # more values are there now than when it was suspected
-    if case.phase is InvestigationPhase.SUSPECT:
-        case.weigh(series.excess_since(case.since))
+    if investigation.phase is InvestigationPhase.SUSPECT:
+        investigation.weigh(series.excess_since(investigation.since))
     now, steady = (series.newest(_NUM_NOW), series.steady()) if busy else (None, None)
-    return case.read(Reading(step, change, now, steady, probe, lasting))
+    return investigation.read(Reading(step, change, now, steady, probe, lasting))
