@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.arrays import Flags, Floats, Ints
 from holdfast.cluster import WorkerId
 from holdfast.detection.causes_effects import Computing, Moving, computing, moving
-from holdfast.detection.causes_runs import Run, noise_of, runs
+from holdfast.detection.causes_runs import RaisedStretch, noise_of, runs
 from holdfast.detection.diagnosis import Cause
 from holdfast.detection.trace import Trace
 from holdfast.detection.trace_graph import Graph
@@ -24,7 +24,7 @@ class Candidate:
     subject: str
     workers: tuple[WorkerId, ...]
     factor: float
-    run: Run
+    run: RaisedStretch
     effect: Floats  # of each operation of the trace: log of how many times longer it is
     evidence: str
     excess_s: float = 0.0
@@ -50,7 +50,9 @@ def _workers(trace: Trace, found: Computing) -> Iterator[Candidate]:
             yield _slow_worker(trace, found, pipeline, lane, run)
 
 
-def _slow_worker(trace: Trace, found: Computing, pipeline: int, lane: int, run: Run) -> Candidate:
+def _slow_worker(
+    trace: Trace, found: Computing, pipeline: int, lane: int, run: RaisedStretch
+) -> Candidate:
     worker, peer = WorkerId(pipeline, lane // found.peers), lane % found.peers
     at = (trace.pipeline == pipeline) & (trace.stage == worker.stage) & (trace.peer == peer)
     others = "those of its peers" if trace.layout.pipelines > 1 else "in the other steps"
@@ -89,7 +91,7 @@ def _pipelines(trace: Trace, found: Computing) -> Iterator[Candidate]:
         )
 
 
-def _in_run(trace: Trace, found: Computing, at: Flags, run: Run) -> Floats:
+def _in_run(trace: Trace, found: Computing, at: Flags, run: RaisedStretch) -> Floats:
     rows = found.rows[at[found.rows]]
     within = (trace.step[rows] >= run.first) & (trace.step[rows] <= run.last)
     effect = np.zeros(trace.size)
@@ -188,7 +190,7 @@ def _transfers(graph: Graph, found: Moving) -> Iterator[Candidate]:
             yield _slow_transfers(graph, found, place, run)
 
 
-def _slow_transfers(graph: Graph, found: Moving, place: int, run: Run) -> Candidate:
+def _slow_transfers(graph: Graph, found: Moving, place: int, run: RaisedStretch) -> Candidate:
     trace, (step, where, _) = graph.trace, found.at
     chosen = (where == place) & (step >= run.first) & (step <= run.last)
     rows, usual_s = found.rows[chosen], found.usual_s[chosen]
@@ -228,11 +230,11 @@ def _place_name(trace: Trace, place: tuple[int, ...]) -> tuple[str, tuple[Worker
     return trace.kinds[kind] + of, tuple(workers)
 
 
-def _all_steps(trace: Trace) -> Run:
-    return Run(0, len(trace.steps) - 1, 0.0)
+def _all_steps(trace: Trace) -> RaisedStretch:
+    return RaisedStretch(0, len(trace.steps) - 1, 0.0)
 
 
-def _steps(trace: Trace, run: Run) -> str:
+def _steps(trace: Trace, run: RaisedStretch) -> str:
     if run.first == 0 and run.last == len(trace.steps) - 1:
         return "all recorded steps"
     first, last = trace.steps[run.first], trace.steps[run.last]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.arrays import Floats, Ints
-from holdfast.detection.causes_runs import Run, middle, noise_of, runs
+from holdfast.detection.causes_runs import RaisedStretch, middle, noise_of, runs
 from holdfast.detection.trace import Trace, place_among
 from holdfast.detection.trace_graph import Graph, Meeting, meeting
 from holdfast.errors import ConfigError
@@ -36,7 +36,7 @@ class Computing:
     pipeline: Floats  # step, pipeline: lowest of ``data``, above the other pipelines
     worker: Floats  # step, pipeline, lane: beyond what the data explain
 
-    def slow_pipelines(self) -> list[tuple[int, Run]]:
+    def slow_pipelines(self) -> list[tuple[int, RaisedStretch]]:
         noise = noise_of(self.pipeline)
         if len(self.pipeline) < _FEW_STEPS:
             # They do not show how data vary from step to step; within a step must do.

@@ -19,7 +19,7 @@ _MIDDLE_CHANGE = 0.6745 * 2**0.5  # half are below
 _LEAST_NOISE = 1e-3
 
 
-class Run(NamedTuple):
+class RaisedStretch(NamedTuple):
     first: int  # index of a step
     last: int
     level: float  # log of the factor
@@ -59,14 +59,14 @@ def _noise(changes: Floats, share: float, of_normal: float) -> float:
     return max(float(np.quantile(seen, share)) / of_normal, _LEAST_NOISE) if len(seen) else 1.0
 
 
-def runs(series: Floats, noise: float) -> list[Run]:
+def runs(series: Floats, noise: float) -> list[RaisedStretch]:
     """Stretches of steps that are slow, surely and by enough; the clearest first."""
     left, found = np.where(np.isnan(series), 0.0, series), []
     for _ in range(_MOST_RUNS):
         first, last = _highest(left - np.log(LEAST_FACTOR) / 2)
         # Again from half the height found: the edges are where the level is halfway.
         first, last = _highest(left - max(float(left[first : last + 1].mean()), 0.0) / 2)
-        run = Run(first, last, float(np.median(left[first : last + 1])))
+        run = RaisedStretch(first, last, float(np.median(left[first : last + 1])))
         if not _holds(left[first : last + 1], len(series), noise):
             break
         found.append(run)

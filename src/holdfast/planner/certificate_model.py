@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from holdfast.cluster import WorkerId
-from holdfast.planner.certificate_routing import NOISE, RANKS, Host, Routing, Run, Scale
+from holdfast.planner.certificate_routing import NOISE, RANKS, Host, Routing, Scale, SimulatedRun
 from holdfast.schedule.operation import Fact, Kind, Op, What, makes, needs
 from holdfast.schedule.schedule import Schedule
 
@@ -213,7 +213,7 @@ class Search:
                     for kind, end in ends.items():
                         self.model.add(self._starts[Op(stage, kind, then)] >= end)
 
-    def _suggest(self, run: Run) -> None:
+    def _suggest(self, run: SimulatedRun) -> None:
         """Start from the given order."""
         self.model.add_hint(self._period, run.period)
         windows = self._routing.windows

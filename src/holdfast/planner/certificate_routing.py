@@ -35,7 +35,7 @@ class Table(NamedTuple, Generic[Number]):
     link: Number  # until another worker has one's sums
 
 
-class Run(NamedTuple):
+class SimulatedRun(NamedTuple):
     starts: Mapping[Op, int]
     opened: Mapping[WorkerId, int]  # from when on a worker may work at the step
     period: int
@@ -235,7 +235,7 @@ class Routing:
         pairs = [sum(sorted(each)[-2:]) / 2 + table.link for each in meeting.values() if each[1:]]
         return max(*alone.values(), *pairs, 0.0)
 
-    def laid_out(self, table: Table[int], period: int) -> Run:
+    def laid_out(self, table: Table[int], period: int) -> SimulatedRun:
         """The given order, run in that period; put off only what has to be."""
         order = [(w, op) for w, op in validity.walk(self.schedule).order if op.kind is not Kind.R]
         opened = dict.fromkeys(self.reduces, 0)
@@ -243,7 +243,7 @@ class Routing:
             _, last = self._starts(order, table, opened)
             closed = {worker: self._reduced(worker, table, last) for worker in opened}
             opened = {w: max(at, closed[w] - period) for w, at in opened.items()}
-        return Run(self._starts(order, table, opened)[0], opened, period)
+        return SimulatedRun(self._starts(order, table, opened)[0], opened, period)
 
     def _starts(
         self,

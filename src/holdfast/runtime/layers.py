@@ -22,7 +22,7 @@ Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ForwardPass:
     """One forward: what a layer has to know when it runs, and when it runs again in backward."""
 
     step: int
@@ -52,7 +52,7 @@ class LayerStack:
         self._buffers = tuple(LayerBuffers(layer) for layer in layers)
         self._writes_to_inputs: bool | None = None  # learnt in the first forward
 
-    def forward(self, run: Run, inputs: Tensors) -> Tensors:
+    def forward(self, run: ForwardPass, inputs: Tensors) -> Tensors:
         copied = self._writes_to_inputs is not False
         given = values = tuple(_presented(tensor, copied) for tensor in inputs)
         for index in range(len(self._layers)):
@@ -66,7 +66,7 @@ class LayerStack:
             self._writes_to_inputs = any(tensor._version for tensor in given)
         return values
 
-    def run_loss(self, run: Run, loss: Callable[[Any, Any], Tensor], given: Any) -> Tensor:
+    def run_loss(self, run: ForwardPass, loss: Callable[[Any, Any], Tensor], given: Any) -> Tensor:
         """A loss draws its random numbers as one more layer would, in backward too."""
         after_last = self._first_layer + len(self._layers)
         seed_layer(self._seed, run.step, run.microbatch, after_last)
@@ -75,7 +75,7 @@ class LayerStack:
         self._hook(run, after_last, (value,))
         return value
 
-    def _hook(self, run: Run, number: int, values: Tensors) -> None:
+    def _hook(self, run: ForwardPass, number: int, values: Tensors) -> None:
         """Have the backward of a layer begin from a seed of its own, and contiguous."""
         for output, tensor in enumerate(values):
             if tensor.requires_grad and tensor.grad_fn is not None:
@@ -88,7 +88,7 @@ class LayerStack:
             own = {key: v for key, v in mean_changes.items() if key.startswith(prefix)}
             buffers.apply({key.removeprefix(prefix): change for key, change in own.items()})
 
-    def _run_layer(self, run: Run, index: int, *values: Tensor) -> Tensors:
+    def _run_layer(self, run: ForwardPass, index: int, *values: Tensor) -> Tensors:
         number = self._first_layer + index
         layer = self._layers[index]
         seed_layer(self._seed, run.step, run.microbatch, number)
@@ -100,7 +100,7 @@ class LayerStack:
         run.buffer_changes.update((f"{number}.{path}", c) for path, c in changes.items())
         return flat(number, result, self._unpack)
 
-    def _run_checkpointed(self, run: Run, index: int, values: Tensors) -> Tensors:
+    def _run_checkpointed(self, run: ForwardPass, index: int, values: Tensors) -> Tensors:
         versions = [tensor._version for tensor in values]
         # The layer seeds itself, so torch need not keep the state of the generators.
         result: Tensors = checkpoint(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import ConfigError, ScheduleError
-from holdfast.runtime.layers import LayerStack, Run, Tensors, joined
+from holdfast.runtime.layers import ForwardPass, LayerStack, Tensors, joined
 from holdfast.runtime.routed import Deferred, Piece
 from holdfast.runtime.seeding import DRAWING
 from holdfast.runtime.split import DeferWeights, run_backward, weight_gradients
@@ -144,7 +144,7 @@ class Stage:
         """
         if microbatch in self._forwarded or microbatch in self._halfway:
             raise ScheduleError(f"forward of micro-batch {microbatch}, which is in flight already")
-        run = Run(step, microbatch, DeferWeights(self._slot_of) if split else None, {})
+        run = ForwardPass(step, microbatch, DeferWeights(self._slot_of) if split else None, {})
         with DRAWING, torch.enable_grad():
             leaves = tuple(
                 tensor.detach() if index in constants else self._leaf(tensor)
@@ -228,7 +228,7 @@ class Stage:
         return tensor.detach().requires_grad_(not self._is_first and carries_gradient(tensor))
 
     def _run_loss(
-        self, loss: Callable[[Any, Any], Tensor], run: Run, outputs: Tensors, target: Any
+        self, loss: Callable[[Any, Any], Tensor], run: ForwardPass, outputs: Tensors, target: Any
     ) -> Tensor:
         value = self._stack.run_loss(run, loss, (joined(outputs), target))
         if value.numel() != 1:
