@@ -29,7 +29,7 @@ from torch import Tensor, nn, optim
 from holdfast import instruction_set
 from holdfast.models.gpt import gpt_layers
 from holdfast.models.text import VOCABULARY, CharText, next_token_loss
-from holdfast.runtime.gradients import FastGradients, Layout
+from holdfast.runtime.gradients import FastGradients, FlatLayout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import Reduced, conclude
 from holdfast.runtime.taking_back import SnapshotRollback, StepRollback, Update
@@ -57,7 +57,7 @@ class Model:
         self.network = nn.Sequential(*layers)
         self.parameters = list(self.network.parameters())
         keys = [f"0.{name}" for name, _ in self.network.named_parameters()]
-        self._gradients = FastGradients(Layout.of(self.parameters, keys))
+        self._gradients = FastGradients(FlatLayout.of(self.parameters, keys))
         self.optimizer = StageOptimizer(self.parameters, keys, factory, None)
 
     def reduced(self, inputs: Tensor, targets: Tensor) -> Reduced:

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost
 from holdfast.runtime.commit import CommitPhase, Committed, Result, StageCommit
-from holdfast.runtime.gradients import FastGradients, Layout
+from holdfast.runtime.gradients import FastGradients, FlatLayout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import Reduced, conclude
 from holdfast.runtime.stage import Stage
@@ -56,7 +56,7 @@ class OneStage:
         stage = Stage(list(self.layers.values()))
         parameters = [slot.parameter for slot in stage.slots]
         keys = [slot.key for slot in stage.slots]
-        self.layout = Layout.of(parameters, keys)
+        self.layout = FlatLayout.of(parameters, keys)
         self.optimizer = StageOptimizer(parameters, keys, OPTIMIZERS[optimizer], None)
         hub = LocalHub()
         self.transport, self.peer = LocalTransport(ME, hub), LocalTransport(PEER, hub)

@@ -17,7 +17,7 @@ from holdfast.errors import EpochPast, PeerLost, ProtocolError
 from holdfast.runtime import copying
 from holdfast.runtime.commit import Committed, Result
 from holdfast.runtime.copying import HEADER, State, StateSender, receive_state
-from holdfast.runtime.gradients import FastGradients, Layout
+from holdfast.runtime.gradients import FastGradients, FlatLayout
 from holdfast.runtime.reduction import conclude
 from holdfast.runtime.results import Arrivals, BegunAnew, Form, receive_result
 from holdfast.runtime.step_sums import Totals
@@ -27,7 +27,7 @@ from holdfast.transport.local import LocalHub, LocalTransport
 
 GIVER, JOINER, OTHER = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
 LIMIT_S = 20.0
-LAYOUT = Layout.of([torch.zeros(5)])
+LAYOUT = FlatLayout.of([torch.zeros(5)])
 FORM = Form(LAYOUT, {})
 
 

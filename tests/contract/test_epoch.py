@@ -9,7 +9,7 @@ import torch
 from holdfast.cluster import WorkerId
 from holdfast.runtime.commit import Result
 from holdfast.runtime.epoch import Epoch, Parts
-from holdfast.runtime.gradients import ExactGradients, Layout
+from holdfast.runtime.gradients import ExactGradients, FlatLayout
 from holdfast.runtime.results import Form
 from holdfast.runtime.step_sums import StepSums
 from holdfast.schedule.operation import Kind, Op, Shape
@@ -54,7 +54,7 @@ class Group:
 
     def _parts(self, member: WorkerId, used: bool) -> Parts:
         names = self.slots[member.stage]
-        layout = Layout.of([torch.zeros(SHAPES[name]) for name in names])
+        layout = FlatLayout.of([torch.zeros(SHAPES[name]) for name in names])
         gradients = ExactGradients(layout, 2 * MICROBATCHES)
         is_last = member.stage == max(self.slots)
         sums = StepSums(MICROBATCHES, BUFFER, is_last=is_last)

@@ -13,7 +13,7 @@ from torch import nn
 
 from holdfast.errors import ConfigError
 from holdfast.runtime import fixed_point
-from holdfast.runtime.gradients import ALIGNMENT, ExactGradients, FastGradients, Layout
+from holdfast.runtime.gradients import ALIGNMENT, ExactGradients, FastGradients, FlatLayout
 
 finite_fp32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 exponents = st.integers(fixed_point.MIN_EXPONENT, fixed_point.MAX_EXPONENT)
@@ -22,8 +22,8 @@ exponents = st.integers(fixed_point.MIN_EXPONENT, fixed_point.MAX_EXPONENT)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def layout_of(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Layout:
-    return Layout.of([torch.zeros(shape, dtype=dtype) for shape in shapes])
+def layout_of(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> FlatLayout:
+    return FlatLayout.of([torch.zeros(shape, dtype=dtype) for shape in shapes])
 
 
 def rounded(gradients: ExactGradients, slot: int) -> torch.Tensor:
@@ -45,7 +45,7 @@ def test_slots_start_at_multiples_of_the_alignment_and_do_not_overlap():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
 def test_a_parameter_that_cannot_be_summed_is_refused_by_name(dtype):
     with pytest.raises(ConfigError, match=r"head\.weight is torch"):
-        Layout.of([torch.zeros(2), torch.zeros(3, dtype=dtype)], ["norm.weight", "head.weight"])
+        FlatLayout.of([torch.zeros(2), torch.zeros(3, dtype=dtype)], ["norm.weight", "head.weight"])
 
 
 @settings(deadline=None)
@@ -201,7 +201,7 @@ def test_autograd_accumulates_in_place_and_tells_unused_from_zero():
     model, plain = TwoOfThree(), TwoOfThree()
     plain.load_state_dict(model.state_dict())
     parameters = list(model.parameters())
-    gradients = FastGradients(Layout.of(parameters))
+    gradients = FastGradients(FlatLayout.of(parameters))
     gradients.attach(parameters)
     for x in torch.randn(3, 4, 3):
         model(x).backward()
@@ -220,7 +220,7 @@ def test_autograd_accumulates_in_place_and_tells_unused_from_zero():
 
 def test_a_deferred_gradient_joins_what_autograd_has_added():
     weight = nn.Parameter(torch.ones(2))
-    gradients = FastGradients(Layout.of([weight]))
+    gradients = FastGradients(FlatLayout.of([weight]))
     gradients.attach([weight])
     (weight * 3).sum().backward()
     gradients.add(0, torch.tensor([1.0, 2.0]))
@@ -232,7 +232,7 @@ def test_a_deferred_gradient_joins_what_autograd_has_added():
 
 def test_half_precision_parameters_are_summed_in_fp32_without_autograd():
     weight = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
-    gradients = FastGradients(Layout.of([weight]))
+    gradients = FastGradients(FlatLayout.of([weight]))
     assert not gradients.native
     with pytest.raises(ValueError, match="fp32 parameters only"):
         gradients.attach([weight])
@@ -257,7 +257,7 @@ def test_measures_agree_with_the_definition_and_show_nonfinite_values(kind):
 def test_fast_gradients_do_not_load_numba():
     program = (
         "import sys, torch\n"
-        "from holdfast.runtime.gradients import FastGradients, Layout\n"
+        "from holdfast.runtime.gradients import FastGradients, FlatLayout\n"
         "import holdfast.runtime.reduction\n"
         "FastGradients(Layout.of([torch.zeros(3)]))\n"
         "sys.exit('numba' in sys.modules)\n"

@@ -34,7 +34,7 @@ from holdfast.recovery.log_segment import opened, read_segment_header, scan
 from holdfast.recovery.places import Places
 from holdfast.runtime.boundary_log import BoundaryLog, FileLog, open_log
 from holdfast.runtime.commit import Result
-from holdfast.runtime.gradients import Layout
+from holdfast.runtime.gradients import FlatLayout
 from holdfast.runtime.reduction import Reduced
 from holdfast.runtime.step_sums import Totals
 from holdfast.runtime.verdict import Verdict
@@ -287,7 +287,7 @@ def test_what_was_run_for_another_stage_is_logged_under_its_name(make, tmp_path)
 
 
 def result(*touched: bool, step: int = 2, attempt: int = 1) -> Result:
-    layout = Layout.of([torch.zeros(3), torch.zeros(20)])
+    layout = FlatLayout.of([torch.zeros(3), torch.zeros(20)])
     flat = torch.arange(float(layout.numel))
     nothing = (0.0,) * 2
     reduced = Reduced(layout, flat, touched, False, nothing, nothing)

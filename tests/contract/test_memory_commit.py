@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from holdfast.baselines.memory_commit import MemoryCommits
 from holdfast.baselines.worker_registry import KEEPING, keeping_of
 from holdfast.config import RunConfig, config_from
-from holdfast.runtime.gradients import ExactGradients, Layout
+from holdfast.runtime.gradients import ExactGradients, FlatLayout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.stage import Stage
 from holdfast.runtime.stage_state import StageState
@@ -37,7 +37,7 @@ class Trained:
         self.optimizer = StageOptimizer(
             self.parameters, keys, lambda p: torch.optim.AdamW(p, lr=0.1), decaying
         )
-        gradients = ExactGradients(Layout.of(self.parameters, keys), 4)
+        gradients = ExactGradients(FlatLayout.of(self.parameters, keys), 4)
         self.state = StageState(self.layers, self.stage.slots, self.optimizer, gradients)
         self.version = 0
 

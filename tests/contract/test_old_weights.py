@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 
 from holdfast.cluster import WorkerId
 from holdfast.runtime.commit import CommitPhase, Result, StageCommit
-from holdfast.runtime.gradients import ExactGradients, Layout
+from holdfast.runtime.gradients import ExactGradients, FlatLayout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import conclude
 from holdfast.runtime.stage import Stage
@@ -51,7 +51,7 @@ class OneStage:
         self.stage, self.again = self._stage(), self._stage()
         parameters = [slot.parameter for slot in self.stage.slots]
         keys = [slot.key for slot in self.stage.slots]
-        self.gradients = ExactGradients(Layout.of(parameters, keys), MICROBATCHES)
+        self.gradients = ExactGradients(FlatLayout.of(parameters, keys), MICROBATCHES)
         self.stage.sink = self.gradients
         self.optimizer = StageOptimizer(parameters, keys, OPTIMIZERS[optimizer], None)
         shapes = {

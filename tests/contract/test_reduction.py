@@ -21,7 +21,7 @@ from holdfast.errors import (
     TransportClosed,
 )
 from holdfast.runtime.buckets import Bucket, plan_buckets
-from holdfast.runtime.gradients import ExactGradients, FastGradients, Gradients, Layout
+from holdfast.runtime.gradients import ExactGradients, FastGradients, FlatLayout, Gradients
 from holdfast.runtime.reduction import Reduced, conclude, reduce_gradients
 from holdfast.transport.base import ALONE, Bundle, Tag
 from holdfast.transport.local import LocalHub, LocalTransport
@@ -35,19 +35,19 @@ TIMEOUT_S = 20.0
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def layout_of(*shapes: tuple[int, ...]) -> Layout:
-    return Layout.of([torch.zeros(shape) for shape in shapes])
+def layout_of(*shapes: tuple[int, ...]) -> FlatLayout:
+    return FlatLayout.of([torch.zeros(shape) for shape in shapes])
 
 
 def group(num_members: int) -> list[WorkerId]:
     return [WorkerId(pipeline, 0) for pipeline in range(num_members)]
 
 
-def whole(layout: Layout, members: Sequence[WorkerId]) -> tuple[Bucket, ...]:
+def whole(layout: FlatLayout, members: Sequence[WorkerId]) -> tuple[Bucket, ...]:
     return (Bucket(0, tuple(members), tuple((slot,) for slot in range(len(layout.slots)))),)
 
 
-def exact(layout: Layout, contributions: Sequence[Contribution], total: int) -> ExactGradients:
+def exact(layout: FlatLayout, contributions: Sequence[Contribution], total: int) -> ExactGradients:
     gradients = ExactGradients(layout, total)
     for contribution in contributions:
         for slot, gradient in enumerate(contribution):
@@ -55,7 +55,7 @@ def exact(layout: Layout, contributions: Sequence[Contribution], total: int) -> 
     return gradients
 
 
-def fast(layout: Layout, contributions: Sequence[Contribution]) -> FastGradients:
+def fast(layout: FlatLayout, contributions: Sequence[Contribution]) -> FastGradients:
     gradients = FastGradients(layout)
     for contribution in contributions:
         for slot, gradient in enumerate(contribution):
@@ -99,7 +99,7 @@ def bits(reduced: Reduced) -> tuple[object, ...]:
     )
 
 
-def wild_gradient(layout: Layout, rng: np.random.Generator) -> list[Tensor]:
+def wild_gradient(layout: FlatLayout, rng: np.random.Generator) -> list[Tensor]:
     """Every size that fp32 has: denormals, zeros of both signs, and what no fixed point holds."""
     flat = np.ldexp(rng.uniform(-1, 1, layout.numel), rng.integers(-149, 124, layout.numel))
     flat[rng.random(layout.numel) < 0.1] = -0.0
@@ -250,7 +250,7 @@ TIES = [(EMBEDDING, HEAD)]
 def reduce_cut(
     slots: dict[int, list[tuple[int, str]]],
     microbatches: Sequence[dict[tuple[int, str], Tensor]],
-    kind: Callable[[Layout], Gradients],
+    kind: Callable[[FlatLayout], Gradients],
 ) -> list[dict[tuple[int, str], Tensor]]:
     """Two pipelines cut as ``slots`` says, each with every second micro-batch."""
     holders = {stage: [WorkerId(0, stage), WorkerId(1, stage)] for stage in slots}

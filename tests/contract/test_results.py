@@ -9,7 +9,7 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, ProtocolError, WaitTimeout
 from holdfast.runtime.commit import Result
-from holdfast.runtime.gradients import FastGradients, Layout
+from holdfast.runtime.gradients import FastGradients, FlatLayout
 from holdfast.runtime.reduction import conclude
 from holdfast.runtime.results import (
     Arrivals,
@@ -27,7 +27,7 @@ from holdfast.transport.local import LocalHub, LocalTransport
 
 GIVER, TAKER = WorkerId(0, 0), WorkerId(1, 0)
 LIMIT_S, NO_TIME_S = 20.0, 0.0
-LAYOUT = Layout.of([torch.zeros(5), torch.zeros(3, 7), torch.zeros(())])
+LAYOUT = FlatLayout.of([torch.zeros(5), torch.zeros(3, 7), torch.zeros(())])
 FORM = Form(LAYOUT, {"1.mean": torch.Size([2, 2]), "1.seen": torch.Size([])})
 
 
@@ -140,7 +140,7 @@ def test_whoever_waits_hears_that_the_source_begins_anew_but_only_when_nothing_e
 
 def test_a_result_of_another_stage_is_refused_by_name():
     sender, taker = pair()
-    other = Form(Layout.of([torch.zeros(50)]), {})
+    other = Form(FlatLayout.of([torch.zeros(50)]), {})
     for tag, tensor in result_messages(Channel.RESULT, result(), FORM):
         sender.send(TAKER, tag, tensor)
     with pytest.raises(ProtocolError, match=r"worker 0\.0 sent a gradient of \d+ elements"):

@@ -9,7 +9,7 @@ from torch import Tensor, nn, optim
 from holdfast.errors import CheckpointError
 from holdfast.recovery.checkpoint import write_part
 from holdfast.recovery.manifest import Part, partial_directory, seal
-from holdfast.runtime.gradients import ExactGradients, FastGradients, Layout
+from holdfast.runtime.gradients import ExactGradients, FastGradients, FlatLayout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.stage import Slot
 from holdfast.runtime.stage_state import OPTIMIZER, StageState
@@ -28,13 +28,13 @@ class OneStage:
         ]
         parameters = [slot.parameter for slot in self.slots]
         keys = [slot.key for slot in self.slots]
-        self.gradients = self._gradients(Layout.of(parameters, keys), fast)
+        self.gradients = self._gradients(FlatLayout.of(parameters, keys), fast)
         make = optimizer or partial(optim.AdamW, lr=0.1)
         self.optimizer = StageOptimizer(parameters, keys, make, None)
         self.state = StageState(self.layers, self.slots, self.optimizer, self.gradients)
 
     @staticmethod
-    def _gradients(layout: Layout, fast: bool) -> ExactGradients | FastGradients:
+    def _gradients(layout: FlatLayout, fast: bool) -> ExactGradients | FastGradients:
         return FastGradients(layout) if fast else ExactGradients(layout, 4)
 
     def step(self, step: int) -> None:

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from holdfast.errors import ConfigError
 from holdfast.runtime import undoing
-from holdfast.runtime.gradients import FastGradients, Layout
+from holdfast.runtime.gradients import FastGradients, FlatLayout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import conclude
 from holdfast.runtime.taking_back import Update
@@ -71,7 +71,7 @@ class World:
         made = [torch.randn(shape, generator=generator) for shape in SHAPES]
         self.parameters = [nn.Parameter(p.detach().clone()) for p in parameters or made]
         keys = [f"{i}.weight" for i in range(len(self.parameters))]
-        self.layout = Layout.of(self.parameters, keys)
+        self.layout = FlatLayout.of(self.parameters, keys)
         self.optimizer = StageOptimizer(self.parameters, keys, factory, schedule)
         self.undo = InverseRollback(self.optimizer, keeps_old=keeps_old)
 
@@ -202,7 +202,7 @@ def test_a_step_that_is_left_out_is_a_step_too():
 def test_a_stage_without_parameters_has_nothing_to_undo():
     stage = StageOptimizer([], [], OPTIMIZERS["AdamW"], None)
     undo = InverseRollback(stage, keeps_old=True)
-    reduced = conclude(FastGradients(Layout(())), torch.zeros(0), touched=(), nonfinite=False)
+    reduced = conclude(FastGradients(FlatLayout(())), torch.zeros(0), touched=(), nonfinite=False)
     undo.apply(Update(0, reduced), speculative=True)
     assert undo.old(0) == ()
     undo.take_back(0)

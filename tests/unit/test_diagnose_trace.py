@@ -13,7 +13,7 @@ from holdfast.cluster import WorkerId
 from holdfast.detection.causes import find_causes
 from holdfast.detection.causes_runs import runs
 from holdfast.detection.diagnosis import Cause
-from holdfast.detection.trace import Layout, trace_of
+from holdfast.detection.trace import TraceLayout, trace_of
 from holdfast.detection.trace_graph import graph_of
 from holdfast.detection.whatif import what_if
 from holdfast.errors import ConfigError
@@ -287,7 +287,7 @@ def test_an_empty_micro_batch_number_is_none_at_all():
 def test_a_description_of_another_job_is_refused():
     rows = columns(World())
     with pytest.raises(ConfigError, match="4 pipelines x 4 stages, but its description says 2 x 4"):
-        trace_of(rows, layout=Layout(2, 4))
+        trace_of(rows, layout=TraceLayout(2, 4))
 
 
 def row(stage, kind, number, start_s, end_s):

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from holdfast.detection.causes import Findings, find_causes
 from holdfast.detection.recorded import RunOutcome, look
-from holdfast.detection.trace import OPTIONAL, WANTED, Layout, Trace, trace_of
+from holdfast.detection.trace import OPTIONAL, WANTED, Trace, TraceLayout, trace_of
 from holdfast.detection.trace_graph import graph_of
 from holdfast.detection.whatif import WhatIf, what_if
 from holdfast.errors import ConfigError
@@ -28,7 +28,7 @@ class TraceOutcome(NamedTuple):
 def diagnose(
     path: str | Path,
     *,
-    layout: Layout | None = None,
+    layout: TraceLayout | None = None,
     unit: Unit = "s",
     doing: Callable[[str], object] = lambda what: None,
 ) -> TraceOutcome | RunOutcome:
@@ -44,7 +44,7 @@ def diagnose(
 
 
 def _trace(
-    path: Path, layout: Layout | None, unit_s: float, doing: Callable[[str], object]
+    path: Path, layout: TraceLayout | None, unit_s: float, doing: Callable[[str], object]
 ) -> TraceOutcome:
     doing(f"reading {path}")
     trace = read_trace(path, layout, unit_s)
@@ -66,7 +66,7 @@ def _run(run_dir: Path, doing: Callable[[str], object]) -> RunOutcome:
     return look(str(run_dir), events)
 
 
-def read_trace(path: Path, layout: Layout | None = None, unit_s: float = 1.0) -> Trace:
+def read_trace(path: Path, layout: TraceLayout | None = None, unit_s: float = 1.0) -> Trace:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:

@@ -12,7 +12,7 @@ from holdfast.api.diagnosing import UNITS, diagnose
 from holdfast.cli import diagnose_report, diagnose_run_report, help_text
 from holdfast.cli.complaints import complain
 from holdfast.detection.recorded import RunOutcome
-from holdfast.detection.trace import MOST, Layout
+from holdfast.detection.trace import MOST, TraceLayout
 from holdfast.errors import ConfigError
 from holdfast.observability.jsonfile import encode
 
@@ -67,7 +67,7 @@ def _print(values: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) ->
     sys.stdout.write(encode(values, indent=2) + "\n" if as_json else "\n".join(lines) + "\n")
 
 
-def read_layout(path: Path) -> Layout:
+def read_layout(path: Path) -> TraceLayout:
     """Lines ``key: value``; only whole numbers are looked at."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def read_layout(path: Path) -> Layout:
             raise ConfigError(
                 f"--meta {path}: {key}: {value[:40]!r} is not a whole number from 1 to {MOST}"
             )
-    return Layout(*(int(value) for value in sizes))
+    return TraceLayout(*(int(value) for value in sizes))
 
 
 @contextmanager

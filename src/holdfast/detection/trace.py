@@ -30,7 +30,7 @@ _LEAST_OPS = 4  # of each worker on average, if they are many
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TraceLayout:
     pipelines: int
     stages: int
     chunks: int = 1  # of the model, at each stage
@@ -40,7 +40,7 @@ class Layout:
 class Trace:
     """One element a row: an operation of one worker."""
 
-    layout: Layout
+    layout: TraceLayout
     steps: tuple[int, ...]  # as they are numbered in the trace
     kinds: tuple[str, ...]  # names of operations
     step: Ints  # index into ``steps``
@@ -82,7 +82,7 @@ class Trace:
 def trace_of(
     columns: Mapping[str, NDArray[Any]],
     *,
-    layout: Layout | None = None,
+    layout: TraceLayout | None = None,
     unit_s: float = 1.0,
     source: str = "the trace",
 ) -> Trace:
@@ -185,11 +185,11 @@ def _refuse(values: Floats, bad: Flags, name: str, source: str, expected: str) -
         )
 
 
-def _layout(numbers: Mapping[str, Ints], stated: Layout | None, source: str) -> Layout:
+def _layout(numbers: Mapping[str, Ints], stated: TraceLayout | None, source: str) -> TraceLayout:
     pipelines, stages = int(numbers["dp_rank"].max()) + 1, int(numbers["stage"].max()) + 1
     if stated is None:
         chunks = int(numbers["mc"].max()) + 1 if "mc" in numbers else 1
-        return Layout(pipelines, stages, max(chunks, 1))
+        return TraceLayout(pipelines, stages, max(chunks, 1))
     if pipelines > stated.pipelines or stages > stated.stages:
         raise ConfigError(
             f"{source} is of at least {pipelines} pipelines x {stages} stages, but its description "

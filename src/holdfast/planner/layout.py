@@ -13,7 +13,7 @@ from holdfast.planner.graph import Graph
 
 
 @dataclass(frozen=True)
-class Layout:
+class ListSchedule:
     """``order``: operations as started. Windows are a host's."""
 
     order: Ints
@@ -38,7 +38,7 @@ class Board:
         self._lay_out: Callable[..., int] = names["lay_out"]
         self._replay: Callable[..., None] = names["replay"]
 
-    def lay_out(self, release: Ints, policy: Ints) -> Layout | None:
+    def lay_out(self, release: Ints, policy: Ints) -> ListSchedule | None:
         """None if memory does not admit all operations. ``policy``: the kernel's last four rows."""
         graph, hosts = self.graph, self.graph.hosts
         num_hosts, num_ops = len(hosts.worker), graph.ops.shape[1]
@@ -67,7 +67,7 @@ class Board:
             num_done = self._lay_out(*args)
         if num_done < graph.num_ops:
             return None
-        return Layout(order[:num_done], state[k.FIRST_START], state[k.LAST_END])
+        return ListSchedule(order[:num_done], state[k.FIRST_START], state[k.LAST_END])
 
     def _enqueue_at_once(self, ops: Ints, slots: Ints, tails: Ints) -> None:
         """What waits for nothing stands in its queue from the start, soonest first."""

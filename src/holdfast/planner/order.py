@@ -15,7 +15,7 @@ import numpy as np
 from holdfast.arrays import Flags, Ints
 from holdfast.planner import kernel as k
 from holdfast.planner.graph import Template
-from holdfast.planner.layout import Board, Layout
+from holdfast.planner.layout import Board, ListSchedule
 
 _ROUNDS = 6
 # Policies for the first order; fewer where each takes tens of milliseconds.
@@ -34,7 +34,7 @@ class Order:
     starts: Ints
     policy: Ints
     fused: Ints
-    layout: Layout
+    layout: ListSchedule
     board: Board
 
 
@@ -184,7 +184,7 @@ class Search:
             self._boards[key] = Board(graph, plain=self._plain)
         return self._boards[key]
 
-    def _period(self, layout: Layout) -> tuple[int, Ints]:
+    def _period(self, layout: ListSchedule) -> tuple[int, Ints]:
         """The length of the longest window, and when each stage may start its next step."""
         stage, num_stages = self._hosts.stage, self._template.num_stages
         last = self._lane_ends(layout)
@@ -204,7 +204,7 @@ class Search:
             period = max(period, int((ends[stage] - first[self._hosts.worker]).max()))
         return period, ends
 
-    def _lane_ends(self, layout: Layout) -> Ints:
+    def _lane_ends(self, layout: ListSchedule) -> Ints:
         """A worker with two stages reduces both when all its work is done."""
         if not self._shared:
             return layout.last_end

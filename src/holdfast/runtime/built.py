@@ -14,7 +14,7 @@ from holdfast.job import Job
 from holdfast.runtime.buckets import ParameterName
 from holdfast.runtime.commit import StageCommit
 from holdfast.runtime.epoch import Parts
-from holdfast.runtime.gradients import ExactGradients, FastGradients, Layout
+from holdfast.runtime.gradients import ExactGradients, FastGradients, FlatLayout
 from holdfast.runtime.job_code import JobCode
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.results import Form
@@ -125,7 +125,7 @@ class Builder:
 
     def _gradients(self, stage: Stage, num_twins: int) -> ExactGradients | FastGradients:
         parameters = [slot.parameter for slot in stage.slots]
-        layout = Layout.of(parameters, [slot.key for slot in stage.slots])
+        layout = FlatLayout.of(parameters, [slot.key for slot in stage.slots])
         gradients: ExactGradients | FastGradients
         if self.config.gradients.mode == "fast":
             gradients = FastGradients(layout)

@@ -39,13 +39,13 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FlatLayout:
     """All parameters of a stage in one flat vector, each start a multiple of ALIGNMENT."""
 
     slots: tuple[Slot, ...]
 
     @staticmethod
-    def of(parameters: Iterable[Tensor], names: Iterable[str] | None = None) -> "Layout":
+    def of(parameters: Iterable[Tensor], names: Iterable[str] | None = None) -> "FlatLayout":
         listed = list(parameters)
         labels = [f"slot {i}" for i in range(len(listed))] if names is None else list(names)
         slots: list[Slot] = []
@@ -53,7 +53,7 @@ class Layout:
             _check_dtype(name, parameter)
             start = slots[-1].stop if slots else 0
             slots.append(Slot(name, parameter.shape, parameter.dtype, start, parameter.numel()))
-        return Layout(tuple(slots))
+        return FlatLayout(tuple(slots))
 
     @property
     def numel(self) -> int:
@@ -73,7 +73,7 @@ class Gradients(Protocol):
     """What a reduction needs to know of an accumulator."""
 
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> FlatLayout: ...
     @property
     def flat(self) -> Tensor: ...
     @property
@@ -102,7 +102,7 @@ class ExactGradients:
     native = False
     order_matters = False
 
-    def __init__(self, layout: Layout, num_contributions: int) -> None:
+    def __init__(self, layout: FlatLayout, num_contributions: int) -> None:
         from holdfast.runtime import fixed_point  # loads Numba: in exact mode only
 
         if not 1 <= num_contributions <= fixed_point.MAX_CONTRIBUTIONS:
@@ -202,7 +202,7 @@ class FastGradients:
     order_matters = True
     nonfinite = False  # not watched while adding: the reduced gradient shows it
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: FlatLayout) -> None:
         self.layout = layout
         self.flat = torch.zeros(layout.numel, dtype=torch.float32)
         self.native = all(slot.dtype == torch.float32 for slot in layout.slots)

@@ -16,7 +16,7 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, ProtocolError
 from holdfast.runtime.buckets import Bucket
-from holdfast.runtime.gradients import ALIGNMENT, Gradients, Layout
+from holdfast.runtime.gradients import ALIGNMENT, FlatLayout, Gradients
 from holdfast.transport.base import Channel, Tag, Transport
 
 _Arrival = tuple[WorkerId, Tensor]
@@ -28,7 +28,7 @@ Given = tuple[Bucket, Tensor, bool]
 class Reduced:
     """A step's gradient: the same bits on every member. The caller may change ``flat``."""
 
-    layout: Layout
+    layout: FlatLayout
     flat: Tensor  # fp32
     touched: tuple[bool, ...]
     nonfinite: bool
@@ -146,7 +146,7 @@ class _Note:
 class _Vector:
     """The slots of a bucket strung together, as every member of it strings them."""
 
-    def __init__(self, layout: Layout, groups: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(self, layout: FlatLayout, groups: tuple[tuple[int, ...], ...]) -> None:
         self._layout = layout
         self._groups = groups
         ends = list(accumulate(_padded_numel(layout, group) for group in groups))
@@ -305,7 +305,7 @@ def _moved(spill: Tensor, by: int) -> Tensor:
     return spill + torch.tensor([0, by, 0]) if len(spill) else spill
 
 
-def _run(layout: Layout, groups: tuple[tuple[int, ...], ...]) -> slice | None:
+def _run(layout: FlatLayout, groups: tuple[tuple[int, ...], ...]) -> slice | None:
     """Where the groups lie in the flat vector, if they are consecutive slots without twins."""
     first, last = groups[0][0], groups[-1][-1]
     if groups != tuple((slot,) for slot in range(first, last + 1)):
@@ -313,7 +313,7 @@ def _run(layout: Layout, groups: tuple[tuple[int, ...], ...]) -> slice | None:
     return slice(layout.slots[first].start, layout.slots[last].stop)
 
 
-def _padded_numel(layout: Layout, twins: tuple[int, ...]) -> int:
+def _padded_numel(layout: FlatLayout, twins: tuple[int, ...]) -> int:
     first, *rest = [layout.slots[slot] for slot in twins]
     for other in rest:
         if other.shape != first.shape:

@@ -13,7 +13,7 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.runtime.commit import Result
-from holdfast.runtime.gradients import Layout
+from holdfast.runtime.gradients import FlatLayout
 from holdfast.runtime.reduction import Reduced
 from holdfast.runtime.step_sums import decode_totals, encode_totals
 from holdfast.runtime.verdict import Verdict
@@ -25,7 +25,7 @@ _META, _FLAT, _TOTALS = range(3)  # parts of the message
 class Form(NamedTuple):
     """What both sides know of a stage."""
 
-    layout: Layout
+    layout: FlatLayout
     shapes: Mapping[str, torch.Size]  # of its buffers
 
 
