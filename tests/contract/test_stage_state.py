@@ -11,7 +11,7 @@ from holdfast.recovery.checkpoint import write_part
 from holdfast.recovery.manifest import Part, partial_directory, seal
 from holdfast.runtime.gradients import ExactGradients, FastGradients, FlatLayout
 from holdfast.runtime.optimizer import StageOptimizer
-from holdfast.runtime.stage import Slot
+from holdfast.runtime.stage import ParameterSlot
 from holdfast.runtime.stage_state import OPTIMIZER, StageState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,7 +22,7 @@ class OneStage:
         torch.manual_seed(seed)
         self.layers = {3: nn.Linear(4, 3), 4: nn.BatchNorm1d(3)}
         self.slots = [
-            Slot(number, name, parameter)
+            ParameterSlot(number, name, parameter)
             for number, layer in self.layers.items()
             for name, parameter in layer.named_parameters()
         ]

@@ -18,7 +18,7 @@ from holdfast.runtime.gradients import ExactGradients, FastGradients, FlatLayout
 from holdfast.runtime.job_code import JobCode
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.results import Form
-from holdfast.runtime.stage import Slot, Stage
+from holdfast.runtime.stage import ParameterSlot, Stage
 from holdfast.runtime.stage_state import StageState
 from holdfast.runtime.state import Layers, buffer_shapes
 from holdfast.runtime.step_sums import StepSums
@@ -153,7 +153,9 @@ def _trainable(number: int, layer: nn.Module) -> list[ParameterName]:
     return [(number, name) for name, p in layer.named_parameters() if p.requires_grad]
 
 
-def _counted(slots: Sequence[Slot], ties: Sequence[Sequence[ParameterName]]) -> tuple[bool, ...]:
+def _counted(
+    slots: Sequence[ParameterSlot], ties: Sequence[Sequence[ParameterName]]
+) -> tuple[bool, ...]:
     """A tied parameter counts once for the norm: as its first twin."""
     later = {name for tie in ties for name in tie[1:]}
     return tuple((slot.layer, slot.name) not in later for slot in slots)

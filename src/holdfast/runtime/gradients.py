@@ -23,7 +23,7 @@ _NO_SPILL = torch.empty((0, 3), dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class FlatSlot:
     """One parameter's place in the flat vector."""
 
     name: str
@@ -42,17 +42,17 @@ class Slot:
 class FlatLayout:
     """All parameters of a stage in one flat vector, each start a multiple of ALIGNMENT."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[FlatSlot, ...]
 
     @staticmethod
     def of(parameters: Iterable[Tensor], names: Iterable[str] | None = None) -> "FlatLayout":
         listed = list(parameters)
         labels = [f"slot {i}" for i in range(len(listed))] if names is None else list(names)
-        slots: list[Slot] = []
+        slots: list[FlatSlot] = []
         for name, parameter in zip(labels, listed, strict=True):
             _check_dtype(name, parameter)
             start = slots[-1].stop if slots else 0
-            slots.append(Slot(name, parameter.shape, parameter.dtype, start, parameter.numel()))
+            slots.append(FlatSlot(name, parameter.shape, parameter.dtype, start, parameter.numel()))
         return FlatLayout(tuple(slots))
 
     @property

@@ -37,7 +37,7 @@ class GradientSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ParameterSlot:
     """A trainable parameter of a stage."""
 
     layer: int
@@ -290,11 +290,11 @@ def _take_gradient(tensor: Tensor) -> Tensor | None:
     return tensor.new_empty(0) if tensor.grad is None else tensor.grad
 
 
-def _slots(layers: Sequence[nn.Module], first_layer: int) -> tuple[Slot, ...]:
-    slots: dict[int, Slot] = {}
+def _slots(layers: Sequence[nn.Module], first_layer: int) -> tuple[ParameterSlot, ...]:
+    slots: dict[int, ParameterSlot] = {}
     for number, layer in enumerate(layers, first_layer):
         for name, parameter in layer.named_parameters():
-            slot = Slot(number, name, parameter)
+            slot = ParameterSlot(number, name, parameter)
             other = slots.setdefault(id(parameter), slot) if parameter.requires_grad else slot
             if other is not slot:
                 raise ConfigError(f"{slot.key} is the same parameter as {other.key}; untie them")

@@ -14,7 +14,7 @@ from holdfast.recovery.checkpoint import read_layers
 from holdfast.recovery.manifest import load_manifest
 from holdfast.runtime.gradients import ExactGradients, FastGradients
 from holdfast.runtime.optimizer import StageOptimizer
-from holdfast.runtime.stage import Slot
+from holdfast.runtime.stage import ParameterSlot
 from holdfast.runtime.state import ASIDE, Layers, live_tensors, load_state_tensors, state_tensors
 
 OPTIMIZER = "optimizer"  # its kind, in a checkpoint's manifest
@@ -25,7 +25,7 @@ class StageState:
     def __init__(
         self,
         layers: Layers,
-        slots: Sequence[Slot],
+        slots: Sequence[ParameterSlot],
         optimizer: StageOptimizer,
         gradients: ExactGradients | FastGradients,
     ) -> None:
