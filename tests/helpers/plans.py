@@ -2,7 +2,7 @@
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.planner.fleet import Fleet
-from holdfast.planner.problem import Links, Member, Memory, Problem
+from holdfast.planner.problem import LinkCosts, Member, Memory, Problem
 from holdfast.planner.roles import unmoved
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
@@ -19,7 +19,7 @@ def asked(pipelines, stages, share, *, dead=(), slow=None, memory=2.0, link_s=0.
         costs=costs,
         memory=Memory(limit=memory * stages, **more.pop("memory_more", {})),
         members=tuple(Member(w, w.stage, speeds.get(w, 1.0)) for w in everyone if w not in gone),
-        links=more.pop("links", Links()),
+        links=more.pop("links", LinkCosts()),
         **more,
     )
 

@@ -11,7 +11,7 @@ from holdfast.control.links import (
     MOST_COMPLAINTS,
     PATIENCE_S,
     Judgement,
-    Links,
+    LinkComplaints,
     smallest_cover,
 )
 
@@ -26,11 +26,11 @@ links = st.lists(
 )
 
 
-def judge(known: Links, at_s: float, epoch: int = 1, stages=STAGES) -> Judgement:
+def judge(known: LinkComplaints, at_s: float, epoch: int = 1, stages=STAGES) -> Judgement:
     return known.judge(at_s, epoch, stages, WINDOW_S)
 
 
-def after_complaints(known: Links, pairs, num: int, every_s: float = 1.0) -> Judgement:
+def after_complaints(known: LinkComplaints, pairs, num: int, every_s: float = 1.0) -> Judgement:
     judged = Judgement()
     for number in range(num):
         for by, about in pairs:
@@ -40,7 +40,7 @@ def after_complaints(known: Links, pairs, num: int, every_s: float = 1.0) -> Jud
 
 
 def test_a_complaint_waits_for_a_better_explanation() -> None:
-    known = Links()
+    known = LinkComplaints()
     known.complain(A, B, 1, 0.0)
     assert judge(known, PATIENCE_S / 2) == Judgement()
     assert judge(known, PATIENCE_S) == Judgement(mend=((A, B),))
@@ -49,7 +49,7 @@ def test_a_complaint_waits_for_a_better_explanation() -> None:
 
 @pytest.mark.parametrize("why", ["lost", "an older epoch"])
 def test_a_complaint_that_is_explained_meanwhile_is_over(why) -> None:
-    known = Links()
+    known = LinkComplaints()
     known.complain(A, B, 1, 0.0)
     if why == "lost":
         left = {worker: stage for worker, stage in STAGES.items() if worker != B}
@@ -60,22 +60,22 @@ def test_a_complaint_that_is_explained_meanwhile_is_over(why) -> None:
 
 def test_both_ends_of_a_link_complain_of_the_same_trouble() -> None:
     pairs = [(A, B), (B, A)]
-    judged = after_complaints(Links(), pairs, MOST_COMPLAINTS - 1)
+    judged = after_complaints(LinkComplaints(), pairs, MOST_COMPLAINTS - 1)
     assert judged == Judgement(mend=((A, B),))
 
 
 def test_a_link_that_stays_bad_costs_one_end() -> None:
-    judged = after_complaints(Links(), [(A, B)], MOST_COMPLAINTS)
+    judged = after_complaints(LinkComplaints(), [(A, B)], MOST_COMPLAINTS)
     assert len(judged.leave_out) == 1
 
 
 def test_complaints_that_are_long_past_do_not_count() -> None:
-    judged = after_complaints(Links(), [(A, B)], 2 * MOST_COMPLAINTS, every_s=WINDOW_S)
+    judged = after_complaints(LinkComplaints(), [(A, B)], 2 * MOST_COMPLAINTS, every_s=WINDOW_S)
     assert judged == Judgement(mend=((A, B),))
 
 
 def test_rather_one_with_another_holder_of_its_stage() -> None:
-    known, stages = Links(), {A: 0, B: 1, D: 1}
+    known, stages = LinkComplaints(), {A: 0, B: 1, D: 1}
     for number in range(MOST_COMPLAINTS):
         known.complain(B, A, number, number)
         judged = judge(known, number + 2 * PATIENCE_S, number, stages)
@@ -85,11 +85,11 @@ def test_rather_one_with_another_holder_of_its_stage() -> None:
 def test_one_bad_network_card_does_not_cost_its_peers() -> None:
     """Everyone complains of B, and B of everyone: B alone is left out."""
     pairs = [(A, B), (B, A), (B, C), (D, B)]
-    assert after_complaints(Links(), pairs, MOST_COMPLAINTS).leave_out == (B,)
+    assert after_complaints(LinkComplaints(), pairs, MOST_COMPLAINTS).leave_out == (B,)
 
 
 def test_whoever_comes_under_the_name_of_the_lost_begins_anew() -> None:
-    known = Links()
+    known = LinkComplaints()
     after_complaints(known, [(A, B)], MOST_COMPLAINTS - 1)
     known.forget(B)
     known.complain(A, B, 7, 7.0)

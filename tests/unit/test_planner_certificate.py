@@ -10,7 +10,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, ScheduleError
 from holdfast.planner.certificate import certify
 from holdfast.planner.checker import memory_violations
-from holdfast.planner.problem import Link, Links, Member, Memory, Problem
+from holdfast.planner.problem import LinkCost, LinkCosts, Member, Memory, Problem
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Kind, Op, Shape, makes, needs
 from holdfast.schedule.schedule import Schedule, loads
@@ -276,10 +276,10 @@ def test_a_slow_worker_takes_longer():
 
 def test_an_unusual_link_delays_only_what_crosses_it():
     schedule = one_at_a_time(Shape(1, 2, 1))
-    slow = Links(unusual={(WorkerId(0, 0), WorkerId(0, 1)): Link(3.0)})
+    slow = LinkCosts(unusual={(WorkerId(0, 0), WorkerId(0, 1)): LinkCost(3.0)})
     # Stage 0: F, there, F and B of stage 1, back, B and W.
     assert certified(schedule, links=slow).optimum_s == 11
-    elsewhere = Links(unusual={(WorkerId(0, 0), WorkerId(9, 1)): Link(3.0)})
+    elsewhere = LinkCosts(unusual={(WorkerId(0, 0), WorkerId(9, 1)): LinkCost(3.0)})
     assert certified(schedule, links=elsewhere).optimum_s == 5
 
 

@@ -22,7 +22,7 @@ from holdfast.cluster import WorkerId
 from holdfast.planner.bounds import bound, bounds, shared_work_s
 from holdfast.planner.fleet import Fleet
 from holdfast.planner.planning import first_plan
-from holdfast.planner.problem import Links, Member, Memory, Problem
+from holdfast.planner.problem import LinkCosts, Member, Memory, Problem
 from holdfast.planner.roles import unmoved
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import one_f_one_b
@@ -223,7 +223,7 @@ def test_a_slow_worker_holds_up_its_pipeline() -> None:
 
 
 def test_boundary_tensors_take_their_time_in_every_model() -> None:
-    slow_links = Links(bytes_s=10, boundary_bytes=(5, 10, 20))
+    slow_links = LinkCosts(bytes_s=10, boundary_bytes=(5, 10, 20))
     for policy in POLICIES:
         asked = problem((1, 2), memory=4)
         assert policy.period_s(replace(asked, links=slow_links)) > policy.period_s(asked)

@@ -8,7 +8,7 @@ from helpers.plans import asked
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.planner.places import eased, pace, swaps
 from holdfast.planner.planning import first_plan
-from holdfast.planner.problem import Link, Links
+from holdfast.planner.problem import LinkCost, LinkCosts
 from holdfast.schedule.timeline import steady_period_s
 
 LINK_S = 0.1
@@ -17,7 +17,7 @@ LINK_S = 0.1
 def case(pipelines, stages, share=8, *, slow=None, links=(), excess_s=5.0, **more):
     """``links``: "0.0-1.0", each ``excess_s`` slower than usual."""
     pairs = (tuple(map(parse_worker, text.split("-"))) for text in links)
-    unusual = Links(unusual={pair: Link(LINK_S + excess_s) for pair in pairs})
+    unusual = LinkCosts(unusual={pair: LinkCost(LINK_S + excess_s) for pair in pairs})
     more = {"two_stages": False, "may_move": False} | more
     return asked(pipelines, stages, share, slow=slow, links=unusual, link_s=LINK_S, **more)
 

@@ -14,7 +14,7 @@ from holdfast.planner.certificate import certify
 from holdfast.planner.checker import violations
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import best_plan, refine
-from holdfast.planner.problem import Link, Links, Member, Memory, Problem
+from holdfast.planner.problem import LinkCost, LinkCosts, Member, Memory, Problem
 from holdfast.schedule import validity
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Kind, Shape, makes, needs
@@ -116,17 +116,17 @@ def draw_memory(chance: Random, stages: int, workers: list[WorkerId]) -> Memory:
     return Memory(limit=limit, held=held, pending=pending, limits=limits)
 
 
-def draw_links(chance: Random, stages: int, workers: list[WorkerId], usual_s: float) -> Links:
+def draw_links(chance: Random, stages: int, workers: list[WorkerId], usual_s: float) -> LinkCosts:
     if chance.random() < 0.6:
-        return Links()
+        return LinkCosts()
     unusual = {}
     for _ in range(chance.randint(0, 4)):
         pair = sorted((chance.choice(workers), chance.choice(workers)))
         delay_s = usual_s * chance.choice([0.0, 1.0, 1.0]) + chance.choice([0.0, 1.0, 4.0])
         if pair[0] != pair[1]:
-            unusual[pair[0], pair[1]] = Link(delay_s, chance.choice([10.0, 20.0]))
+            unusual[pair[0], pair[1]] = LinkCost(delay_s, chance.choice([10.0, 20.0]))
     boundary_bytes = tuple(chance.randint(0, 20) for _ in range(stages - 1))
-    return Links(
+    return LinkCosts(
         bytes_s=chance.choice([20.0, float("inf")]),
         boundary_bytes=chance.choice([(), boundary_bytes]),
         unusual=unusual,
@@ -278,7 +278,7 @@ def test_for_equal_workers_the_timeline_finds_the_same_period(monkeypatch):
     for number in range(40):
         given = draw(f"equal-{number}", most_each=5)
         members = tuple(member._replace(speed=1.0) for member in given.members)
-        problem = replace(given, members=members, links=Links(), two_stages=False)
+        problem = replace(given, members=members, links=LinkCosts(), two_stages=False)
         plan = best_plan(problem)
         if all((group.numbers >= 0).all() for group in plan.routing.groups):
             staggered = problem.staggered
@@ -331,7 +331,7 @@ def test_a_link_faster_than_usual_breaks_no_bound():
         costs=Costs.uniform(2, link_s=1.0),
         memory=Memory(limit=2.0),
         members=tuple(Member(worker, worker.stage) for worker in workers),
-        links=Links(unusual={workers: Link(0.0)}),
+        links=LinkCosts(unusual={workers: LinkCost(0.0)}),
     )
     plan = best_plan(problem)
     assert plan.period_s >= plan.bound.period_s * (1 - 1e-6)

@@ -4,7 +4,7 @@ import pytest
 from helpers.plans import asked, fleet_of
 from holdfast.cluster import WorkerId
 from holdfast.planner.crossing import home_routes, round_robin, two_stages
-from holdfast.planner.problem import Link, Links
+from holdfast.planner.problem import LinkCost, LinkCosts
 from holdfast.planner.routing import relabelled
 
 
@@ -64,13 +64,13 @@ def test_many_distinct_speeds_are_planned_as_few_kinds_of_pipeline():
 
 
 def test_a_slow_link_is_avoided_by_workers_of_equal_speed():
-    links = Links(unusual={(WorkerId(0, 0), WorkerId(0, 1)): Link(5.0)})
+    links = LinkCosts(unusual={(WorkerId(0, 0), WorkerId(0, 1)): LinkCost(5.0)})
     fleet = fleet_of(asked(2, 2, 4, links=links))
     assert pipelines(relabelled(fleet), fleet) == [(["0.0", "1.1"], 4), (["1.0", "0.1"], 4)]
 
 
 def test_a_slow_link_is_avoided_by_a_swap_at_either_end():
-    links = Links(unusual={(WorkerId(0, 0), WorkerId(0, 1)): Link(5.0)})
+    links = LinkCosts(unusual={(WorkerId(0, 0), WorkerId(0, 1)): LinkCost(5.0)})
     fleet = fleet_of(asked(2, 2, 4, links=links, slow={"1.1": 0.6}))
     found = [members for members, _ in pipelines(relabelled(fleet), fleet)]
     assert sorted(found) == [["0.0", "1.1"], ["1.0", "0.1"]]
@@ -78,7 +78,7 @@ def test_a_slow_link_is_avoided_by_a_swap_at_either_end():
 
 def test_a_pipeline_over_a_slow_link_gets_what_memory_admits_meanwhile():
     """Its 4 micro-batches are in flight for 15 s: there is no time for a second round."""
-    links = Links(unusual={(WorkerId(d, 0), WorkerId(0, 1)): Link(5.1) for d in range(4)})
+    links = LinkCosts(unusual={(WorkerId(d, 0), WorkerId(0, 1)): LinkCost(5.1) for d in range(4)})
     fleet = fleet_of(asked(4, 2, 8, links=links))
     found = {members[1]: count for members, count in pipelines(relabelled(fleet), fleet)}
     assert found["0.1"] == 4
@@ -86,7 +86,7 @@ def test_a_pipeline_over_a_slow_link_gets_what_memory_admits_meanwhile():
 
 
 def test_a_slow_link_that_cannot_be_avoided_delays_its_pipeline_alone():
-    links = Links(unusual={(WorkerId(0, 0), WorkerId(0, 1)): Link(2.0)})
+    links = LinkCosts(unusual={(WorkerId(0, 0), WorkerId(0, 1)): LinkCost(2.0)})
     fleet = fleet_of(asked(2, 2, 12, links=links, slow={"1.0": 0.9, "1.1": 0.8}))
     routing = relabelled(fleet)
     assert len(routing.groups) == 2

@@ -12,7 +12,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, WaitTimeout
 from holdfast.planner import planning, service
 from holdfast.planner.planning import best_plan, first_plan
-from holdfast.planner.problem import Link, Links, Member, Memory, Problem
+from holdfast.planner.problem import LinkCost, LinkCosts, Member, Memory, Problem
 from holdfast.planner.service import Planner, question
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
@@ -314,7 +314,7 @@ def test_the_next_call_raises_what_went_wrong_in_the_background(planner, monkeyp
         {"costs": Costs.uniform(2)},
         {"memory": Memory(limit=3.0)},
         {"memory": Memory(limit=2.0, limits={WorkerId(0, 0): 4.0})},
-        {"links": Links(unusual={(WorkerId(0, 0), WorkerId(0, 1)): Link(3.0)})},
+        {"links": LinkCosts(unusual={(WorkerId(0, 0), WorkerId(0, 1)): LinkCost(3.0)})},
         {"staggered": False},
         {"horizon_steps": 1},
         {"move_s": 1.0},
@@ -339,7 +339,7 @@ def test_any_other_cluster_is_another_question(change):
         {"members": (*cluster().members, Member(WorkerId(7, 0), 0, 0.0, version=9))},
         {"members": cluster(version=5).members},
         {"memory": Memory(limit=2.0, limits={WorkerId(7, 0): 4.0})},
-        {"links": Links(unusual={(WorkerId(0, 0), WorkerId(7, 1)): Link(3.0)})},
+        {"links": LinkCosts(unusual={(WorkerId(0, 0), WorkerId(7, 1)): LinkCost(3.0)})},
     ],
     ids=str,
 )

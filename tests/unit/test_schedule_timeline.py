@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
 from holdfast.planner.planning import best_plan, first_plan
-from holdfast.planner.problem import Link, Links, Member, Memory, Problem
+from holdfast.planner.problem import LinkCost, LinkCosts, Member, Memory, Problem
 from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import gpipe, one_f_one_b
@@ -228,7 +228,9 @@ def problems(draw, speeds):
     alive = [worker for worker in everyone if worker.pipeline == 0 or worker not in dead]
     pace = dict(zip(draw(st.permutations(alive)), speeds, strict=False))
     bad = (
-        {(WorkerId(0, 0), WorkerId(0, 1)): Link(2.5)} if stages > 1 and draw(st.booleans()) else {}
+        {(WorkerId(0, 0), WorkerId(0, 1)): LinkCost(2.5)}
+        if stages > 1 and draw(st.booleans())
+        else {}
     )
     return Problem(
         shape=Shape(pipelines, stages, pipelines * each),
@@ -240,7 +242,7 @@ def problems(draw, speeds):
         ),
         memory=Memory(limit=float(draw(st.integers(1, 2 * stages)))),
         members=tuple(Member(w, w.stage, pace.get(w, 1.0)) for w in alive),
-        links=Links(unusual=bad),
+        links=LinkCosts(unusual=bad),
         staggered=draw(st.booleans()),
         move_s=10.0,
         two_stages=False,

@@ -21,7 +21,7 @@ from holdfast.planner.fleet import Fleet
 from holdfast.planner.layout import Board
 from holdfast.planner.order import Order, Search
 from holdfast.planner.period import steady_period
-from holdfast.planner.problem import Links, Member, Memory, Problem
+from holdfast.planner.problem import LinkCosts, Member, Memory, Problem
 from holdfast.planner.roles import Roles, assign, unmoved
 from holdfast.planner.routing import Routing
 from holdfast.schedule.costs import Costs
@@ -70,7 +70,7 @@ class _Line:
             costs=self.costs,
             memory=Memory(limit=float(depth), limits=in_flight),
             members=members,
-            links=Links(bytes_s=self.bytes_s, boundary_bytes=self.boundary_bytes),
+            links=LinkCosts(bytes_s=self.bytes_s, boundary_bytes=self.boundary_bytes),
             staggered=False,
         )
         return _fused_s(problem)

@@ -8,7 +8,7 @@ from holdfast.control import membership as m
 from holdfast.control.effects import Effect
 from holdfast.control.joining import Joining
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.links import Links
+from holdfast.control.links import LinkComplaints
 from holdfast.control.losing import Losing
 from holdfast.control.reconfiguration import ChangeRequest
 from holdfast.control.reconfiguring import Reconfigurations
@@ -26,7 +26,7 @@ class Complaints:
         joining: Joining,
         changes: Reconfigurations,
         losing: Losing,
-        links: Links,
+        links: LinkComplaints,
     ) -> None:
         self._run, self._reports, self._joining = run, reports, joining
         self._changes, self._losing, self._links = changes, losing, links

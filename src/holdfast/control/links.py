@@ -33,7 +33,7 @@ class _Complaint:
 
 
 @dataclass
-class Links:
+class LinkComplaints:
     """What was said of each link. ``judge`` it now and then: complaints wait for that."""
 
     _open: dict[Link, _Complaint] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from holdfast.cluster import WorkerId
 from holdfast.control import membership as m
 from holdfast.control.effects import Effect, Fence, Send
 from holdfast.control.joining import Joining, failed
-from holdfast.control.links import Links
+from holdfast.control.links import LinkComplaints
 from holdfast.control.losses import Loss, Losses, ProgressTracker
 from holdfast.control.reconfiguring import Reconfigurations
 from holdfast.control.reports import Reports
@@ -50,7 +50,7 @@ class Losing:
         reports: Reports,
         joining: Joining,
         changes: Reconfigurations,
-        links: Links,
+        links: LinkComplaints,
     ) -> None:
         self._run, self._tracker, self._losses, self._reports = run, work, losses, reports
         self._joining, self._changes, self._links = joining, changes, links

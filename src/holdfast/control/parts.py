@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from holdfast.control.complaints import Complaints
 from holdfast.control.deadline import Deadline
 from holdfast.control.joining import Joining
-from holdfast.control.links import Links
+from holdfast.control.links import LinkComplaints
 from holdfast.control.liveness import FailureDetector
 from holdfast.control.log_policy import LogPolicy
 from holdfast.control.losing import Losing
@@ -51,7 +51,7 @@ class Parts:
     @classmethod
     def of(cls, run: Run, planner: SomePlanner | None, policies: Policies) -> "Parts":
         workers = run.config.workers
-        work, losses, links = ProgressTracker(), Losses(), Links()
+        work, losses, links = ProgressTracker(), Losses(), LinkComplaints()
         plans, reports, starting = Plans(run, planner), Reports(run), Starting(run, work)
         joining = Joining(run, work, plans)
         policy = policies.recovery(PolicyParts(run, work, plans, reports, joining))

@@ -14,7 +14,7 @@ from holdfast.control.run import Run
 from holdfast.detection.diagnosis import Health
 from holdfast.errors import WaitTimeout
 from holdfast.planner.places import eased, pace
-from holdfast.planner.problem import Link, Links, Member, Memory, Problem
+from holdfast.planner.problem import LinkCost, LinkCosts, Member, Memory, Problem
 from holdfast.planner.roles import Move, assign
 from holdfast.planner.service import Planner
 from holdfast.schedule.costs import Costs
@@ -106,10 +106,12 @@ class Plans:
         self,
         stages: Mapping[WorkerId, int | None],
         slow: Mapping[tuple[WorkerId, WorkerId], float],
-    ) -> Links:
+    ) -> LinkCosts:
         usual_s = self._costs_s().link_s
         here = {pair: excess_s for pair, excess_s in slow.items() if stages.keys() >= set(pair)}
-        return Links(unusual={pair: Link(usual_s + more_s) for pair, more_s in here.items()})
+        return LinkCosts(
+            unusual={pair: LinkCost(usual_s + more_s) for pair, more_s in here.items()}
+        )
 
     def steady(self, problem: Problem) -> Steady:
         """For the members as they are, at once."""

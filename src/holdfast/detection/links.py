@@ -102,7 +102,7 @@ class LinkTrack:
         return median(sample.value for _, sample in list(self.history)[-_NUM_NOW:])
 
 
-class Links:
+class LinkWatcher:
     def __init__(self, settings: WatchSettings) -> None:
         # A link's times are small numbers: more must happen before it counts.
         self._settings = replace(

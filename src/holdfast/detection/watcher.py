@@ -22,7 +22,7 @@ from holdfast.detection.diagnosis import (
     quantised,
 )
 from holdfast.detection.imbalance import Imbalance
-from holdfast.detection.links import Links
+from holdfast.detection.links import LinkWatcher
 from holdfast.detection.observation import WorkerStep
 from holdfast.detection.predicted import Predictor
 from holdfast.detection.settings import WatchSettings
@@ -41,7 +41,7 @@ class Watcher:
         self._benchmarks = Benchmarks()
         self._predictor = Predictor(self._settings.num_learn_steps)
         self._workers = Workers(self._settings, self._benchmarks)
-        self._links = Links(self._settings)
+        self._links = LinkWatcher(self._settings)
         self._shared_hosts = SharedHosts(self._workers)
         self._imbalance: Imbalance | None = Imbalance()  # until it is judged
         for worker, machine in machines.items():

@@ -27,21 +27,22 @@ class Member(NamedTuple):
     version: int = 0  # optimizer steps its parameters have had
 
 
-class Link(NamedTuple):
+class LinkCost(NamedTuple):
     delay_s: float
     bytes_s: float = inf
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links:
+class LinkCosts:
     """How long a boundary tensor is under way. The usual delay is ``Costs.link_s``."""
 
     bytes_s: float = inf  # the usual rate
     boundary_bytes: tuple[int, ...] = ()  # a micro-batch's tensor at each boundary; empty: 0
-    unusual: Mapping[tuple[WorkerId, WorkerId], Link] = field(default_factory=dict)  # either way
+    # either way
+    unusual: Mapping[tuple[WorkerId, WorkerId], LinkCost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for link in (Link(0.0, self.bytes_s), *self.unusual.values()):
+        for link in (LinkCost(0.0, self.bytes_s), *self.unusual.values()):
             if not (isfinite(link.delay_s) and link.delay_s >= 0 and link.bytes_s > 0):
                 raise ConfigError(
                     f"link delay {link.delay_s} s, {link.bytes_s} bytes/s: "
@@ -52,9 +53,9 @@ class Links:
             one, other = min(twice)
             raise ConfigError(f"link {one}-{other} is given twice: expected each link once")
 
-    def between(self, one: WorkerId, other: WorkerId, usual_delay_s: float) -> Link:
+    def between(self, one: WorkerId, other: WorkerId, usual_delay_s: float) -> LinkCost:
         unusual = self.unusual.get((one, other)) or self.unusual.get((other, one))
-        return unusual or Link(usual_delay_s, self.bytes_s)
+        return unusual or LinkCost(usual_delay_s, self.bytes_s)
 
     def bytes_at(self, boundary: int) -> int:
         return self.boundary_bytes[boundary] if self.boundary_bytes else 0
@@ -88,7 +89,7 @@ class Problem:
     costs: Costs
     memory: Memory
     members: tuple[Member, ...]
-    links: Links = field(default_factory=Links)
+    links: LinkCosts = field(default_factory=LinkCosts)
     staggered: bool = True
     horizon_steps: int = 1000
     """A move is worth it when it pays within this many steps."""

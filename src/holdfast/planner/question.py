@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.errors import Argument, ConfigError
-from holdfast.planner.problem import Link, Links, Member, Memory, Problem
+from holdfast.planner.problem import LinkCost, LinkCosts, Member, Memory, Problem
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import default_memory
 from holdfast.schedule.operation import Shape
@@ -124,7 +124,7 @@ def problem_of(
             for worker in workers.all()
             if worker not in gone
         ),
-        links=Links(unusual=_slow_links(slow_links, workers, gone, _longest_s(costs))),
+        links=LinkCosts(unusual=_slow_links(slow_links, workers, gone, _longest_s(costs))),
         staggered=optimizer == "staggered",
         horizon_steps=_horizon_steps(horizon),
         move_s=_move_s(move_cost, shape, costs),
@@ -181,8 +181,8 @@ def _slow_links(
     workers: _Workers,
     dead: Mapping[WorkerId, float],
     longest_s: float,
-) -> dict[tuple[WorkerId, WorkerId], Link]:
-    links: dict[tuple[WorkerId, WorkerId], Link] = {}
+) -> dict[tuple[WorkerId, WorkerId], LinkCost]:
+    links: dict[tuple[WorkerId, WorkerId], LinkCost] = {}
     for name, delay_s in given:
         argument = Argument("slow_links", f"{name}={delay_s:g}")
         ends = [workers.parse("slow_links", end.strip()) for end in name.split("-")]
@@ -197,7 +197,7 @@ def _slow_links(
         one, other = sorted(ends)
         if (one, other) in links:
             raise ConfigError(argument, ": this link is given twice: expected it once")
-        links[one, other] = Link(delay_s)
+        links[one, other] = LinkCost(delay_s)
     return links
 
 
