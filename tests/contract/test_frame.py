@@ -25,7 +25,7 @@ from holdfast.transport.frame import (
 from holdfast.transport.greeting import (
     ANSWER_BYTES,
     HELLO_BYTES,
-    Hello,
+    SessionHello,
     decode_answer,
     decode_hello,
     encode_answer,
@@ -102,9 +102,9 @@ def test_a_frame_reads_as_it_was_written(
 @untimed
 @given(session=u64, epoch=u32, resumes=st.booleans())
 def test_a_hello_reads_as_it_was_written(session, epoch, resumes):
-    data = encode_hello(Hello(session, epoch, resumes))
+    data = encode_hello(SessionHello(session, epoch, resumes))
     assert len(data) + STAMP_BYTES == HELLO_BYTES
-    assert decode_hello(data) == Hello(session, epoch, resumes)
+    assert decode_hello(data) == SessionHello(session, epoch, resumes)
 
 
 @untimed

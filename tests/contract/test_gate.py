@@ -26,7 +26,7 @@ from holdfast import handshake
 from holdfast.errors import HandshakeFailed, PeerLost
 from holdfast.transport.base import Limits
 from holdfast.transport.gate import MOST_WAITING, Visitor
-from holdfast.transport.greeting import Hello, encode_hello
+from holdfast.transport.greeting import SessionHello, encode_hello
 from holdfast.transport.incoming import Incoming
 from holdfast.transport.tcp import TcpTransport
 
@@ -66,7 +66,7 @@ def test_s5_what_was_recorded_proves_nothing_the_next_time(cluster):
         first.say(proof).hello()
         assert first.answer() == 0
     with Caller(cluster.addresses[BOB]) as again:
-        again.say(side.hello + proof + side.stamps.stamped(encode_hello(Hello(1, 0, False))))
+        again.say(side.hello + proof + side.stamps.stamped(encode_hello(SessionHello(1, 0, False))))
         assert again.is_hung_up()
     wait_until(lambda: bob.statistics.refused_connections == 1)
 
@@ -220,8 +220,8 @@ def test_a_visitor_is_done_when_it_has_said_its_hello():
     assert visitor.rank == 1
     visitor.feed(side.feed(answer))
     assert visitor.rank == 2
-    data = side.stamps.stamped(encode_hello(Hello(5, 3, True)))
+    data = side.stamps.stamped(encode_hello(SessionHello(5, 3, True)))
     assert visitor.wanted == len(data)
     visitor.feed(data)
     assert visitor.wanted == 0
-    assert visitor.admitted()[:2] == (ALICE, Hello(5, 3, True))
+    assert visitor.admitted()[:2] == (ALICE, SessionHello(5, 3, True))

@@ -41,7 +41,7 @@ from holdfast.errors import ConfigError, EpochPast, PeerLost, TransportClosed, W
 from holdfast.stamps import STAMP_BYTES
 from holdfast.transport.base import Limits
 from holdfast.transport.frame import FRAME_HEADER_BYTES
-from holdfast.transport.greeting import GOODBYE, Hello, encode_hello
+from holdfast.transport.greeting import GOODBYE, SessionHello, encode_hello
 from holdfast.transport.incoming import Incoming
 from holdfast.transport.outgoing import Outgoing
 from holdfast.transport.sockets import shut
@@ -185,7 +185,7 @@ signal.pause()
 def test_a_peer_killed_in_the_middle_of_a_large_message_is_lost(cluster):
     alice, bob = cluster.start(ALICE, BOB, limits=HASTY)
     port = str(cluster.addresses[BOB][1])
-    opening = [encode_hello(Hello(1, 0, False)).hex(), HUGE_FRAME.header.hex()]
+    opening = [encode_hello(SessionHello(1, 0, False)).hex(), HUGE_FRAME.header.hex()]
     command = [sys.executable, "-c", KILLED_IN_MID_MESSAGE, port, SECRET.hex(), *opening]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as carol:
         try:

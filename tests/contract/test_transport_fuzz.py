@@ -33,7 +33,7 @@ from helpers.stamps import stamps_of_both
 from holdfast import handshake
 from holdfast.transport.base import Bundle, Limits
 from holdfast.transport.frame import Note, encode_note
-from holdfast.transport.greeting import Hello, encode_hello
+from holdfast.transport.greeting import SessionHello, encode_hello
 from holdfast.transport.incoming import Incoming
 
 CORPUS = [
@@ -47,7 +47,7 @@ CORPUS = [
     frame(activation(4, part=1), torch.ones(5), bundle=Bundle(2, True)),
     Frame(encode_note(Note.SYNC)),
     Frame(encode_note(Note.BYE)),
-    Frame(encode_hello(Hello(1, 0, False))),
+    Frame(encode_hello(SessionHello(1, 0, False))),
     handshake.Caller(SECRET, worker(ALICE), "worker").hello,
     bytes(500),
 ]

@@ -19,7 +19,7 @@ from holdfast.transport.base import ALONE, Bundle, Channel, Limits, Tag, Transpo
 from holdfast.transport.frame import checksum_of, encode_frame, numbered, payload_view
 from holdfast.transport.greeting import (
     ANSWER_BYTES,
-    Hello,
+    SessionHello,
     decode_answer,
     encode_hello,
 )
@@ -102,7 +102,9 @@ class Caller:
     ) -> "Caller":
         session = next(_sessions) if session is None else session
         assert self.stamps is not None
-        self.socket.sendall(self.stamps.stamped(encode_hello(Hello(session, epoch, resumes))))
+        self.socket.sendall(
+            self.stamps.stamped(encode_hello(SessionHello(session, epoch, resumes)))
+        )
         return self
 
     def say(self, *said: bytes | Frame) -> "Caller":

@@ -27,7 +27,7 @@ from holdfast.transport.frame import (
     numbered,
     payload_view,
 )
-from holdfast.transport.greeting import Hello, encode_hello
+from holdfast.transport.greeting import SessionHello, encode_hello
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 STEPS, MICROBATCHES = 40, 6
@@ -154,7 +154,7 @@ def misbehave(port: int, secret: bytes, me: Identity, dice: random.Random) -> No
     with socket.create_connection(("127.0.0.1", port), timeout=30) as member:
         _, stamps = call(member, secret, me, WORKER_ROLE, 30.0)
         try:
-            hello = Hello(dice.randrange(3), dice.randrange(3), dice.random() < 0.3)
+            hello = SessionHello(dice.randrange(3), dice.randrange(3), dice.random() < 0.3)
             member.sendall(stamps.stamped(encode_hello(hello)))
             first = message(dice, stamps)
             member.sendall(first * dice.choice((1, 2)))

@@ -12,7 +12,7 @@ import pytest
 from holdfast.watch import gathering, watching
 from holdfast.watch.collector import Collector
 from holdfast.watch.findings import Findings
-from holdfast.watch.records import Call, Hello, Record
+from holdfast.watch.records import Call, RankHello, Record
 
 MS = 1_000_000
 GRADIENTS, STEP = Call("gradients", "", 64), Call("step", "", 0)
@@ -29,7 +29,7 @@ class Job:
         self.noise = random.Random(1)
         self.step = STEP
         for rank in self.ranks:
-            self.findings.join(Hello(rank, world_size, 100 + rank))
+            self.findings.join(RankHello(rank, world_size, 100 + rank))
 
     def run(self, num_iterations, slow=None, factor=1.0, transfer_ms=2):
         for _ in range(num_iterations):

@@ -16,7 +16,7 @@ from holdfast.watch.collector import Collector, Left
 from holdfast.watch.command import prepare, socket_in
 from holdfast.watch.hooks import COLLECTIVES, Hooks, Recorder
 from holdfast.watch.keeping import keep_hook_faults
-from holdfast.watch.records import Call, Hello, Lost, Reader, Record
+from holdfast.watch.records import Call, Lost, RankHello, Reader, Record
 
 LIMIT_S = 60
 C10D = """
@@ -287,7 +287,7 @@ def test_lines_may_come_in_pieces():
     reader = Reader()
     data = b"rank 1 4 77\ncall 0 all_reduce tp 16\n0 1000 3000\n"
     read = [item for byte in data for item in reader.feed(bytes([byte]))]
-    assert read == [Hello(1, 4, 77), Record(Call("all_reduce", "tp", 16), 1000, 3000)]
+    assert read == [RankHello(1, 4, 77), Record(Call("all_reduce", "tp", 16), 1000, 3000)]
 
 
 @pytest.mark.parametrize(
@@ -295,4 +295,4 @@ def test_lines_may_come_in_pieces():
 )
 def test_a_line_that_makes_no_sense_is_left_out(line):
     reader = Reader()
-    assert reader.feed(line + b"\nrank 0 1 2\n") == [Hello(0, 1, 2)]
+    assert reader.feed(line + b"\nrank 0 1 2\n") == [RankHello(0, 1, 2)]

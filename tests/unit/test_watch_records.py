@@ -6,8 +6,8 @@ from holdfast.watch.records import (
     MOST_CALL_BYTES,
     MOST_CALLS,
     Call,
-    Hello,
     Lost,
+    RankHello,
     Reader,
     Record,
 )
@@ -25,7 +25,7 @@ def test_lines_may_come_in_pieces_of_any_length():
     reader, found = Reader(), []
     for byte in b"rank 3 4 77\n" + KNOWN + GOOD:
         found += reader.feed(bytes([byte]))
-    assert found == [Hello(3, 4, 77), READ]
+    assert found == [RankHello(3, 4, 77), READ]
 
 
 @pytest.mark.parametrize("piece", [100, 5000, 100_000])
@@ -84,7 +84,7 @@ def test_what_a_process_lost_is_read():
 
 @pytest.mark.parametrize("line", [b"rank 4 4 7", b"rank -1 4 7", b"rank 0 9999999 7"])
 def test_a_rank_that_cannot_be_is_left_out(line):
-    assert Reader().feed(line + b"\nrank 3 4 7\n") == [Hello(3, 4, 7)]
+    assert Reader().feed(line + b"\nrank 3 4 7\n") == [RankHello(3, 4, 7)]
 
 
 @pytest.mark.parametrize(

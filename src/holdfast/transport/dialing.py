@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from holdfast.stamps import Stamps
 from holdfast.transport.base import Address, Limits
-from holdfast.transport.greeting import ANSWER_BYTES, Hello, decode_answer, encode_hello
+from holdfast.transport.greeting import ANSWER_BYTES, SessionHello, decode_answer, encode_hello
 from holdfast.transport.sockets import read_exactly, tune_outgoing
 
 
@@ -32,7 +32,7 @@ class Dialer:
         tune_outgoing(connection, self._limits.silence_limit_s)
         connection.connect_ex(resolved)
 
-    def finish(self, connection: socket.socket, hello: Hello) -> tuple[int, Stamps]:
+    def finish(self, connection: socket.socket, hello: SessionHello) -> tuple[int, Stamps]:
         """How many messages of the session the peer has, or GOODBYE; and what to stamp with."""
         self._wait_connected(connection)
         connection.settimeout(self._limits.connect_limit_s)

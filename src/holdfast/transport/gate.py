@@ -18,7 +18,7 @@ from holdfast.handshake import WORKER_ROLE, Answerer, Identity
 from holdfast.scarce import patiently
 from holdfast.stamps import Stamps
 from holdfast.transport.base import Address
-from holdfast.transport.greeting import HELLO_BYTES, Hello, decode_hello
+from holdfast.transport.greeting import HELLO_BYTES, SessionHello, decode_hello
 from holdfast.transport.sockets import BUFFER_BYTES, shut
 
 MOST_WAITING = 128  # who have not yet proven who they are
@@ -53,7 +53,7 @@ class Visitor:
         self._hello += data
         return b""
 
-    def admitted(self) -> tuple[WorkerId, Hello, Stamps]:
+    def admitted(self) -> tuple[WorkerId, SessionHello, Stamps]:
         """Who it is: the name that it has proven, whatever it says later."""
         peer, stamps = self._handshake.peer, self._handshake.stamps
         if peer is None or stamps is None or peer.role != WORKER_ROLE:
@@ -75,7 +75,7 @@ class Gate:
         new_visitor: Callable[[], Visitor],
         *,
         limit_s: float,
-        admit: Callable[[socket.socket, WorkerId, Hello, Stamps], None],
+        admit: Callable[[socket.socket, WorkerId, SessionHello, Stamps], None],
         refused: Callable[[], None],
     ) -> None:
         self._new_visitor, self._limit_s = new_visitor, limit_s

@@ -24,13 +24,13 @@ GOODBYE = 2**64 - 1
 """Answered instead of a count: nothing more is taken in this session."""
 
 
-class Hello(NamedTuple):
+class SessionHello(NamedTuple):
     session: int
     epoch: int
     resumes: bool  # a connection of this session was answered before
 
 
-def encode_hello(hello: Hello) -> bytes:
+def encode_hello(hello: SessionHello) -> bytes:
     session, epoch, resumes = hello
     try:
         return _HELLO.pack(_HELLO_MAGIC, VERSION, resumes, session, epoch)
@@ -38,12 +38,12 @@ def encode_hello(hello: Hello) -> bytes:
         raise ProtocolError(f"{hello} does not fit the wire format: {error}") from error
 
 
-def decode_hello(data: bytes) -> Hello:
+def decode_hello(data: bytes) -> SessionHello:
     check_size(data, _HELLO.size)
     magic, version, resumes, session, epoch = _HELLO.unpack_from(data)
     if magic != _HELLO_MAGIC or version != VERSION or resumes > 1:
         raise ProtocolError(f"expected a hello of version {VERSION}, got {magic!r} {version}")
-    return Hello(session, epoch, bool(resumes))
+    return SessionHello(session, epoch, bool(resumes))
 
 
 def encode_answer(num_received: int) -> bytes:

@@ -23,7 +23,7 @@ from holdfast.transport.frame import (
     empty_tensor,
     payload_view,
 )
-from holdfast.transport.greeting import GOODBYE, Hello, encode_answer
+from holdfast.transport.greeting import GOODBYE, SessionHello, encode_answer
 from holdfast.transport.mailbox import Mailbox
 from holdfast.transport.sockets import read_exactly, shut, tune_incoming
 
@@ -38,7 +38,7 @@ class Incoming:
         connection: socket.socket,
         mailbox: Mailbox,
         source: WorkerId,
-        hello: Hello,
+        hello: SessionHello,
         stamps: Stamps,
         *,
         limits: Limits,
@@ -102,7 +102,7 @@ class Incoming:
             self._connection.close()
             self._on_end(self, is_refused or self._is_replaced)
 
-    def _welcome(self, source: WorkerId, hello: Hello) -> None:
+    def _welcome(self, source: WorkerId, hello: SessionHello) -> None:
         session, epoch, resumes = hello
         try:
             self._num_taken, before, is_another = self._mailbox.welcome(

@@ -22,7 +22,7 @@ from holdfast.transport.base import Limits
 from holdfast.transport.departing import Departing, Trouble
 from holdfast.transport.dialing import Dialer
 from holdfast.transport.frame import Note, encode_note
-from holdfast.transport.greeting import ANSWER_BYTES, GOODBYE, Hello, decode_answer
+from holdfast.transport.greeting import ANSWER_BYTES, GOODBYE, SessionHello, decode_answer
 from holdfast.transport.hindrance import LinkShaping
 from holdfast.transport.outbox import Outbox
 from holdfast.transport.sockets import shut
@@ -283,7 +283,7 @@ class Outgoing(Outbox[Departing]):
                 self._socket = connection
                 # Begun under the lock, so that close() finds something it can break.
                 self._dialer.begin(connection, resolved)
-            hello = Hello(self._session, self._epoch(), self._was_answered)
+            hello = SessionHello(self._session, self._epoch(), self._was_answered)
             num_received, stamps = self._dialer.finish(connection, hello)
             if num_received == GOODBYE:
                 raise _Over("it closed the connection")

@@ -24,7 +24,7 @@ from holdfast.transport.base import ALONE, Address, Bundle, Limits, Statistics, 
 from holdfast.transport.dialing import Dialer
 from holdfast.transport.frame import checksum_of, encode_frame, payload_view, wire_form
 from holdfast.transport.gate import Gate, Visitor
-from holdfast.transport.greeting import Hello
+from holdfast.transport.greeting import SessionHello
 from holdfast.transport.hindrance import UNSHAPED, LinkShaping
 from holdfast.transport.incoming import Incoming
 from holdfast.transport.outgoing import Outgoing
@@ -248,7 +248,7 @@ class TcpTransport(MailboxTransport):
     # --- called by the gate, and by the readers ---
 
     def _admit(
-        self, connection: socket.socket, source: WorkerId, hello: Hello, stamps: Stamps
+        self, connection: socket.socket, source: WorkerId, hello: SessionHello, stamps: Stamps
     ) -> None:
         incoming = Incoming(
             connection,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.watch.records import Hello, Lost, Reader, Record
+from holdfast.watch.records import Lost, RankHello, Reader, Record
 
 _PIECE_BYTES = 1 << 16
 _BACKLOG = 128  # ranks that connect at the same moment
@@ -16,7 +16,7 @@ class Left(NamedTuple):
     """A process has closed its connection: it has ended."""
 
 
-Said = Hello | Record | Lost | Left
+Said = RankHello | Record | Lost | Left
 
 
 class _Peer(NamedTuple):

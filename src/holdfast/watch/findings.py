@@ -10,7 +10,7 @@ from holdfast.detection.diagnosis import Diagnosis, Over
 from holdfast.detection.waiting import ALL, NETWORK, WaitWatcher
 from holdfast.watch.gathering import Gathering, Row
 from holdfast.watch.period import REPEATS
-from holdfast.watch.records import Call, Hello, Record
+from holdfast.watch.records import Call, RankHello, Record
 
 _NUM_TIMES = 1000  # of the last iterations, for the median
 _NUM_CALLS_SHOWN = 5  # one by one; more are counted by name
@@ -35,7 +35,7 @@ class Findings:
         self._num_unread = 0
         self._hook_faults: tuple[int, str] = (0, "")
 
-    def join(self, hello: Hello) -> None:
+    def join(self, hello: RankHello) -> None:
         if hello.rank in self.gathering.streams:
             self._say(f"rank {hello.rank} has started again: iterations are counted from 1 again")
             self._num_dropped += self.gathering.num_dropped

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
 
-from holdfast.watch.records import Call, Hello, Record
+from holdfast.watch.records import Call, RankHello, Record
 from holdfast.watch.stream import Iteration, Stream
 
 _NUM_HELD = 1000  # iterations that some rank has not told yet
@@ -42,7 +42,7 @@ class Gathering:
         """Iterations of a rank that wait for those of others."""
         return sum(map(len, self._held.values()))
 
-    def join(self, hello: Hello) -> None:
+    def join(self, hello: RankHello) -> None:
         self.world_size = hello.world_size
         self.streams[hello.rank] = Stream()
 

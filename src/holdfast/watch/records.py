@@ -31,7 +31,7 @@ class Record(NamedTuple):
         return (self.leave_ns - self.enter_ns) / 1e9
 
 
-class Hello(NamedTuple):
+class RankHello(NamedTuple):
     """The first line of each process."""
 
     rank: int
@@ -66,7 +66,7 @@ class Reader:
         """Of a line that is not whole yet."""
         return len(self._rest)
 
-    def feed(self, data: bytes) -> list[Hello | Record | Lost]:
+    def feed(self, data: bytes) -> list[RankHello | Record | Lost]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._skips and lines:
             self._skips = False
@@ -82,12 +82,12 @@ class Reader:
         self.num_dropped += not is_short
         return is_short
 
-    def _read(self, line: bytes) -> Hello | Record | Lost | None:
+    def _read(self, line: bytes) -> RankHello | Record | Lost | None:
         try:
             match line.decode(errors="replace").split():
                 case ["rank", rank, world_size, pid]:
                     if 0 <= int(rank) < int(world_size) <= _MOST_RANKS:
-                        return Hello(int(rank), int(world_size), int(pid))
+                        return RankHello(int(rank), int(world_size), int(pid))
                 case ["call", number, op, group, size]:
                     call = Call(op, group.removeprefix("-"), int(size))
                     self._name(int(number), call, len(line))

@@ -14,7 +14,7 @@ from holdfast.watch.collector import Collector, Left, Said
 from holdfast.watch.command import CANNOT_RUN, NOT_FOUND, Command, prepare, socket_in
 from holdfast.watch.findings import Findings
 from holdfast.watch.keeping import keep_hook_faults, keep_traceback
-from holdfast.watch.records import Hello, Lost, Record
+from holdfast.watch.records import Lost, RankHello, Record
 
 _SOCKET_LIMIT_BYTES = 100  # of its path: the kernel's limit is 108
 _LAST_WORDS_S = 1.0  # for what is still on its way when the command has ended
@@ -146,7 +146,7 @@ def _turn(
 
 def _take(findings: Findings, ranks: dict[int, int], process: int, item: Said) -> None:
     match item:
-        case Hello() if process not in ranks:
+        case RankHello() if process not in ranks:
             ranks[process] = item.rank
             findings.join(item)
         case Record() if process in ranks:
