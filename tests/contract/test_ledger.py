@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.planner.lineage import Progress
+from holdfast.planner.lineage import MicrobatchProgress
 from holdfast.runtime.ledger import Ledger
 from holdfast.schedule.operation import Fact, Op, What, parse_op
 
@@ -38,10 +38,10 @@ def test_a_micro_batch_is_as_far_as_its_last_operation():
     ledger = begun(3)
     ran(ledger, "1F0", "1F1", "1F2", "1F3", "1B1", "1BW2", "1B3", "1W3")
     assert ledger.progress == {
-        0: Progress.FORWARDED,
-        1: Progress.GRADED,
-        2: Progress.SUMMED,
-        3: Progress.SUMMED,
+        0: MicrobatchProgress.FORWARDED,
+        1: MicrobatchProgress.GRADED,
+        2: MicrobatchProgress.SUMMED,
+        3: MicrobatchProgress.SUMMED,
     }
 
 

@@ -4,7 +4,7 @@ from functools import cache
 from itertools import chain
 
 from holdfast.cluster import WorkerId
-from holdfast.planner.lineage import Facts, Progress
+from holdfast.planner.lineage import Facts, MicrobatchProgress
 from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Kind, Op, Shape, What, needs
@@ -12,7 +12,7 @@ from holdfast.schedule.schedule import Schedule
 from holdfast.schedule.validity import check, walk
 
 F, B, W, BW, R = Kind.F, Kind.B, Kind.W, Kind.BW, Kind.R
-NONE, FORWARDED, GRADED, SUMMED = Progress
+NONE, FORWARDED, GRADED, SUMMED = MicrobatchProgress
 ACTIVATION = What.ACTIVATION
 
 

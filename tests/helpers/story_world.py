@@ -24,7 +24,7 @@ from holdfast.cluster import parse_worker
 from holdfast.config import parse_assignment, set_value
 from holdfast.control.effects import Effect, Fence, Send
 from holdfast.errors import Implausible
-from holdfast.planner.lineage import Progress
+from holdfast.planner.lineage import MicrobatchProgress
 from holdfast.planner.planning import first_plan
 from holdfast.planner.problem import Problem
 from holdfast.protocol import messages
@@ -33,7 +33,7 @@ from holdfast.schedule.operation import Kind, Op
 
 FULL = "No space left on device"
 _GOOD = Verdict(1.0, None, False)
-_AFTER = {Kind.F: Progress.FORWARDED, Kind.B: Progress.GRADED}
+_AFTER = {Kind.F: MicrobatchProgress.FORWARDED, Kind.B: MicrobatchProgress.GRADED}
 
 
 class PromptPlanner(ScriptedPlanner):
@@ -91,7 +91,9 @@ class StoryWorld(World):
         sent_back = [op for op in ops if op.kind in (Kind.B, Kind.BW) and op.stage > 0]
         kept = Kept(step, [op.microbatch for op in sent_on], [op.microbatch for op in sent_back])
         return {
-            "progress": {op.microbatch: _AFTER.get(op.kind, Progress.SUMMED) for op in ops},
+            "progress": {
+                op.microbatch: _AFTER.get(op.kind, MicrobatchProgress.SUMMED) for op in ops
+            },
             "kept": [kept],
             "done": len(ops),
         }

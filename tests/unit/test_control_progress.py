@@ -8,7 +8,7 @@ from holdfast.control import progress as p
 from holdfast.control.effects import AskStack, Fence, LookAt, ReportStuck
 from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import WorkerPhase
-from holdfast.control.progress import Progress
+from holdfast.control.progress import StuckDetector
 from holdfast.observability import events
 from holdfast.observability.stacks import header, read_stack, stack_file, user_frame
 from holdfast.protocol.messages import Heartbeat, WorkerRuns
@@ -36,7 +36,7 @@ class Watched:
     """One worker, and what is said of it."""
 
     def __init__(self, limit_s=0.0, *, usual_s=0.1, kind="F", steps=5) -> None:
-        self.progress, self.kind, self.at_s = Progress(limit_s, 180.0), kind, 0.0
+        self.progress, self.kind, self.at_s = StuckDetector(limit_s, 180.0), kind, 0.0
         self.step = steps
         for step in range(steps + 1):
             self.progress.note(ONE, 1, beat(step, longest={kind: usual_s}))

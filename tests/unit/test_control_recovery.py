@@ -12,7 +12,7 @@ from helpers.half_done import order_of
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.recovery import Dead, remainders
 from holdfast.errors import ProtocolError, ScheduleError
-from holdfast.planner.lineage import Progress
+from holdfast.planner.lineage import MicrobatchProgress
 from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.planner.schedules import NAMES
 from holdfast.protocol.half_done import from_record, to_record
@@ -24,7 +24,7 @@ from holdfast.schedule.running import RunningStep
 from holdfast.schedule.schedule import Schedule
 
 F, B, W, BW, R = Kind.F, Kind.B, Kind.W, Kind.BW, Kind.R
-NONE, FORWARDED, GRADED, SUMMED = Progress
+NONE, FORWARDED, GRADED, SUMMED = MicrobatchProgress
 BEFORE = {F: NONE, B: FORWARDED, BW: FORWARDED, W: GRADED}
 AFTER = {F: FORWARDED, B: GRADED, BW: SUMMED, W: SUMMED}
 GOOD, BAD = Verdict(1.0, None, False), Verdict(9.0, 0.5, False)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from helpers.half_done import World, cross_routed, grid
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
-from holdfast.planner.lineage import Facts, Progress, Reduction, Task, still_to_do
+from holdfast.planner.lineage import Facts, MicrobatchProgress, Reduction, Task, still_to_do
 from holdfast.schedule.operation import Fact, Kind, Op, Shape, What, makes, needs
 
 F, B, W, BW, R = Kind.F, Kind.B, Kind.W, Kind.BW, Kind.R
-NONE, FORWARDED, GRADED, SUMMED = Progress
+NONE, FORWARDED, GRADED, SUMMED = MicrobatchProgress
 ACTIVATION, GRADIENT = What.ACTIVATION, What.GRADIENT
 
 
@@ -173,7 +173,7 @@ def check_reductions(todo, shape, holders, facts):
 
 def states(stages):
     """Progress, kept activation, kept gradient and stepped, for each stage."""
-    one = list(product(Progress, (False, True), (False, True), (False, True)))
+    one = list(product(MicrobatchProgress, (False, True), (False, True), (False, True)))
     return product(one, repeat=stages)
 
 

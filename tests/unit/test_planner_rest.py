@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from helpers.half_done import World, cross_routed, grid
 from holdfast.cluster import WorkerId
 from holdfast.errors import MemoryExceeded
-from holdfast.planner.lineage import Facts, Progress
+from holdfast.planner.lineage import Facts, MicrobatchProgress
 from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.planner.rest import remainder_of_step
 from holdfast.schedule.costs import Costs
@@ -89,7 +89,10 @@ def test_memory_holds_with_what_is_in_it_already(seed):
 
 
 def in_flight(told):
-    return sum(p in (Progress.FORWARDED, Progress.GRADED) for p in told.progress.values())
+    return sum(
+        p in (MicrobatchProgress.FORWARDED, MicrobatchProgress.GRADED)
+        for p in told.progress.values()
+    )
 
 
 def test_a_step_that_is_done_leaves_nothing():
@@ -103,7 +106,7 @@ def test_a_step_that_is_done_leaves_nothing():
 def test_lost_work_goes_to_the_holder_who_is_done_with_it_first():
     # Worker 2.0 is dead; of its peers 0.0 still has two micro-batches to do, 1.0 has none.
     shape, holders = Shape(3, 1, 6), grid(3, 1, ("2.0",))
-    summed = {(0, m): Progress.SUMMED for m in (2, 3)}
+    summed = {(0, m): MicrobatchProgress.SUMMED for m in (2, 3)}
     facts = {WorkerId(1, 0): Facts(progress=summed)}
     rest = remainder_of_step(asked(shape, holders), holders, facts)
     by_worker = {one: {op.microbatch for op in lane} - {None} for one, lane in rest.lanes.items()}
@@ -140,18 +143,18 @@ def test_the_rest_is_the_same_compiled_or_plain(plain):
 def test_a_lost_tensor_is_made_again_apart_from_the_work_that_is_pending():
     # Worker 0.1 has its W pending but did not keep the gradient that stage 0 still needs.
     shape, holders = Shape(1, 2, 1), grid(1, 2)
-    facts = {WorkerId(0, 1): Facts(progress={(1, 0): Progress.GRADED})}
+    facts = {WorkerId(0, 1): Facts(progress={(1, 0): MicrobatchProgress.GRADED})}
     rest = remainder_of_step(asked(shape, holders, limit=2), holders, facts)
     lane = [str(op) for op in rest.lanes[WorkerId(0, 1)]]
     assert sorted(lane) == ["1B0", "1F0", "1R", "1W0"]
     world = World(shape, holders, {})
-    world.stash[WorkerId(0, 1)][1, 0] = Progress.GRADED
+    world.stash[WorkerId(0, 1)][1, 0] = MicrobatchProgress.GRADED
     assert [str(op) for op in rest.lanes[WorkerId(0, 0)]] == ["0F0", "0B0", "0W0", "0R"]
 
 
 def test_memory_above_the_limit_is_worked_off_before_anything_new_begins():
     shape, holders = Shape(1, 1, 6), grid(1, 1)
-    held = {(0, m): Progress.FORWARDED for m in range(4)}
+    held = {(0, m): MicrobatchProgress.FORWARDED for m in range(4)}
     rest = remainder_of_step(
         asked(shape, holders, limit=2), holders, {WorkerId(0, 0): Facts(progress=held)}
     )
@@ -164,6 +167,6 @@ def test_memory_above_the_limit_is_worked_off_before_anything_new_begins():
 def test_work_that_finds_no_room_beside_what_is_held_is_refused_in_words():
     shape, holders = Shape(1, 2, 1), grid(1, 2)
     # Forwarded, but its activation was not kept: the forward must run again where there is no room.
-    facts = {WorkerId(0, 0): Facts(progress={(0, 0): Progress.FORWARDED})}
+    facts = {WorkerId(0, 0): Facts(progress={(0, 0): MicrobatchProgress.FORWARDED})}
     with pytest.raises(MemoryExceeded, match="does not fit into memory"):
         remainder_of_step(asked(shape, holders, limit=1), holders, facts)

@@ -26,7 +26,7 @@ from holdfast.observability.events import (
     WorkerReady,
     WorkerStep,
 )
-from holdfast.observability.progress import Curve, Progress
+from holdfast.observability.progress import Curve, RunProgress
 
 START = RunStarted(
     at_s=0.0,
@@ -270,7 +270,7 @@ def test_a_resumed_run_counts_from_where_it_was_resumed():
 
 
 def progress_of(*events):
-    progress = Progress()
+    progress = RunProgress()
     for event in events:
         progress.handle(event)
     return progress
@@ -429,7 +429,7 @@ def test_r6_a_checkpoint_that_failed_is_told_at_once_and_again_at_the_end():
 
 
 def test_r6_the_panel_shows_it_until_a_checkpoint_is_whole():
-    progress = Progress()
+    progress = RunProgress()
     for event in (START, UNSAVED, step(1)):
         progress.handle(event)
     assert progress.unsaved == UNSAVED

@@ -25,7 +25,7 @@ from holdfast.observability.events import (
     StepFinished,
     WentBack,
 )
-from holdfast.observability.progress import Progress, WorkerState
+from holdfast.observability.progress import RunProgress, WorkerState
 from holdfast.observability.text import INDENT, WIDTH, count, folded
 from holdfast.observability.words import (
     INTERRUPTED,
@@ -99,7 +99,9 @@ def make_view(stream: TextIO, *, verbose: bool = False) -> View:
     return PlainView(stream, verbose=verbose)
 
 
-def lines_of(event: Event, progress: Progress, *, verbose: bool, width: int = WIDTH) -> list[str]:
+def lines_of(
+    event: Event, progress: RunProgress, *, verbose: bool, width: int = WIDTH
+) -> list[str]:
     """What is shown of an event; none for steps and all that only changes the panel."""
     short = line(event, progress.standing(event))
     shown = [] if short is None else folded(short, width=width)
@@ -116,7 +118,7 @@ class PlainView:
     ) -> None:
         self._stream = Forgiving(stream)
         self._now, self._verbose = now, verbose
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._next_line_s = now()
         self._untold = False  # the last step has had no line yet
 
@@ -178,7 +180,7 @@ class LiveView:
     ) -> None:
         """``is_behind``: what was drawn last is not shown yet, so nothing more is drawn."""
         self._now, self._is_behind, self._verbose = now, is_behind, verbose
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._glyphs = " .:-=+*#" if console.options.ascii_only else "▁▂▃▄▅▆▇█"
         # No redraw by a thread of its own: it would take time from the training at any moment.
         self._live = Live(console=console, auto_refresh=False)
@@ -205,7 +207,7 @@ class LiveView:
         self._live.update(draw(self._progress, self._glyphs), refresh=True)
 
 
-def draw(progress: Progress, glyphs: str) -> RenderableType:
+def draw(progress: RunProgress, glyphs: str) -> RenderableType:
     """The panel: how far, how well, how fast, who takes part, and what each worker does."""
     lines: list[RenderableType] = [_bar(progress), _figures(progress, glyphs)]
     if progress.workers:
@@ -226,7 +228,7 @@ def how_to_join(run: RunStarted) -> str:
     return f"replacements join with: holdfast worker --join {run.address} {run.join_with}".rstrip()
 
 
-def _bar(progress: Progress) -> Table:
+def _bar(progress: RunProgress) -> Table:
     total = progress.run.steps if progress.run else 0
     row = Table.grid(padding=(0, 1), expand=True)
     row.add_column(no_wrap=True)
@@ -238,7 +240,7 @@ def _bar(progress: Progress) -> Table:
     return row
 
 
-def _figures(progress: Progress, glyphs: str) -> Text:
+def _figures(progress: RunProgress, glyphs: str) -> Text:
     if progress.last is None:
         return Text("no step finished yet", style="dim")
     text = Text(f"loss {progress.last.loss:.4f} ", style="bold")
@@ -247,7 +249,7 @@ def _figures(progress: Progress, glyphs: str) -> Text:
     return text
 
 
-def _members(progress: Progress) -> Iterator[Text]:
+def _members(progress: RunProgress) -> Iterator[Text]:
     num_all = len(progress.workers)
     missing = progress.num_members < num_all
     text = Text(f"{progress.num_members} of {count(num_all, 'worker')}")
@@ -258,7 +260,7 @@ def _members(progress: Progress) -> Iterator[Text]:
     yield text
 
 
-def _grid(progress: Progress) -> Table:
+def _grid(progress: RunProgress) -> Table:
     """Pipelines down, stages across."""
     pipelines = sorted({worker.pipeline for worker in progress.workers})
     stages = sorted({worker.stage for worker in progress.workers})
@@ -281,7 +283,7 @@ def _cell(state: WorkerState | None) -> Text:
     return Text(state.word + step + stage, style=_STYLES[state.word])
 
 
-def _step_line(progress: Progress) -> str:
+def _step_line(progress: RunProgress) -> str:
     last, run = progress.last, progress.run
     assert last is not None  # a step has finished
     total = f"/{run.steps}" if run else ""
@@ -290,11 +292,11 @@ def _step_line(progress: Progress) -> str:
     return f"step {last.step + 1}{total}  loss {last.loss:.4f}  {_speed(progress)}{eta}{skipped}"
 
 
-def _speed(progress: Progress) -> str:
+def _speed(progress: RunProgress) -> str:
     return f"{progress.tokens_per_s:,.0f} tokens/s  {progress.step_s or 0:.3f} s/step"
 
 
-def _mishaps(progress: Progress) -> str:
+def _mishaps(progress: RunProgress) -> str:
     """Each after a comma; empty: there were none."""
     skipped = f", {progress.num_skipped} skipped (NaN or Inf)" if progress.num_skipped else ""
     if not progress.num_lost:
@@ -306,7 +308,7 @@ def _mishaps(progress: Progress) -> str:
     return f"{skipped}{lost}{replaced}{again}"
 
 
-def _ending(progress: Progress) -> str:
+def _ending(progress: RunProgress) -> str:
     if progress.failure is not None:
         how = "stopped" if progress.interrupted else "failed"
         return f"{how} after {count(progress.num_done, 'step')}: {progress.failure}"

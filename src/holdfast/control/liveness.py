@@ -8,7 +8,7 @@ from holdfast.control import membership as m
 from holdfast.control.effects import AskStack, Effect, LookAt, ReportStuck
 from holdfast.control.joining import Joining
 from holdfast.control.losing import Losing
-from holdfast.control.progress import Progress, stuck_event, stuck_words
+from holdfast.control.progress import StuckDetector, stuck_event, stuck_words
 from holdfast.control.reconfiguring import Reconfigurations
 from holdfast.control.run import Run
 from holdfast.control.silence import Silence
@@ -20,7 +20,7 @@ class FailureDetector:
         run: Run,
         joining: Joining,
         changes: Reconfigurations,
-        progress: Progress,
+        progress: StuckDetector,
         losing: Losing,
     ) -> None:
         self._run, self._joining, self._changes = run, joining, changes

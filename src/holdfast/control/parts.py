@@ -15,7 +15,7 @@ from holdfast.control.moving import Moving
 from holdfast.control.notices import FailureNotices
 from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.policies import Policies, PolicyParts, RecoveryPolicy
-from holdfast.control.progress import Progress
+from holdfast.control.progress import StuckDetector
 from holdfast.control.reconfiguring import Reconfigurations
 from holdfast.control.replacing import Replacing
 from holdfast.control.reports import Reports
@@ -35,7 +35,7 @@ class Parts:
     joining: Joining
     changes: Reconfigurations
     replacing: Replacing
-    progress: Progress
+    progress: StuckDetector
     losing: Losing
     complaints: Complaints
     liveness: FailureDetector
@@ -57,7 +57,7 @@ class Parts:
         policy = policies.recovery(PolicyParts(run, work, plans, reports, joining))
         changes = Reconfigurations(run, work, losses, plans, reports, joining, policy)
         replacing = Replacing(run, reports, joining, policy)
-        progress = Progress(workers.stuck_limit_s, workers.start_limit_s)
+        progress = StuckDetector(workers.stuck_limit_s, workers.start_limit_s)
         losing = Losing(run, work, losses, reports, joining, changes, links)
         complaints = Complaints(run, reports, joining, changes, losing, links)
         liveness = FailureDetector(run, joining, changes, progress, losing)

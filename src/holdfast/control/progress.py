@@ -81,7 +81,7 @@ class Look:
     lose: list[Stall] = field(default_factory=list)
 
 
-class Progress:
+class StuckDetector:
     def __init__(self, limit_s: float, start_limit_s: float) -> None:
         """``limit_s`` 0: learnt."""
         self._limit_s, self._start_limit_s = limit_s, start_limit_s

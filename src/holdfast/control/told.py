@@ -10,7 +10,7 @@ from math import isnan
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
-from holdfast.planner.lineage import Facts, Place, Progress
+from holdfast.planner.lineage import Facts, MicrobatchProgress, Place
 from holdfast.protocol.messages import Inventory
 from holdfast.protocol.records import Verdict
 
@@ -34,7 +34,7 @@ class MemberInventory:
     reduced: int
     oldest: int
     attempt: int
-    progress: Mapping[int, Progress]
+    progress: Mapping[int, MicrobatchProgress]
     kept: Mapping[int, Kept]  # by step
     verdicts: Mapping[int, Verdict]
 
@@ -46,7 +46,7 @@ class MemberInventory:
             inventory.reduced,
             inventory.oldest,
             inventory.attempt,
-            {m: Progress(state) for m, state in inventory.progress.items()},
+            {m: MicrobatchProgress(state) for m, state in inventory.progress.items()},
             _kept(inventory),
             inventory.verdicts,
         )

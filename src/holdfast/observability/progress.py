@@ -79,7 +79,7 @@ def _thinned(points: Sequence[float], num_points: int) -> Sequence[float]:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     run: RunStarted | None = None
     last: StepFinished | None = None
     failure: str | None = None

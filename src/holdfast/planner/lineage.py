@@ -22,7 +22,7 @@ Kinds = tuple[Kind, ...]
 Holders = Mapping[WorkerId, tuple[int, ...]]  # live workers and the stages they hold now
 
 
-class Progress(IntEnum):
+class MicrobatchProgress(IntEnum):
     """How far a worker is with a micro-batch at a stage."""
 
     NONE = 0
@@ -39,7 +39,7 @@ class Facts:
     tensors they made count. Otherwise a weight gradient could seem to be at two workers.
     """
 
-    progress: Mapping[Place, Progress] = field(default_factory=dict)
+    progress: Mapping[Place, MicrobatchProgress] = field(default_factory=dict)
     activations: frozenset[Place] = frozenset()
     """Kept outputs of the stage. An input that was received counts by ``progress`` only."""
     gradients: frozenset[Place] = frozenset()
@@ -170,7 +170,7 @@ def _gather(
     owner = np.full_like(progress, _NOBODY)
     who, stages, microbatches = _places(shape, workers, [one.progress for one in told])
     states = np.fromiter(chain.from_iterable(one.progress.values() for one in told), np.int64)
-    counts = (states != Progress.NONE) & _holds(workers, by_stage)[who, stages]
+    counts = (states != MicrobatchProgress.NONE) & _holds(workers, by_stage)[who, stages]
     who, at = who[counts], (stages[counts], microbatches[counts])
     _check_once(shape, workers, who, at)
     progress[at] = states[counts]
@@ -246,12 +246,12 @@ def _runs(left: _Left, committed: Collection[int]) -> _Runs:
     A missing gradient is made by a B, which may need the next stage's: found stage by stage
     upwards. Only then is it known where an F must run, which may need the one before: downwards.
     """
-    weight = left.progress != Progress.SUMMED
+    weight = left.progress != MicrobatchProgress.SUMMED
     weight[list(committed)] = False
-    backward = weight & (left.progress != Progress.GRADED)
+    backward = weight & (left.progress != MicrobatchProgress.GRADED)
     for stage in range(1, len(backward)):
         backward[stage] |= backward[stage - 1] & (left.gradient[stage] == _NOBODY)
-    forward = backward & (left.progress != Progress.FORWARDED)
+    forward = backward & (left.progress != MicrobatchProgress.FORWARDED)
     for stage in reversed(range(len(forward) - 1)):
         forward[stage] |= forward[stage + 1] & (left.activation[stage] == _NOBODY)
     activation, gradient = np.zeros_like(forward), np.zeros_like(backward)
@@ -262,7 +262,10 @@ def _runs(left: _Left, committed: Collection[int]) -> _Runs:
 
 def _tasks(left: _Left, runs: _Runs) -> Iterator[Task]:
     """What begins with F is free; what begins later is bound to whose stash it begins from."""
-    forwarded, graded = left.progress == Progress.FORWARDED, left.progress == Progress.GRADED
+    forwarded, graded = (
+        left.progress == MicrobatchProgress.FORWARDED,
+        left.progress == MicrobatchProgress.GRADED,
+    )
     bound_backward, bound_weight = runs.backward & forwarded, runs.weight & (forwarded | graded)
     bound = 2 * bound_backward + 4 * bound_weight
     free = runs.forward + 2 * (runs.backward & ~bound_backward) + 4 * (runs.weight & ~bound_weight)
@@ -287,7 +290,8 @@ def _sources(
         yield Fact(What.ACTIVATION, stage, microbatch), source
     for stage, microbatch in np.argwhere(runs.gradient).tolist():
         source = left.workers[left.gradient[stage, microbatch]]
-        if left.progress[stage - 1, microbatch] == Progress.FORWARDED:  # then the user is known
+        # then the user is known
+        if left.progress[stage - 1, microbatch] == MicrobatchProgress.FORWARDED:
             user = left.workers[left.owner[stage - 1, microbatch]]
             source = user if (stage, microbatch) in facts[user].gradients else source
         yield Fact(What.GRADIENT, stage, microbatch), source

@@ -16,7 +16,7 @@ from holdfast.planner import kernel as k
 from holdfast.planner.fleet import Fleet
 from holdfast.planner.graph import KINDS, Graph, Hosts
 from holdfast.planner.layout import Board
-from holdfast.planner.lineage import Facts, Holders, Progress, Task, Todo, still_to_do
+from holdfast.planner.lineage import Facts, Holders, MicrobatchProgress, Task, Todo, still_to_do
 from holdfast.planner.order import portfolio
 from holdfast.planner.problem import Problem
 from holdfast.schedule.operation import Fact, Kind, Op, What
@@ -133,9 +133,9 @@ class _Order:
         for worker, known in facts.items():
             for (stage, _), progress in known.progress.items():
                 host = self._host.get((worker, stage))
-                if host is not None and progress is Progress.FORWARDED:
+                if host is not None and progress is MicrobatchProgress.FORWARDED:
                     used[host] += memory.held_at(stage)
-                elif host is not None and progress is Progress.GRADED:
+                elif host is not None and progress is MicrobatchProgress.GRADED:
                     used[host] += memory.pending_at(stage)
         return used
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from holdfast.planner.lineage import Progress
+from holdfast.planner.lineage import MicrobatchProgress
 from holdfast.protocol.records import OperationTime
 from holdfast.schedule.operation import Fact, Kind, Op, What
 
 Tensors = tuple[Tensor, ...]
 
 _AFTER = {
-    Kind.F: Progress.FORWARDED,
-    Kind.B: Progress.GRADED,
-    Kind.W: Progress.SUMMED,
-    Kind.BW: Progress.SUMMED,
+    Kind.F: MicrobatchProgress.FORWARDED,
+    Kind.B: MicrobatchProgress.GRADED,
+    Kind.W: MicrobatchProgress.SUMMED,
+    Kind.BW: MicrobatchProgress.SUMMED,
 }
 
 
@@ -44,7 +44,7 @@ class Ledger:
         self.attempt = 0
         self.num_done = 0  # operations of this step, since the newest plan
         self.peak_bytes = 0
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[int, MicrobatchProgress] = {}
         self._kept: dict[int, Kept] = {}
         self._times: dict[int, list[OperationTime]] = {}
         self._bytes = 0
@@ -61,7 +61,7 @@ class Ledger:
         return self.attempt if step == self.step else self._attempt_before
 
     @property
-    def progress(self) -> Mapping[int, Progress]:
+    def progress(self) -> Mapping[int, MicrobatchProgress]:
         return self._progress
 
     @property

@@ -6,7 +6,7 @@ from holdfast.protocol.fields import (
     Attempt,
     Microbatch,
     Number,
-    Progress,
+    ProgressNumber,
     Seconds,
     Stage,
     Step,
@@ -38,7 +38,7 @@ class Inventory:
     reduced: StepOrBefore  # steps whose gradient is reduced here; it is in step ``reduced`` now
     oldest: StepOrBefore  # it has the weights to run operations of this step and later ones again
     attempt: Attempt  # of step ``reduced``
-    progress: dict[Microbatch, Progress]  # of step ``reduced``
+    progress: dict[Microbatch, ProgressNumber]  # of step ``reduced``
     kept: list[Kept]
     verdicts: dict[Step, Verdict]  # of those that it has heard
     kept_bytes: Number  # most that kept boundary tensors ever took
