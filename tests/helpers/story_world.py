@@ -28,7 +28,7 @@ from holdfast.planner.lineage import MicrobatchProgress
 from holdfast.planner.planning import first_plan
 from holdfast.planner.problem import Problem
 from holdfast.protocol import messages
-from holdfast.protocol.records import Kept, Verdict
+from holdfast.protocol.records import KeptRow, Verdict
 from holdfast.schedule.operation import Kind, Op
 
 FULL = "No space left on device"
@@ -89,7 +89,7 @@ class StoryWorld(World):
             return {}
         sent_on = [op for op in ops if op.kind is Kind.F and not self._is_last(actor)]
         sent_back = [op for op in ops if op.kind in (Kind.B, Kind.BW) and op.stage > 0]
-        kept = Kept(step, [op.microbatch for op in sent_on], [op.microbatch for op in sent_back])
+        kept = KeptRow(step, [op.microbatch for op in sent_on], [op.microbatch for op in sent_back])
         return {
             "progress": {
                 op.microbatch: _AFTER.get(op.kind, MicrobatchProgress.SUMMED) for op in ops

@@ -13,7 +13,7 @@ from helpers.stamps import stamps_of_both
 from holdfast.config import RunConfig
 from holdfast.errors import ProtocolError
 from holdfast.protocol import codec, messages
-from holdfast.protocol.records import Kept, MicrobatchLoss, OperationTime, Transfers, Verdict
+from holdfast.protocol.records import KeptRow, MicrobatchLoss, OperationTime, Transfers, Verdict
 
 text = st.text(st.characters(codec="utf-8"), max_size=20)
 workers = st.builds("{}.{}".format, st.integers(0, 9999), st.integers(0, 9999))
@@ -63,7 +63,7 @@ tells = st.builds(
     attempt=st.integers(0, 1),
     progress=st.dictionaries(st.integers(0, 99), st.integers(0, 3), max_size=4),
     kept=st.lists(
-        st.builds(Kept, step=st.integers(0, 9), activations=st.just([1]), gradients=st.just([]))
+        st.builds(KeptRow, step=st.integers(0, 9), activations=st.just([1]), gradients=st.just([]))
     ),
     verdicts=st.dictionaries(st.integers(0, 99), verdicts, max_size=4),
     kept_bytes=st.integers(0, 9),

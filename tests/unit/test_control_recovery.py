@@ -17,7 +17,7 @@ from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.planner.schedules import NAMES
 from holdfast.protocol.half_done import from_record, to_record
 from holdfast.protocol.messages import Inventory
-from holdfast.protocol.records import Kept, Source, Verdict
+from holdfast.protocol.records import KeptRow, Source, Verdict
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Fact, Kind, Op, Shape, What, makes, needs, parse_op
 from holdfast.schedule.running import RunningStep
@@ -69,7 +69,7 @@ class Node:
             oldest=self.oldest,
             attempt=self.attempt,
             progress={m: int(state) for m, state in self.progress.items()},
-            kept=[Kept(step, *of_step) for step, of_step in kept.items()],
+            kept=[KeptRow(step, *of_step) for step, of_step in kept.items()],
             verdicts={s: v for s, v in self.heard.items() if s >= self.oldest - 1},
             kept_bytes=0,
             done=self.done,
@@ -421,9 +421,9 @@ def test_a_step_that_nobody_has_begun_is_left_to_the_steady_schedule():
 def test_only_what_a_dead_worker_had_finished_is_done_again():
     # 1.1 had run 1F1 and 1BW1; 1.0 had not got the gradient. Pipeline 0 had finished its work.
     inventories = {
-        "0.0": tell(progress={0: SUMMED}, kept=[Kept(0, [0], [])]),
-        "0.1": tell(progress={0: SUMMED}, kept=[Kept(0, [], [0])]),
-        "1.0": tell(progress={1: FORWARDED}, kept=[Kept(0, [1], [])]),
+        "0.0": tell(progress={0: SUMMED}, kept=[KeptRow(0, [0], [])]),
+        "0.1": tell(progress={0: SUMMED}, kept=[KeptRow(0, [], [0])]),
+        "1.0": tell(progress={1: FORWARDED}, kept=[KeptRow(0, [1], [])]),
     }
     dead = [Dead(WorkerId(1, 1), 1, 0, (parse_op("1F1"), parse_op("1BW1")))]
     plan = planned(inventories, dead=dead)
@@ -450,8 +450,8 @@ def test_who_has_not_reduced_yet_gets_a_copy_from_who_has():
 
 def test_stages_that_are_a_step_apart_make_two_running_steps():
     inventories = {
-        "0.0": tell(4, progress={0: FORWARDED}, kept=[Kept(3, [0, 1], []), Kept(4, [0], [])]),
-        "0.1": tell(3, progress={0: SUMMED, 1: GRADED}, kept=[Kept(3, [], [0, 1])]),
+        "0.0": tell(4, progress={0: FORWARDED}, kept=[KeptRow(3, [0, 1], []), KeptRow(4, [0], [])]),
+        "0.1": tell(3, progress={0: SUMMED, 1: GRADED}, kept=[KeptRow(3, [], [0, 1])]),
     }
     plan = planned(inventories)
     assert [one.step for one in plan.running] == [3, 4]
@@ -461,8 +461,10 @@ def test_stages_that_are_a_step_apart_make_two_running_steps():
 
 
 def test_work_of_an_attempt_that_is_void_does_not_count():
-    begun = {"progress": {0: SUMMED, 1: SUMMED}, "kept": [Kept(4, [0, 1], [])]}
-    knows = tell(4, attempt=1, verdicts={3: BAD}, progress={0: FORWARDED}, kept=[Kept(4, [0], [])])
+    begun = {"progress": {0: SUMMED, 1: SUMMED}, "kept": [KeptRow(4, [0, 1], [])]}
+    knows = tell(
+        4, attempt=1, verdicts={3: BAD}, progress={0: FORWARDED}, kept=[KeptRow(4, [0], [])]
+    )
     plan = planned({"0.0": knows, "1.0": tell(4, **begun), "0.1": tell(4)})
     (step,) = plan.running
     assert step.attempt == 1
@@ -492,8 +494,8 @@ def test_an_attempt_that_was_told_counts_also_without_its_verdict():
 
 LOST_GRADIENT = {
     # Stage 0 still needs the gradient of micro-batch 1 that died with its sender at stage 1.
-    "0.0": tell(3, progress={0: SUMMED, 1: FORWARDED}, kept=[Kept(3, [0, 1], [])]),
-    "1.1": tell(4, kept=[Kept(3, [], [0])]),
+    "0.0": tell(3, progress={0: SUMMED, 1: FORWARDED}, kept=[KeptRow(3, [0, 1], [])]),
+    "1.1": tell(4, kept=[KeptRow(3, [], [0])]),
 }
 
 
@@ -508,7 +510,7 @@ def test_who_joined_after_the_step_leaves_its_work_to_those_who_have_old_weights
 
 
 def test_who_stands_aside_still_sends_again_what_it_kept():
-    kept = tell(4, oldest=4, kept=[Kept(3, [], [1])])
+    kept = tell(4, oldest=4, kept=[KeptRow(3, [], [1])])
     (step,) = planned({**LOST_GRADIENT, "0.1": kept}).running
     assert lanes_of(step) == {"0.0": "0BW1 0R", "0.1": "", "1.1": ""}
     assert step.resend(WorkerId(0, 1)) == [(Fact(What.GRADIENT, 1, 1), WorkerId(0, 0))]
@@ -517,9 +519,9 @@ def test_who_stands_aside_still_sends_again_what_it_kept():
 def test_who_joined_after_the_step_is_not_asked_for_a_copy_of_its_gradient():
     # All that reduced step 3 at stage 1 are dead but one that only copied the result.
     inventories = {
-        "0.0": tell(4, kept=[Kept(3, [0, 1], [])]),
+        "0.0": tell(4, kept=[KeptRow(3, [0, 1], [])]),
         "0.1": tell(4, oldest=4),
-        "1.1": tell(3, progress={0: SUMMED}, kept=[Kept(3, [], [0])]),
+        "1.1": tell(3, progress={0: SUMMED}, kept=[KeptRow(3, [], [0])]),
     }
     (step,) = planned(inventories).running
     assert lanes_of(step) == {"0.0": "", "0.1": "", "1.1": "1F1 1BW1 1R"}
@@ -528,13 +530,13 @@ def test_who_joined_after_the_step_is_not_asked_for_a_copy_of_its_gradient():
 
 
 def test_lost_work_that_nobody_has_the_weights_for_is_refused_in_words():
-    inventories = {**LOST_GRADIENT, "1.1": tell(4, oldest=4, kept=[Kept(3, [], [0])])}
+    inventories = {**LOST_GRADIENT, "1.1": tell(4, oldest=4, kept=[KeptRow(3, [], [0])])}
     with pytest.raises(ScheduleError, match=r"1F1 of step 3 .* stage 1 .* go back to a checkpoint"):
         planned(inventories)
 
 
 def test_no_step_runs_from_the_end_on():
-    begun = everyone(4, progress={}, kept=[Kept(4, [0], [])])
+    begun = everyone(4, progress={}, kept=[KeptRow(4, [0], [])])
     assert [one.step for one in planned(begun, end_step=5).running] == [4]
     plan = planned(begun, end_step=4)
     assert (plan.running, plan.first_step) == ((), 4)

@@ -9,7 +9,7 @@ from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import WorkerPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
-from holdfast.protocol.records import Kept
+from holdfast.protocol.records import KeptRow
 from holdfast.schedule.schedule import loads
 
 SURVIVORS = {"0.0", "0.1", "1.1"}
@@ -204,7 +204,7 @@ def test_only_finished_work_of_the_dead_counts_as_done_again() -> None:
     assert [op.kind.value for op in lane[:2]] == ["F", "F"]
     world.beat("1.0", done=1)
     world.die("1.0")
-    kept = [Kept(0, [0], [])]
+    kept = [KeptRow(0, [0], [])]
     world.tell("0.0", progress={0: 1}, kept=kept, done=1)
     for name in ("0.1", "1.1"):
         world.tell(name)

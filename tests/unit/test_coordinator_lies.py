@@ -13,7 +13,7 @@ from holdfast.control.membership import MISSING
 from holdfast.errors import Implausible, ProtocolError
 from holdfast.protocol import codec, messages
 from holdfast.protocol.records import (
-    Kept,
+    KeptRow,
     MicrobatchLoss,
     OperationTime,
     StepLosses,
@@ -58,7 +58,7 @@ LIES = {
     "an epoch to come": lambda world: tell(world, epoch=FAR),
     "steps to come": lambda world: tell(world, reduced=FAR),
     "progress of no micro-batch": lambda world: tell(world, progress={99: 1}),
-    "a kept tensor of no micro-batch": lambda world: tell(world, kept=[Kept(1, [], [99])]),
+    "a kept tensor of no micro-batch": lambda world: tell(world, kept=[KeptRow(1, [], [99])]),
     "a verdict to come": lambda world: tell(world, verdicts={FAR: GOOD}),
     "a member that is nowhere": lambda world: tell(world, reduced=-2),
     "a replayed step to come": lambda world: replayed(losses=[StepLosses(FAR, [], 0)]),

@@ -14,7 +14,7 @@ from holdfast.control.losses import ProgressTracker
 from holdfast.control.membership import WorkerPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
-from holdfast.protocol.records import Kept
+from holdfast.protocol.records import KeptRow
 from holdfast.schedule.operation import Kind, Op, Shape
 from holdfast.schedule.schedule import Schedule, loads
 
@@ -363,7 +363,7 @@ def test_work_that_died_is_counted_by_the_lanes_of_its_step(num_steps, count) ->
     assert world.run.parts.work.dead(WorkerId(2, 0), 0)[-1].done == lane[:count]
     world.die("2.0")
     for name in sorted(MEMBERS - {"2.0"}):
-        kept = [Kept(step, mine, [])] if name == "0.0" else []
+        kept = [KeptRow(step, mine, [])] if name == "0.0" else []
         world.tell(name, kept=kept)
     for actor in world.live():
         actor.inbox.clear()

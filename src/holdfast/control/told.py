@@ -18,7 +18,7 @@ _GOOD = Verdict(0.0, None, False)
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptFacts:
     """Boundary tensors of one step that their sender still has, by micro-batch."""
 
     activations: frozenset[int] = frozenset()
@@ -35,7 +35,7 @@ class MemberInventory:
     oldest: int
     attempt: int
     progress: Mapping[int, MicrobatchProgress]
-    kept: Mapping[int, Kept]  # by step
+    kept: Mapping[int, KeptFacts]  # by step
     verdicts: Mapping[int, Verdict]
 
     @classmethod
@@ -59,7 +59,7 @@ class MemberInventory:
         """What it has of ``step``. What was made in an attempt that is void is nothing."""
         if self.reduced < step or (self.reduced == step and self.attempt != attempt):
             return Facts()
-        stepped, kept = self.reduced > step, self.kept.get(step, Kept())
+        stepped, kept = self.reduced > step, self.kept.get(step, KeptFacts())
         return Facts(
             progress={} if stepped else {self._at(m): state for m, state in self.progress.items()},
             activations=frozenset(map(self._at, kept.activations)),
@@ -71,9 +71,9 @@ class MemberInventory:
         return self.stage, microbatch
 
 
-def _kept(inventory: Inventory) -> dict[int, Kept]:
+def _kept(inventory: Inventory) -> dict[int, KeptFacts]:
     return {
-        one.step: Kept(frozenset(one.activations), frozenset(one.gradients))
+        one.step: KeptFacts(frozenset(one.activations), frozenset(one.gradients))
         for one in inventory.kept
     }
 

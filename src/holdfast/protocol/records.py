@@ -61,7 +61,7 @@ class StepLosses(NamedTuple):
 # --- what there is of running steps ---
 
 
-class Kept(NamedTuple):
+class KeptRow(NamedTuple):
     """Boundary tensors of a step that their sender still has, by micro-batch."""
 
     step: Step

@@ -24,7 +24,7 @@ _AFTER = {
 
 
 @dataclass
-class Kept:
+class KeptTensors:
     """Boundary tensors of one step, by micro-batch."""
 
     activations: dict[int, Tensors] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Ledger:
         self.num_done = 0  # operations of this step, since the newest plan
         self.peak_bytes = 0
         self._progress: dict[int, MicrobatchProgress] = {}
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, KeptTensors] = {}
         self._times: dict[int, list[OperationTime]] = {}
         self._bytes = 0
         self._done_before = (-1, 0)  # step, operations of it
@@ -65,7 +65,7 @@ class Ledger:
         return self._progress
 
     @property
-    def kept(self) -> Mapping[int, Kept]:
+    def kept(self) -> Mapping[int, KeptTensors]:
         return self._kept
 
     def begin(self, step: int, attempt: int) -> None:
@@ -106,7 +106,7 @@ class Ledger:
     def keep(self, step: int, op: Op, tensors: Tensors) -> None:
         """``tensors``: what ``op`` made for a neighbouring stage."""
         assert op.microbatch is not None
-        kept = self._kept.setdefault(step, Kept())
+        kept = self._kept.setdefault(step, KeptTensors())
         place = kept.activations if op.kind is Kind.F else kept.gradients
         before = place.get(op.microbatch, ())
         place[op.microbatch] = tensors

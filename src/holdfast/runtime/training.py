@@ -229,7 +229,7 @@ class StageTraining:
             attempt=ledger.attempt if is_begun else 0,
             progress={m: int(p) for m, p in ledger.progress.items()} if is_begun else {},
             kept=[
-                records.Kept(step, sorted(kept.activations), sorted(kept.gradients))
+                records.KeptRow(step, sorted(kept.activations), sorted(kept.gradients))
                 for step, kept in sorted(ledger.kept.items())
             ],
             verdicts={

@@ -16,7 +16,7 @@ from holdfast.protocol.fields import (
 from holdfast.protocol.records import (
     Address,
     HalfDone,
-    Kept,
+    KeptRow,
     SaveRule,
     Verdict,
 )
@@ -39,7 +39,7 @@ class Inventory:
     oldest: StepOrBefore  # it has the weights to run operations of this step and later ones again
     attempt: Attempt  # of step ``reduced``
     progress: dict[Microbatch, ProgressNumber]  # of step ``reduced``
-    kept: list[Kept]
+    kept: list[KeptRow]
     verdicts: dict[Step, Verdict]  # of those that it has heard
     kept_bytes: Number  # most that kept boundary tensors ever took
     done: Number  # operations finished of its lane of step ``reduced``
