@@ -28,11 +28,11 @@ from holdfast.planner.lineage import MicrobatchProgress
 from holdfast.planner.planning import first_plan
 from holdfast.planner.problem import Problem
 from holdfast.protocol import messages
-from holdfast.protocol.records import KeptRow, Verdict
+from holdfast.protocol.records import KeptRow, VerdictRow
 from holdfast.schedule.operation import Kind, Op
 
 FULL = "No space left on device"
-_GOOD = Verdict(1.0, None, False)
+_GOOD = VerdictRow(1.0, None, False)
 _AFTER = {Kind.F: MicrobatchProgress.FORWARDED, Kind.B: MicrobatchProgress.GRADED}
 
 

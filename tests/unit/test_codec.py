@@ -13,7 +13,7 @@ from helpers.stamps import stamps_of_both
 from holdfast.config import RunConfig
 from holdfast.errors import ProtocolError
 from holdfast.protocol import codec, messages
-from holdfast.protocol.records import KeptRow, MicrobatchLoss, OperationTime, Transfers, Verdict
+from holdfast.protocol.records import KeptRow, MicrobatchLoss, OperationTime, Transfers, VerdictRow
 
 text = st.text(st.characters(codec="utf-8"), max_size=20)
 workers = st.builds("{}.{}".format, st.integers(0, 9999), st.integers(0, 9999))
@@ -36,7 +36,7 @@ transfers = st.builds(
 )
 losses = st.builds(MicrobatchLoss, microbatch=st.integers(0, 99), loss=st.floats(allow_nan=False))
 verdicts = st.builds(
-    Verdict,
+    VerdictRow,
     norm=st.floats(allow_nan=False),
     scale=st.none() | st.floats(0, 1),
     skip=st.booleans(),

@@ -23,12 +23,12 @@ from holdfast.control.decision import (
 from holdfast.control.recovery import Remainders
 from holdfast.errors import ScheduleError
 from holdfast.protocol.messages import Inventory
-from holdfast.protocol.records import Verdict
+from holdfast.protocol.records import VerdictRow
 
 GRID = {WorkerId(p, s): s for p in range(2) for s in range(2)}
 FOUR = {name: WorkerId(*name) for name in [(0, 0), (0, 1), (1, 0), (1, 1)]}
 REST = Remainders((), 4, {}, (), 0, 0.0)
-GOOD = Verdict(1.0, None, False)
+GOOD = VerdictRow(1.0, None, False)
 LOGGED = LogFacts(start=2)
 
 

@@ -17,7 +17,7 @@ from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.planner.schedules import NAMES
 from holdfast.protocol.half_done import from_record, to_record
 from holdfast.protocol.messages import Inventory
-from holdfast.protocol.records import KeptRow, Source, Verdict
+from holdfast.protocol.records import KeptRow, Source, VerdictRow
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Fact, Kind, Op, Shape, What, makes, needs, parse_op
 from holdfast.schedule.running import RunningStep
@@ -27,7 +27,7 @@ F, B, W, BW, R = Kind.F, Kind.B, Kind.W, Kind.BW, Kind.R
 NONE, FORWARDED, GRADED, SUMMED = MicrobatchProgress
 BEFORE = {F: NONE, B: FORWARDED, BW: FORWARDED, W: GRADED}
 AFTER = {F: FORWARDED, B: GRADED, BW: SUMMED, W: SUMMED}
-GOOD, BAD = Verdict(1.0, None, False), Verdict(9.0, 0.5, False)
+GOOD, BAD = VerdictRow(1.0, None, False), VerdictRow(9.0, 0.5, False)
 
 
 def parts(ops):
@@ -478,7 +478,7 @@ def test_a_verdict_that_one_has_heard_voids_the_attempt_of_all():
     assert (plan.running, plan.first_step) == ((), 4)
 
 
-@pytest.mark.parametrize("bad", [BAD, Verdict(float("nan"), None, True)])
+@pytest.mark.parametrize("bad", [BAD, VerdictRow(float("nan"), None, True)])
 def test_a_global_optimizer_has_no_second_attempts(bad):
     inventories = {"0.0": tell(4, progress={0: FORWARDED}), "0.1": tell(4, verdicts={3: bad})}
     (step,) = planned(inventories, staggered=False).running
@@ -570,7 +570,7 @@ def test_a_member_that_has_not_told_is_refused():
 
 
 def test_verdicts_are_those_of_all_and_must_agree():
-    nan = Verdict(float("nan"), None, True)
+    nan = VerdictRow(float("nan"), None, True)
     inventories = {"0.0": tell(4, verdicts={2: GOOD, 3: nan}), "0.1": tell(4, verdicts={3: nan})}
     assert planned(inventories).verdicts.keys() == {2, 3}
     inventories["0.1"] = tell(4, verdicts={2: BAD})

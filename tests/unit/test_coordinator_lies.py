@@ -18,11 +18,11 @@ from holdfast.protocol.records import (
     OperationTime,
     StepLosses,
     Transfers,
-    Verdict,
+    VerdictRow,
 )
 
 FAR = 1_000_000
-GOOD = Verdict(1.0, None, False)
+GOOD = VerdictRow(1.0, None, False)
 
 
 def tell(world: World, **changes: Any) -> messages.Inventory:

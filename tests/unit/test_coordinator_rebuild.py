@@ -13,7 +13,7 @@ from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import WorkerPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
-from holdfast.protocol.records import Verdict
+from holdfast.protocol.records import VerdictRow
 
 LAYERS = {0: [0], 1: [1], 2: [2], 3: [3, 4, 5]}  # of four stages
 LOG: dict[str, Any] = {"log": "boundary"}
@@ -28,7 +28,7 @@ class LoggingWorld(World):
         self.fails_before = 0  # the log ends before this step, if that is not 0
 
     def told(self, actor: Actor, epoch: int, **changes: Any) -> messages.Inventory:
-        heard = {actor.reduced - 1: Verdict(1.0, None, False)} if actor.reduced > 0 else {}
+        heard = {actor.reduced - 1: VerdictRow(1.0, None, False)} if actor.reduced > 0 else {}
         return super().told(actor, epoch, **({"verdicts": heard} | changes))
 
     def _answer(self, actor: Actor, message: messages.Message) -> None:

@@ -15,7 +15,7 @@ from holdfast.planner.lineage import Facts
 from holdfast.planner.problem import Problem
 from holdfast.planner.rest import Remainder, remainder_of_step
 from holdfast.protocol.messages import Inventory
-from holdfast.protocol.records import Verdict
+from holdfast.protocol.records import VerdictRow
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.running import RunningStep
 from holdfast.schedule.schedule import Schedule
@@ -31,7 +31,7 @@ class Remainders:
 
     running: tuple[RunningStep, ...]  # the oldest first
     first_step: int
-    verdicts: dict[int, Verdict]  # all that anyone has heard
+    verdicts: dict[int, VerdictRow]  # all that anyone has heard
     redone: tuple[Op, ...]  # finished by the dead and lost with them; BW as B and W
     num_operations: int  # in all lanes, without R
     length_s: float  # of all steps one after the other, without the reductions

@@ -25,7 +25,7 @@ from holdfast.control.saved import Saved
 from holdfast.control.settings import Settings
 from holdfast.errors import HoldfastError
 from holdfast.protocol import messages
-from holdfast.protocol.records import HalfDone, Verdict
+from holdfast.protocol.records import HalfDone, VerdictRow
 from holdfast.schedule.operation import Shape
 
 
@@ -162,7 +162,7 @@ class Run:
         *,
         first_step: int,
         running: Sequence[HalfDone] = (),
-        verdicts: Mapping[int, Verdict] | None = None,
+        verdicts: Mapping[int, VerdictRow] | None = None,
         saved: Mapping[int, int] | None = None,
     ) -> list[Effect]:
         stages = self.stages

@@ -12,9 +12,9 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.planner.lineage import Facts, MicrobatchProgress, Place
 from holdfast.protocol.messages import Inventory
-from holdfast.protocol.records import Verdict
+from holdfast.protocol.records import VerdictRow
 
-_GOOD = Verdict(0.0, None, False)
+_GOOD = VerdictRow(0.0, None, False)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class MemberInventory:
     attempt: int
     progress: Mapping[int, MicrobatchProgress]
     kept: Mapping[int, KeptFacts]  # by step
-    verdicts: Mapping[int, Verdict]
+    verdicts: Mapping[int, VerdictRow]
 
     @classmethod
     def read(cls, worker: WorkerId, stage: int, inventory: Inventory) -> "MemberInventory":
@@ -78,9 +78,9 @@ def _kept(inventory: Inventory) -> dict[int, KeptFacts]:
     }
 
 
-def verdicts_of(everyone: Iterable[MemberInventory]) -> dict[int, Verdict]:
+def verdicts_of(everyone: Iterable[MemberInventory]) -> dict[int, VerdictRow]:
     """All that anyone has heard. A step's verdict is the same everywhere, or bits differ."""
-    verdicts: dict[int, Verdict] = {}
+    verdicts: dict[int, VerdictRow] = {}
     heard_by: dict[int, WorkerId] = {}
     for member in everyone:
         for step, verdict in member.verdicts.items():
@@ -94,7 +94,7 @@ def verdicts_of(everyone: Iterable[MemberInventory]) -> dict[int, Verdict]:
     return dict(sorted(verdicts.items()))
 
 
-def _same(one: Verdict, other: Verdict) -> bool:
+def _same(one: VerdictRow, other: VerdictRow) -> bool:
     """A step may be skipped because its norm is not a number; that is the same verdict too."""
     both_nan = isnan(one.norm) and isnan(other.norm)
     return one[1:] == other[1:] and (both_nan or one.norm == other.norm)
@@ -103,7 +103,7 @@ def _same(one: Verdict, other: Verdict) -> bool:
 def attempt_of(
     step: int,
     everyone: Iterable[MemberInventory],
-    verdicts: Mapping[int, Verdict],
+    verdicts: Mapping[int, VerdictRow],
     *,
     staggered: bool,
 ) -> int:

@@ -69,7 +69,7 @@ class KeptRow(NamedTuple):
     gradients: list[Microbatch]
 
 
-class Verdict(NamedTuple):
+class VerdictRow(NamedTuple):
     norm: float  # may be NaN or infinite: then the step is skipped
     scale: float | None  # the gradient is to be multiplied by this; None: as it is
     skip: bool

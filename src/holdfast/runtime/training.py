@@ -233,7 +233,7 @@ class StageTraining:
                 for step, kept in sorted(ledger.kept.items())
             ],
             verdicts={
-                step: records.Verdict(told.norm, told.scale, told.skip)
+                step: records.VerdictRow(told.norm, told.scale, told.skip)
                 for step, told in commit.verdicts.items()
             },
             kept_bytes=ledger.peak_bytes,

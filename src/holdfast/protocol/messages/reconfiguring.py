@@ -18,7 +18,7 @@ from holdfast.protocol.records import (
     HalfDone,
     KeptRow,
     SaveRule,
-    Verdict,
+    VerdictRow,
 )
 
 
@@ -40,7 +40,7 @@ class Inventory:
     attempt: Attempt  # of step ``reduced``
     progress: dict[Microbatch, ProgressNumber]  # of step ``reduced``
     kept: list[KeptRow]
-    verdicts: dict[Step, Verdict]  # of those that it has heard
+    verdicts: dict[Step, VerdictRow]  # of those that it has heard
     kept_bytes: Number  # most that kept boundary tensors ever took
     done: Number  # operations finished of its lane of step ``reduced``
     saving: Step  # newest version whose part it has written or is writing; 0: none
@@ -58,7 +58,7 @@ class Proceed:
     schedule: str  # of every step from ``first_step`` on
     first_step: Step
     end_step: Step  # stop and save when this many steps are done
-    verdicts: dict[Step, Verdict]  # as in Inventory, of all members together
+    verdicts: dict[Step, VerdictRow]  # as in Inventory, of all members together
     saved: dict[Stage, Step]
     """Stage -> newest version whose part of a checkpoint is on disk or being written."""
     saves: list[SaveRule]  # as in SaveAt
