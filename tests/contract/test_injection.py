@@ -14,7 +14,7 @@ from helpers.stamps import stamps_of_both
 from holdfast.cluster import WorkerId
 from holdfast.faults.fault import parse_fault
 from holdfast.protocol.codec import Splitter, encode
-from holdfast.protocol.messages import FaultFired, Ready
+from holdfast.protocol.messages import FaultReport, Ready
 from holdfast.runtime.injection import (
     Injector,
     Killed,
@@ -450,7 +450,7 @@ def child(request):
 def check_fired(message, text, point, done, *, since_s):
     """It is the message of this fault, with a time between ``since_s`` and now."""
     assert since_s <= message.at_s <= time.monotonic()
-    assert replace(message, at_s=0.0) == FaultFired(
+    assert replace(message, at_s=0.0) == FaultReport(
         worker="1.0",
         fault_kind=text.split()[0],
         fault=text,

@@ -436,7 +436,7 @@ def test_the_last_words_of_a_lost_worker_are_heard_before_its_connection_is_clos
     agent.send(messages.AgentHello(pid=5))
     agent.send(messages.WorkerStarted(worker="1.0", pid=1))
     stays, goes = begin(two)
-    fired = messages.FaultFired(
+    fired = messages.FaultReport(
         worker="1.0",
         fault_kind="kill",
         fault="kill 1.0 @ 1",

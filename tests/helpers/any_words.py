@@ -14,7 +14,7 @@ from holdfast.protocol import codec, messages
 KINDS: tuple[type, ...] = (
     messages.CheckpointPart,
     messages.Copied,
-    messages.FaultFired,
+    messages.FaultReport,
     messages.Finished,
     messages.Heartbeat,
     messages.LayerCosts,
@@ -31,7 +31,7 @@ KINDS: tuple[type, ...] = (
     messages.StateHashes,
     messages.StepReport,
     messages.Inventory,
-    messages.Warned,
+    messages.WorkerWarning,
 )
 ILL = [None, True, -1, 1 << 70, 10**400, float("nan"), "x", "../x", "\ud800", [], [["x"]], {"x": 1}]
 TEXTS = ["0.0", "1.1", "9.9", "0F0", "1R", "7F99", "5a" * 16, "5a" * 32, "0", "77", "stage-0", "F"]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.detection.diagnosis import Cause, Diagnosis, Over, Suspicion
-from holdfast.detection.observation import OpTime, Transfer, WorkerStep
+from holdfast.detection.observation import OpTime, StepObservation, Transfer
 from holdfast.detection.watcher import Watcher
 
 OP_S = {"F": 0.010, "B": 0.010, "W": 0.010}
@@ -61,7 +61,7 @@ class World:
             s.factor for s in self.slow if s.who in names and s.first <= step <= s.last and of(s)
         )
 
-    def report(self, worker: WorkerId, step: int, common: float) -> WorkerStep:
+    def report(self, worker: WorkerId, step: int, common: float) -> StepObservation:
         stage = self.stage_of(worker, step)
         level = self.factor(worker, step) * self.worker_factor.get(str(worker), 1.0)
         level *= math.exp(self.random.gauss(0, self.noise) + common)
@@ -74,7 +74,7 @@ class World:
                 jitter = math.exp(self.random.gauss(0, self.op_noise))
                 took_s, cpu_s = healthy_s * level * jitter, healthy_s * cpu * self.cpu_share
                 ops.append(OpTime(kind, m, 0.0, took_s, cpu_s, size))
-        return WorkerStep(worker, stage, step, tuple(ops), self.transfers(worker, stage, step))
+        return StepObservation(worker, stage, step, tuple(ops), self.transfers(worker, stage, step))
 
     def transfers(self, to: WorkerId, stage: int, step: int) -> tuple[Transfer, ...]:
         rows = []

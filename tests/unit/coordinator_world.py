@@ -14,7 +14,15 @@ from holdfast.baselines.registry import policies_of
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import config_from
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.effects import Effect, Emit, Fence, LookAt, SealCheckpoint, Send, StartWorker
+from holdfast.control.effects import (
+    Effect,
+    Emit,
+    Fence,
+    LookAtWorker,
+    SealCheckpoint,
+    Send,
+    StartWorker,
+)
 from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import JOINING, MISSING, WorkerPhase
 from holdfast.errors import EpochPast, WaitTimeout
@@ -211,7 +219,7 @@ class World:
             if isinstance(effect, Send) and str(effect.to) in self.actors:
                 self.actors[str(effect.to)].inbox.append(effect.message)
         self.effects += effects
-        for look in [effect for effect in effects if isinstance(effect, LookAt)]:
+        for look in [effect for effect in effects if isinstance(effect, LookAtWorker)]:
             effects = [*effects, *self._look_at(str(look.worker))]
         self.check_members()
         for seal in [effect for effect in effects if isinstance(effect, SealCheckpoint)]:

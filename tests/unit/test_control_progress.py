@@ -5,7 +5,7 @@ from coordinator_world import World, emitted
 
 from holdfast.cluster import WorkerId
 from holdfast.control import progress as p
-from holdfast.control.effects import AskStack, Fence, LookAt, ReportStuck
+from holdfast.control.effects import AskStack, Fence, LookAtWorker, ReportStuck
 from holdfast.control.lifecycle import RunPhase
 from holdfast.control.membership import WorkerPhase
 from holdfast.control.progress import StuckDetector
@@ -194,8 +194,8 @@ def test_one_that_is_stopped_is_looked_at_and_lost_after_the_silence_limit() -> 
     world = held_world()
     stopped = world.actors["1.0"]
     stopped.silent = stopped.mute = True
-    assert not any(isinstance(e, LookAt) for e in world.tick(0.8))
-    looks = [e for e in world.tick(1.0) if isinstance(e, LookAt)]
+    assert not any(isinstance(e, LookAtWorker) for e in world.tick(0.8))
+    looks = [e for e in world.tick(1.0) if isinstance(e, LookAtWorker)]
     assert looks
     assert {look.worker for look in looks} == {WorkerId(1, 0)}
     world.tick(0.4)

@@ -136,7 +136,7 @@ def test_the_end_of_a_process_that_was_replaced_is_no_news() -> None:
 def test_a_recovery_is_complete_when_the_last_member_has_taken_up_work() -> None:
     world = World().start()
     world.step()
-    fired = messages.FaultFired(
+    fired = messages.FaultReport(
         worker="1.0",
         fault_kind="kill",
         fault="kill 1.0 @ 2",
@@ -164,7 +164,7 @@ def test_word_of_a_fault_that_comes_after_the_notice_still_gives_the_time() -> N
     world = World().start()
     world.at_s = 5.0
     world.die("1.0")
-    fired = messages.FaultFired(
+    fired = messages.FaultReport(
         worker="1.0",
         fault_kind="kill",
         fault="kill 1.0 @ 1",
@@ -182,7 +182,7 @@ def test_word_of_a_fault_that_comes_after_the_notice_still_gives_the_time() -> N
 
 def test_a_fault_that_has_fired_is_not_given_to_who_comes_after() -> None:
     world = World(faults=["kill 1.0 @ 2", "kill 1.0 @ 9"]).start()
-    fired = messages.FaultFired(
+    fired = messages.FaultReport(
         worker="1.0",
         fault_kind="kill",
         fault="kill 1.0 @ 2",

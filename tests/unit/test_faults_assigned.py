@@ -5,8 +5,8 @@ from coordinator_world import World, sent
 from holdfast.protocol import messages
 
 
-def fired(worker: str, fault: str) -> messages.FaultFired:
-    return messages.FaultFired(
+def fired(worker: str, fault: str) -> messages.FaultReport:
+    return messages.FaultReport(
         worker=worker,
         fault_kind=fault.split()[0],
         fault=fault,

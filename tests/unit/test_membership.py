@@ -52,7 +52,12 @@ def test_later_notices_about_a_lost_worker_are_no_error_and_no_news(notice) -> N
 @pytest.mark.parametrize("notice", NOTICES)
 @pytest.mark.parametrize(
     "before",
-    [[], [m.SaidHello], [m.SaidHello, m.IsReady], [m.SaidHello, m.IsReady, m.Copies, m.Copied]],
+    [
+        [],
+        [m.SaidHello],
+        [m.SaidHello, m.IsReady],
+        [m.SaidHello, m.IsReady, m.Copies, m.StateCopied],
+    ],
     ids=["starting", "building", "ready", "copying"],
 )
 def test_a_joiner_that_is_lost_is_forgotten_without_a_new_plan(before, notice) -> None:
@@ -61,7 +66,9 @@ def test_a_joiner_that_is_lost_is_forgotten_without_a_new_plan(before, notice) -
 
 
 def test_the_place_of_a_lost_worker_may_be_taken_again() -> None:
-    crew = after(*START, m.ProcessExited, m.Invited, m.SaidHello, m.IsReady, m.Copies, m.Copied)
+    crew = after(
+        *START, m.ProcessExited, m.Invited, m.SaidHello, m.IsReady, m.Copies, m.StateCopied
+    )
     assert crew.phase(ME) is WorkerPhase.COPYING
     crew.handle(m.Entered(ME, 9.0))
     assert crew.members == [ME]
@@ -81,7 +88,7 @@ def test_the_end_of_a_worker_that_is_done_is_no_loss() -> None:
     assert crew.phase(ME) is WorkerPhase.FINISHED
 
 
-@pytest.mark.parametrize("wrong", [m.Entered, m.Copied, m.Left, m.IsReady, m.Invited])
+@pytest.mark.parametrize("wrong", [m.Entered, m.StateCopied, m.Left, m.IsReady, m.Invited])
 def test_what_cannot_follow_is_an_error_that_tells_the_story(wrong) -> None:
     crew = after()
     with pytest.raises(InvalidTransition) as error:
@@ -105,7 +112,7 @@ def test_the_story_has_every_step_with_its_time() -> None:
 
 
 def test_a_long_copy_does_not_make_the_story_long() -> None:
-    crew = after(m.SaidHello, m.IsReady, m.Copies, *[m.Copied] * 1000)
+    crew = after(m.SaidHello, m.IsReady, m.Copies, *[m.StateCopied] * 1000)
     with pytest.raises(InvalidTransition) as error:
         crew.handle(m.SaidHello(ME, 9.0))
     assert len(str(error.value).splitlines()) == 5

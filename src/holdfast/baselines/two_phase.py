@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holdfast.baselines.save_interval import num_profiled
 from holdfast.errors import HoldfastError
-from holdfast.runtime.saving import Done, Failed, SaveTimes, StageSaver
+from holdfast.runtime.saving import Done, OnFailed, SaveTimes, StageSaver
 from holdfast.runtime.stage_state import StageState
 from holdfast.runtime.state_keeping import StateKeeping
 
@@ -21,7 +21,7 @@ from holdfast.runtime.state_keeping import StateKeeping
 class TwoPhaseSaver(StageSaver):
     """At most one checkpoint at a time: a new one waits until the one before is on disk."""
 
-    def __init__(self, run_dir: Path, name: str, limit_s: float, failed: Failed) -> None:
+    def __init__(self, run_dir: Path, name: str, limit_s: float, failed: OnFailed) -> None:
         super().__init__(run_dir, name, limit_s, failed)
         self._copied = threading.Event()
         self._copied.set()
@@ -69,5 +69,5 @@ class SavesInTwoPhases(StateKeeping):
         """Until the coordinator has chosen an interval. None is early: it would be profiled."""
         return SaveTimes(num_profiled(self._config))
 
-    def saver(self, run_dir: Path, name: str, limit_s: float, failed: Failed) -> StageSaver:
+    def saver(self, run_dir: Path, name: str, limit_s: float, failed: OnFailed) -> StageSaver:
         return TwoPhaseSaver(run_dir, name, limit_s, failed)

@@ -88,6 +88,6 @@ class Copies:
             return  # it was told to do something else meanwhile
         if copied.source != str(joiner.source):
             return  # it works off what a former source had sent
-        self._run.membership.handle(m.Copied(worker, at_s))
+        self._run.membership.handle(m.StateCopied(worker, at_s))
         if joiner.copied(copied.version, copied.num_bytes, at_s):
             self._run.times.note_copy(at_s - joiner.given_s)  # so long a mover helps nobody

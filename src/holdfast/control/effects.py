@@ -38,7 +38,7 @@ class AskStack:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAt:
+class LookAtWorker:
     """Have the agent of a silent worker look whether its process runs; it tells only if so."""
 
     worker: WorkerId
@@ -109,7 +109,7 @@ Effect = (
     | StartWorker
     | Fence
     | AskStack
-    | LookAt
+    | LookAtWorker
     | ReportStuck
     | OpenRun
     | SealCheckpoint

@@ -40,7 +40,7 @@ class Handlers:
             messages.LogVolume: parts.log_policy.on_volume,
             messages.LogState: parts.log_policy.on_state,
             messages.Copied: self._on_copied,
-            messages.FaultFired: parts.notices.on_fault,
+            messages.FaultReport: parts.notices.on_fault,
             messages.StepReport: self._on_report,
             messages.Probed: self._on_probed,
             messages.Offered: self._on_offered,
@@ -53,7 +53,7 @@ class Handlers:
             messages.WorkerExited: parts.notices.on_exited,
             messages.WorkerRuns: parts.notices.on_runs,
             messages.JobFailed: self._on_job_failed,
-            messages.Warned: self._on_warned,
+            messages.WorkerWarning: self._on_warned,
             messages.Failed: self._on_failed,
         }
 
@@ -179,7 +179,7 @@ class Handlers:
         change = changes.current
         return [] if change is None or not change.is_resuming else changes.again(at_s)
 
-    def _on_warned(self, warned: messages.Warned, at_s: float) -> list[Effect]:
+    def _on_warned(self, warned: messages.WorkerWarning, at_s: float) -> list[Effect]:
         """Every worker that has loaded the job says the same."""
         reason = " ".join(warned.reason.split())[:_MOST_OF_A_WARNING]
         if reason in self._warned or len(self._warned) >= _MOST_WARNINGS:

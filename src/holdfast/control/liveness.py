@@ -5,7 +5,7 @@ What a worker says of others, and what its agent says of its end, is heard elsew
 
 from holdfast.cluster import WorkerId
 from holdfast.control import membership as m
-from holdfast.control.effects import AskStack, Effect, LookAt, ReportStuck
+from holdfast.control.effects import AskStack, Effect, LookAtWorker, ReportStuck
 from holdfast.control.joining import Joining
 from holdfast.control.losing import Losing
 from holdfast.control.progress import StuckDetector, stuck_event, stuck_words
@@ -88,7 +88,7 @@ class FailureDetector:
                 cause = f"no heartbeat for {max(silent_s, stood_s):.1f} s"
                 effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause, silent=True)
             elif self._silence.is_look_due(worker, at_s, timeouts):
-                effects.append(LookAt(worker))
+                effects.append(LookAtWorker(worker))
         return effects
 
     def _should_beat(self, worker: WorkerId) -> bool:

@@ -50,7 +50,7 @@ class IsReady(Stimulus): ...
 class Copies(Stimulus): ...
 
 
-class Copied(Stimulus): ...
+class StateCopied(Stimulus): ...
 
 
 class Entered(Stimulus): ...
@@ -93,7 +93,7 @@ _NEXT: dict[tuple[WorkerPhase, type[Stimulus]], _Rule] = {
     (WorkerPhase.READY, Entered): (WorkerPhase.MEMBER, ()),
     (WorkerPhase.READY, Copies): (WorkerPhase.COPYING, ()),
     (WorkerPhase.COPYING, Copies): (WorkerPhase.COPYING, ()),  # from another source
-    (WorkerPhase.COPYING, Copied): (WorkerPhase.COPYING, ()),
+    (WorkerPhase.COPYING, StateCopied): (WorkerPhase.COPYING, ()),
     (WorkerPhase.COPYING, Entered): (WorkerPhase.MEMBER, ()),
     (WorkerPhase.MEMBER, Left): (WorkerPhase.BUILDING, ()),
     **{
@@ -143,7 +143,7 @@ class Membership:
             raise InvalidTransition(before, stimulus, self._story[worker])
         after, commands = _NEXT[before, kind]
         self._phase[worker] = after
-        if (before, kind) != (after, Copied):  # a long copy is no news a step
+        if (before, kind) != (after, StateCopied):  # a long copy is no news a step
             line = f"{stimulus.at_s:.2f}s {kind.__name__}: {before.name} -> {after.name}"
             self._story[worker].append(line)
         return commands

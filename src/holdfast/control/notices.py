@@ -27,7 +27,7 @@ _FROM_THE_GONE = (
     messages.Hello,
     messages.StepReport,
     messages.CheckpointPart,
-    messages.FaultFired,
+    messages.FaultReport,
     messages.WorkerStarted,
     messages.WorkerExited,
 )
@@ -165,7 +165,7 @@ class FailureNotices:
             return False
         return run.membership.phase(worker) in m.JOINING
 
-    def on_fault(self, fired: messages.FaultFired, at_s: float) -> list[Effect]:
+    def on_fault(self, fired: messages.FaultReport, at_s: float) -> list[Effect]:
         worker = parse_worker(fired.worker)
         is_news = self._run.assignments.fire(fired.fault)
         self._tracker.note(worker, self._run.epoch, fired.step, fired.done, fired.attempt)

@@ -15,7 +15,7 @@ from holdfast.recovery.places import rebuilt_directory
 
 
 @dataclass
-class Replay:
+class RunningReplay:
     """Some neighbouring stages, being computed again by a crew."""
 
     epoch: int
@@ -35,7 +35,7 @@ class Replay:
 class Replaying:
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.current: Replay | None = None
+        self.current: RunningReplay | None = None
 
     def takes_part(self, worker: WorkerId) -> bool:
         return self.current is not None and worker in self.current.crew
@@ -68,7 +68,7 @@ class Replaying:
         stages = self._neighbours(missing)
         lost = tuple(stage for stage in stages if stage in missing)
         into = str(rebuilt_directory(run.settings.run_dir, version, stages[0], run.epoch))
-        self.current = replay = Replay(run.epoch, stages, lost, version, crew, into, at_s)
+        self.current = replay = RunningReplay(run.epoch, stages, lost, version, crew, into, at_s)
         began = events.ReplayBegan(
             at_s=at_s,
             stages=lost,
@@ -80,7 +80,7 @@ class Replaying:
         order = self._order(replay)
         return [Emit(began), *(Send(worker, order) for worker in crew)]
 
-    def _order(self, replay: Replay) -> messages.Replay:
+    def _order(self, replay: RunningReplay) -> messages.Replay:
         run = self._run
         checkpoint, first_step = run.start
         log = run.logs.order()
@@ -106,7 +106,7 @@ class Replaying:
         """Whatever is under way is of no use any more."""
         self.current = None
 
-    def note(self, replayed: messages.Replayed) -> Replay | None:
+    def note(self, replayed: messages.Replayed) -> RunningReplay | None:
         """The replay, if this was its last part."""
         replay = self.current
         if replay is None or replayed.epoch != replay.epoch:
@@ -132,7 +132,7 @@ class Replaying:
         return took_part
 
 
-def rebuilt(replay: Replay, at_s: float) -> events.StageRebuilt:
+def rebuilt(replay: RunningReplay, at_s: float) -> events.StageRebuilt:
     told = replay.done.values()
     return events.StageRebuilt(
         at_s=at_s,

@@ -31,7 +31,7 @@ _MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.Offered,
         messages.Resumed,
         messages.Copied,
-        messages.FaultFired,
+        messages.FaultReport,
         messages.StepReport,
         messages.Probed,
         messages.CheckpointPart,
@@ -39,7 +39,7 @@ _MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.StateHashes,
         messages.Finished,
         messages.JobFailed,
-        messages.Warned,
+        messages.WorkerWarning,
         messages.Failed,
     ),
 }

@@ -15,7 +15,7 @@ from holdfast.control.effects import (
     Effect,
     Emit,
     Fence,
-    LookAt,
+    LookAtWorker,
     SealCheckpoint,
     SealFailed,
     Send,
@@ -265,7 +265,7 @@ class Server:
                 self._start(effect.worker)
             case AskStack():
                 self._ask_stack(effect.worker)
-            case LookAt():
+            case LookAtWorker():
                 self._look_at(effect.worker)
             case _:
                 self._perform_or_fail(effect)

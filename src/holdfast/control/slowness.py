@@ -8,7 +8,7 @@ from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.known_health import HEALTHY
 from holdfast.control.run import Run
 from holdfast.detection.diagnosis import Cause, Diagnosis, Health, Over, Suspicion, link_of
-from holdfast.detection.observation import OpTime, Transfer, WorkerStep
+from holdfast.detection.observation import OpTime, StepObservation, Transfer
 from holdfast.detection.rounds import rounds
 from holdfast.detection.watcher import Watcher
 from holdfast.observability import events
@@ -41,7 +41,7 @@ class StragglerMonitor:
         if any(parse_op(one.op).stage != stage for one in report.operations[:1]):
             return  # of the stage that it held before
         self._watcher.observe(
-            WorkerStep(worker, stage, report.step, _op_times(report), _transfers(report))
+            StepObservation(worker, stage, report.step, _op_times(report), _transfers(report))
         )
 
     def on_probed(self, probed: messages.Probed) -> None:

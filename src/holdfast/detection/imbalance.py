@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.cluster import WorkerId
 from holdfast.detection.diagnosis import Cause, Diagnosis
-from holdfast.detection.observation import OpTime, WorkerStep
+from holdfast.detection.observation import OpTime, StepObservation
 from holdfast.detection.predicted import Predictor, low_quarter, lower_median
 
 _MIN_SPREAD = 0.1  # of the micro-batches' times, as a share of their mean
@@ -40,7 +40,7 @@ class Imbalance:
         # step -> stage -> seconds a micro-batch, of each holder
         self._step_s: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
 
-    def collect(self, report: WorkerStep) -> None:
+    def collect(self, report: StepObservation) -> None:
         self._first_step = report.step if self._first_step is None else self._first_step
         self._holders[report.stage].add(report.worker)
         self._sizes += [op.size for op in report.ops if op.kind == "F" and op.size > 0]

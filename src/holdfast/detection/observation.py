@@ -31,7 +31,7 @@ class Transfer(NamedTuple):
     moved_s: float  # median time under way; waiting for the sender is no part of it
 
 
-class WorkerStep(NamedTuple):
+class StepObservation(NamedTuple):
     worker: WorkerId
     stage: int  # that it held; not always the one in its name
     step: int

@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.arrays import Floats
 from holdfast.cluster import WorkerId
-from holdfast.detection.observation import WorkerStep
+from holdfast.detection.observation import StepObservation
 
 _NUM_POINTS = 96  # of each worker, stage and kind
 _Key = tuple[int, str]
@@ -88,7 +88,7 @@ class Predictor:
         # Ragged sizes are known better with more steps; equal ones are known after the first fit.
         self._refits = (num_learn_steps * 2, num_learn_steps * 4, num_learn_steps * 8)
 
-    def learn(self, step: WorkerStep, excess: float) -> None:
+    def learn(self, step: StepObservation, excess: float) -> None:
         """``excess``: log of the factor by which this worker is known to be slower."""
         for op in step.ops:
             line = self._lines.get((step.stage, op.kind))
@@ -97,7 +97,7 @@ class Predictor:
             if self._learns(line) and op.took_s > 0:
                 line.add(step.worker, op.size, op.took_s / math.exp(excess))
 
-    def knows(self, step: WorkerStep) -> bool:
+    def knows(self, step: StepObservation) -> bool:
         """There is nothing to be learnt from it."""
         return all(
             (line := self._lines.get((step.stage, kind))) is not None and not self._learns(line)
@@ -114,7 +114,7 @@ class Predictor:
             if fresh or line.num_steps in self._refits:
                 line.fit()
 
-    def excess(self, step: WorkerStep) -> float | None:
+    def excess(self, step: StepObservation) -> float | None:
         """Median over the operations of log(time / predicted time); None: nothing to compare."""
         ratios = []
         for op in step.ops:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.detection.diagnosis import Cause, Diagnosis, Over
-from holdfast.detection.observation import OpTime, Transfer, WorkerStep
+from holdfast.detection.observation import OpTime, StepObservation, Transfer
 from holdfast.detection.settings import WatchSettings
 from holdfast.detection.watcher import Watcher
 from holdfast.errors import ConfigError
@@ -165,7 +165,7 @@ def _cause(event: events.Diagnosed | events.SlownessOver) -> Cause:
 def _watched(source: str, recorded: Iterable[events.Event]) -> Iterator[_Told]:
     """The detector, fed with what was recorded. Nobody can be measured any more: no benchmarks."""
     watcher = Watcher({}, WatchSettings(validate=False))
-    steps: dict[int, list[WorkerStep]] = {}
+    steps: dict[int, list[StepObservation]] = {}
     for event in recorded:
         match event:
             case events.WorkerReady():
@@ -194,7 +194,7 @@ def _gone(event: events.WorkerLost) -> Over:
     return Over(Cause.COMPUTE, event.worker, event.step, ())
 
 
-def observed(event: events.WorkerStep) -> WorkerStep:
+def observed(event: events.WorkerStep) -> StepObservation:
     """A worker that helped at a second stage is judged by the one it did most for."""
     ops = [parse_op(text) for text, _, _ in event.ops]
     stage = Counter(op.stage for op in ops).most_common(1)[0][0]
@@ -211,7 +211,9 @@ def observed(event: events.WorkerStep) -> WorkerStep:
         for source, kind, count, num_bytes, moved_s in event.transfers
     ]
     _check_times(abs(row.moved_s) for row in moved)
-    return WorkerStep(parse_worker(event.worker), stage, event.step, tuple(times), tuple(moved))
+    return StepObservation(
+        parse_worker(event.worker), stage, event.step, tuple(times), tuple(moved)
+    )
 
 
 def _episodes(told: Iterable[_Told]) -> list[SlowEpisode]:

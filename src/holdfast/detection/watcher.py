@@ -23,7 +23,7 @@ from holdfast.detection.diagnosis import (
 )
 from holdfast.detection.imbalance import Imbalance
 from holdfast.detection.links import LinkWatcher
-from holdfast.detection.observation import WorkerStep
+from holdfast.detection.observation import StepObservation
 from holdfast.detection.predicted import Predictor
 from holdfast.detection.settings import WatchSettings
 from holdfast.detection.workers import Sample, SubjectMove, Workers, sample_of
@@ -46,16 +46,16 @@ class Watcher:
         self._imbalance: Imbalance | None = Imbalance()  # until it is judged
         for worker, machine in machines.items():
             self._workers.add(worker, machine, settled=True)
-        self._waiting: list[WorkerStep] = []  # reports of the step, until all is learnt
+        self._waiting: list[StepObservation] = []  # reports of the step, until all is learnt
         self._samples: dict[WorkerId, Sample] = {}  # of the step, after that
-        self._first_steps: dict[int, list[WorkerStep]] = {}  # learnt from, together
+        self._first_steps: dict[int, list[StepObservation]] = {}  # learnt from, together
         self._learnt = False
         self._num_concluded = 0
         self._skip: dict[WorkerId, int] = {}  # steps of a joiner or mover that are not counted
         self._stages: dict[WorkerId, int] = {}
         self._op_s = 0.0
 
-    def observe(self, step: WorkerStep) -> None:
+    def observe(self, step: StepObservation) -> None:
         if step.worker not in self._workers.tracks:
             return
         if not self._learnt:
@@ -152,7 +152,7 @@ class Watcher:
         self._first_steps = {}
         return self._tell(step, found)
 
-    def _raw(self, reports: list[WorkerStep]) -> dict[WorkerId, Sample]:
+    def _raw(self, reports: list[StepObservation]) -> dict[WorkerId, Sample]:
         samples = {}
         for report in reports:
             excess = self._predictor.excess(report)
@@ -160,14 +160,14 @@ class Watcher:
                 samples[report.worker] = sample_of(report, excess)
         return samples
 
-    def _take(self, report: WorkerStep) -> None:
+    def _take(self, report: StepObservation) -> None:
         if not self._predictor.knows(report):
             self._learn(report)
         self._collect(report)
         self._links.observe(report.step, report.worker, report.transfers)
         self._samples.update(self._raw([report]))
 
-    def _collect(self, report: WorkerStep) -> None:
+    def _collect(self, report: StepObservation) -> None:
         if self._imbalance is not None:
             self._imbalance.collect(report)
 
@@ -191,7 +191,7 @@ class Watcher:
         data = imbalance.data()
         return told + ([data] if data else []), found
 
-    def _learn(self, report: WorkerStep) -> None:
+    def _learn(self, report: StepObservation) -> None:
         track = self._workers.tracks[report.worker]
         slow = (
             track.investigation.excess
@@ -201,7 +201,7 @@ class Watcher:
         if track.investigation.phase is not InvestigationPhase.SUSPECT and not track.num_unsettled:
             self._predictor.learn(report, slow + track.base)
 
-    def _counts(self, report: WorkerStep) -> bool:
+    def _counts(self, report: StepObservation) -> bool:
         """The first steps of a joiner, and the first one on another stage, warm up."""
         if self._stages.get(report.worker) not in (report.stage, None):
             self._skip[report.worker] = 1

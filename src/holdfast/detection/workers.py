@@ -13,7 +13,7 @@ from typing import NamedTuple
 from holdfast.cluster import WorkerId
 from holdfast.detection.benchmarks import Benchmarks
 from holdfast.detection.case import Investigation, InvestigationMove, InvestigationPhase, Reading
-from holdfast.detection.observation import WorkerStep
+from holdfast.detection.observation import StepObservation
 from holdfast.detection.predicted import low_quarter, lower_median
 from holdfast.detection.series import LevelChange, Series
 from holdfast.detection.settings import WatchSettings
@@ -70,7 +70,7 @@ class SubjectMove(NamedTuple):
     subject: WorkerId | str
 
 
-def sample_of(step: WorkerStep, excess: float) -> Sample:
+def sample_of(step: StepObservation, excess: float) -> Sample:
     wall_s = sum(op.took_s for op in step.ops)
     cpu_s = sum(op.cpu_s for op in step.ops)
     return Sample(excess, cpu_s / wall_s if wall_s > 0 else 0.0)

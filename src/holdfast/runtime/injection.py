@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
 from holdfast.faults.fault import BEGIN, PROCEED, Fault, FaultKind, parse_fault
-from holdfast.protocol.messages import FaultFired, Message
+from holdfast.protocol.messages import FaultReport, Message
 from holdfast.schedule.operation import Kind, Op
 
 HANG_LIMIT_S = 600.0
@@ -242,8 +242,8 @@ class ThreadActions:
             self.hanging = False
 
 
-def _fired(fault: Fault, step: int, point: str, done: int) -> FaultFired:
-    return FaultFired(
+def _fired(fault: Fault, step: int, point: str, done: int) -> FaultReport:
+    return FaultReport(
         worker=str(fault.worker),
         fault_kind=fault.kind.value,
         fault=str(fault),

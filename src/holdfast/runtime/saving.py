@@ -35,7 +35,7 @@ class Written(NamedTuple):
 
 
 Done = Callable[[Written], None]
-Failed = Callable[[int, str], None]  # version, reason in one line
+OnFailed = Callable[[int, str], None]  # version, reason in one line
 
 
 class SaveTimes:
@@ -72,7 +72,7 @@ class StageSaver:
     in memory, and training goes on.
     """
 
-    def __init__(self, run_dir: Path, name: str, limit_s: float, failed: Failed) -> None:
+    def __init__(self, run_dir: Path, name: str, limit_s: float, failed: OnFailed) -> None:
         """``name``: of the directory for its parts, which nobody else writes to."""
         self._run_dir = run_dir
         self.name = name

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.config import RunConfig
-from holdfast.runtime.saving import Failed, SaveTimes, StageSaver
+from holdfast.runtime.saving import OnFailed, SaveTimes, StageSaver
 from holdfast.runtime.stage_state import StageState
 
 
@@ -41,7 +41,7 @@ class StateKeeping:
         checkpoint = self._config.checkpoint
         return SaveTimes(checkpoint.every_steps, checkpoint.first_step)
 
-    def saver(self, run_dir: Path, name: str, limit_s: float, failed: Failed) -> StageSaver:
+    def saver(self, run_dir: Path, name: str, limit_s: float, failed: OnFailed) -> StageSaver:
         return StageSaver(run_dir, name, limit_s, failed)
 
     def copies(self, state: StageState, version: int) -> StateCopies:

@@ -51,4 +51,4 @@ class StepReports:
         self._tell(report)
         for line in self._hidden.look():
             if warns:
-                self._tell(messages.Warned(worker=str(self._me), reason=line))
+                self._tell(messages.WorkerWarning(worker=str(self._me), reason=line))

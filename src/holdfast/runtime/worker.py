@@ -92,7 +92,7 @@ class Worker:
             self._heartbeats.stop()
 
     def _warn(self, line: str) -> None:
-        self._link.send(messages.Warned(worker=str(self._spec.worker), reason=line))
+        self._link.send(messages.WorkerWarning(worker=str(self._spec.worker), reason=line))
 
     def _obey(self, message: messages.Message, job: Job | None) -> None:
         try:
@@ -193,7 +193,7 @@ class Worker:
 
     def tell_fault(self, fired: messages.Message) -> None:
         """A fault knows the step it acts in, but not which attempt at it this is."""
-        if isinstance(fired, messages.FaultFired) and self.training is not None:
+        if isinstance(fired, messages.FaultReport) and self.training is not None:
             fired = replace(fired, attempt=self.training.ledger.attempt_of(fired.step))
         self._link.send(fired)
 

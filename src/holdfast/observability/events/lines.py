@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, TypeAlias, get_args, get_type_hints
 from holdfast.errors import ConfigError
 from holdfast.observability.event_files import Rotation, all_files
 from holdfast.observability.events.kinds import Event
-from holdfast.observability.events.run import OpTime, TransferTime
+from holdfast.observability.events.run import OpRow, TransferRow
 from holdfast.observability.jsonfile import encode
 
 _BEGINNING = '{"event": '
@@ -141,11 +141,11 @@ def _by_name(read: _Reader) -> _Reader:
     return lambda values: {name: read(value) for name, value in _dict(values).items()}
 
 
-def _op_times(ops: Iterable[tuple[str, float, float]]) -> tuple[OpTime, ...]:
+def _op_times(ops: Iterable[tuple[str, float, float]]) -> tuple[OpRow, ...]:
     return tuple((_text(name), float(start_s), float(end_s)) for name, start_s, end_s in ops)
 
 
-def _transfer_times(rows: Iterable[TransferTime]) -> tuple[TransferTime, ...]:
+def _transfer_times(rows: Iterable[TransferRow]) -> tuple[TransferRow, ...]:
     return tuple(
         (_text(who), _text(kind), _whole(count), _whole(size), float(moved_s))
         for who, kind, count, size, moved_s in rows
@@ -163,8 +163,8 @@ _READ: dict[Any, _Reader] = {
     tuple[int, ...]: _all(_whole),
     tuple[str, ...]: _all(_text),
     tuple[float, ...]: _all(float),
-    tuple[OpTime, ...]: _op_times,
-    tuple[TransferTime, ...]: _transfer_times,
+    tuple[OpRow, ...]: _op_times,
+    tuple[TransferRow, ...]: _transfer_times,
     Mapping[str, str]: _by_name(_text),
     Mapping[str, int]: _by_name(_whole),
 }

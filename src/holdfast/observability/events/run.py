@@ -6,10 +6,10 @@ from typing import TypeAlias
 
 from holdfast.observability.events.timed import Timed
 
-OpTime: TypeAlias = tuple[str, float, float]
+OpRow: TypeAlias = tuple[str, float, float]
 """Operation in text form (``2F5``: stage 2, forward, micro-batch 5), start, end in seconds."""
 
-TransferTime: TypeAlias = tuple[str, str, int, int, float]
+TransferRow: TypeAlias = tuple[str, str, int, int, float]
 """Source, "pipeline", "reduction" or "probe", count, bytes, median seconds under way."""
 
 
@@ -63,10 +63,10 @@ class WorkerStep(Timed):
 
     worker: str
     step: int
-    ops: tuple[OpTime, ...]
+    ops: tuple[OpRow, ...]
     cpu_s: tuple[float, ...] = ()  # of each operation: time on the processor
     sizes: tuple[int, ...] = ()  # of each operation: elements of its input
-    transfers: tuple[TransferTime, ...] = ()
+    transfers: tuple[TransferRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,14 +17,14 @@ from holdfast.protocol.messages.agent import (
 )
 from holdfast.protocol.messages.liveness import (
     Failed,
-    FaultFired,
+    FaultReport,
     Finished,
     Heartbeat,
     JobFailed,
     LivenessMessage,
     PeerGone,
     Stop,
-    Warned,
+    WorkerWarning,
 )
 from holdfast.protocol.messages.log import (
     LogBoundaries,
@@ -97,7 +97,7 @@ __all__ = [
     "Copied",
     "CopyState",
     "Failed",
-    "FaultFired",
+    "FaultReport",
     "Finished",
     "Halt",
     "Heartbeat",
@@ -135,7 +135,7 @@ __all__ = [
     "StepReport",
     "Stop",
     "Inventory",
-    "Warned",
+    "WorkerWarning",
     "WorkerExited",
     "WorkerNotStarted",
     "WorkerRuns",

@@ -45,7 +45,7 @@ class PeerGone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultFired:
+class FaultReport:
     """worker -> coordinator, just before an injected fault acts."""
 
     worker: Worker
@@ -71,7 +71,7 @@ class JobFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warned:
+class WorkerWarning:
     """worker -> coordinator: something about the job that its user should know."""
 
     worker: Worker
@@ -109,4 +109,6 @@ class Stop:
     reason: str
 
 
-LivenessMessage = Heartbeat | PeerGone | FaultFired | JobFailed | Warned | Failed | Finished | Stop
+LivenessMessage = (
+    Heartbeat | PeerGone | FaultReport | JobFailed | WorkerWarning | Failed | Finished | Stop
+)
