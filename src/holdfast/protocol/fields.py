@@ -61,7 +61,7 @@ _STAGE = _whole(0, names.MOST_STAGE)
 _MOST = 1 << 53  # a whole number that other languages read without loss
 _LONG_S = 1e12
 
-Worker = Annotated[str, names.WORKER]
+WorkerName = Annotated[str, names.WORKER]
 WorkerOrNone = Annotated[str, _or_empty(names.WORKER)]
 Sha256 = Annotated[str, names.SHA256]
 Sha256OrNone = Annotated[str, _or_empty(names.SHA256)]
@@ -74,7 +74,7 @@ StateOrNone = Annotated[str, _or_empty(_any_of(names.CHECKPOINT, names.REBUILT, 
 Rebuilt = Annotated[str, names.REBUILT]
 RunId = Annotated[str, names.RUN_ID]
 Label = Annotated[str, _at_most(4000)]  # a word or a few, for people or to be compared
-Stage = Annotated[int, _STAGE]
+StageNumber = Annotated[int, _STAGE]
 Step = Annotated[int, _whole(0, names.MOST_STEP)]
 StepOrBefore = Annotated[int, _whole(-2, names.MOST_STEP)]  # below 0: before the first one
 Attempt = Annotated[int, _whole(0, 1 << 31)]

@@ -15,9 +15,9 @@ from holdfast.protocol.fields import (
     Port,
     RunId,
     Seconds,
-    Stage,
+    StageNumber,
     Step,
-    Worker,
+    WorkerName,
 )
 
 # --- what was done ---
@@ -40,7 +40,7 @@ class Transfers(NamedTuple):
     Waiting for the sender is no part of it.
     """
 
-    source: Worker
+    source: WorkerName
     purpose: Purpose
     number: Number
     num_bytes: Number
@@ -79,9 +79,9 @@ class Source(NamedTuple):
     """Who has a kept tensor that is to be sent again."""
 
     what: Literal["activation", "gradient"]
-    stage: Stage
+    stage: StageNumber
     microbatch: Microbatch
-    worker: Worker
+    worker: WorkerName
 
 
 class HalfDone(NamedTuple):
@@ -91,7 +91,7 @@ class HalfDone(NamedTuple):
     attempt: Attempt
     schedule: str  # text form of the lanes that end it
     sources: list[Source]
-    copies: dict[Stage, Worker]
+    copies: dict[StageNumber, WorkerName]
     """Stage -> who has its reduced gradient: whoever else of the stage has R in its lane gets it
     from there."""
 
@@ -107,7 +107,7 @@ class Address(NamedTuple):
 class LinkProbe(NamedTuple):
     """Tensors to be sent ``after`` steps after the first one of the order."""
 
-    to: Worker
+    to: WorkerName
     after: Number
 
 
@@ -121,6 +121,6 @@ class SaveRule(NamedTuple):
 class LogOrder(NamedTuple):
     run: RunId  # name of the run and of its history, which changes when all go back
     began: Step  # the first step of this history
-    workers: list[Worker]  # all that have ever logged in this run
-    boundaries: list[Stage]  # to be logged; boundary b is the one after stage b
+    workers: list[WorkerName]  # all that have ever logged in this run
+    boundaries: list[StageNumber]  # to be logged; boundary b is the one after stage b
     limit_bytes: Number  # most that this worker's log may take; 0: no limit

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from holdfast.protocol.fields import ExitStatus, Pid, PidOrNone, Worker
+from holdfast.protocol.fields import ExitStatus, Pid, PidOrNone, WorkerName
 from holdfast.protocol.messages.what_to_run import WhatToRun
 
 
@@ -17,12 +17,12 @@ class AgentHello:
 class StartWorkers(WhatToRun):
     """coordinator -> agent."""
 
-    workers: list[Worker]
+    workers: list[WorkerName]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:
-    worker: Worker
+    worker: WorkerName
     pid: Pid
 
 
@@ -35,7 +35,7 @@ class WorkerStarted(_Process):
 class WorkerNotStarted:
     """agent -> coordinator: it was tried for some seconds."""
 
-    worker: Worker
+    worker: WorkerName
     reason: str  # one line
 
 

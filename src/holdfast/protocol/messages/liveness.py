@@ -13,7 +13,7 @@ from holdfast.protocol.fields import (
     Seconds,
     Sha256,
     Step,
-    Worker,
+    WorkerName,
     WorkerOrNone,
 )
 
@@ -22,7 +22,7 @@ from holdfast.protocol.fields import (
 class Heartbeat:
     """worker -> coordinator, from a thread of its own: the process is not stopped."""
 
-    worker: Worker
+    worker: WorkerName
     epoch: Number
     step: Step  # it runs operations of this one
     attempt: Attempt  # of this step
@@ -39,7 +39,7 @@ class Heartbeat:
 class PeerGone:
     """worker -> coordinator: the connection to another worker broke, or a wait ran out."""
 
-    worker: Worker
+    worker: WorkerName
     epoch: Number
     lost: WorkerOrNone  # empty: somebody is stuck, but it is not known who
 
@@ -48,7 +48,7 @@ class PeerGone:
 class FaultReport:
     """worker -> coordinator, just before an injected fault acts."""
 
-    worker: Worker
+    worker: WorkerName
     fault_kind: Label  # one of faults.FaultKind
     fault: Label  # as it was given
     step: Step
@@ -62,7 +62,7 @@ class FaultReport:
 class JobFailed:
     """worker -> coordinator: the job's own code raised. It lives, and holds its state."""
 
-    worker: Worker
+    worker: WorkerName
     epoch: Number
     step: Step  # it cannot be run
     exit_code: ExitCode
@@ -74,7 +74,7 @@ class JobFailed:
 class WorkerWarning:
     """worker -> coordinator: something about the job that its user should know."""
 
-    worker: Worker
+    worker: WorkerName
     reason: str  # one line, the same from whoever says it
 
 
@@ -82,7 +82,7 @@ class WorkerWarning:
 class Failed:
     """worker -> coordinator, before it ends by itself."""
 
-    worker: Worker
+    worker: WorkerName
     lost: WorkerOrNone  # the worker whose end made this one fail; empty: the fault is its own
     exit_code: ExitCode
     reason: str  # one line
@@ -94,7 +94,7 @@ class Failed:
 class Finished:
     """worker -> coordinator: all steps done."""
 
-    worker: Worker
+    worker: WorkerName
     digests: dict[Layer, Sha256]  # layer -> sha256 of its parameters
     peak_memory_bytes: Number
     kept_bytes: Number  # most that kept boundary tensors ever took

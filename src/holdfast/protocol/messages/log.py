@@ -6,11 +6,11 @@ from holdfast.protocol.fields import (
     Number,
     Rebuilt,
     Seconds,
-    Stage,
+    StageNumber,
     StateOrNone,
     Step,
     StepOrBefore,
-    Worker,
+    WorkerName,
 )
 from holdfast.protocol.records import Address, LogOrder, StepLosses
 
@@ -19,7 +19,7 @@ from holdfast.protocol.records import Address, LogOrder, StepLosses
 class LogVolume:
     """worker -> coordinator, after its first logged step: what a boundary takes a step."""
 
-    worker: Worker
+    worker: WorkerName
     step: Step
     activation_bytes: Number  # of its own micro-batches, to the next stage
     gradient_bytes: Number  # to the stage before
@@ -30,7 +30,7 @@ class LogVolume:
 class LogBoundaries:
     """coordinator -> worker: which boundaries are logged from now on. Takes effect at once."""
 
-    boundaries: list[Stage]
+    boundaries: list[StageNumber]
     limit_bytes: Number
 
 
@@ -38,7 +38,7 @@ class LogBoundaries:
 class LogState:
     """worker -> coordinator: its log has stopped, or begins again after a checkpoint."""
 
-    worker: Worker
+    worker: WorkerName
     step: Step
     logging: bool
     reason: str  # one line
@@ -53,14 +53,14 @@ class Replay:
     """
 
     epoch: Number  # be in this one meanwhile
-    stages: list[Stage]  # neighbours: run as if they were one stage
-    lost: list[Stage]  # those of them whose state is to be written
+    stages: list[StageNumber]  # neighbours: run as if they were one stage
+    lost: list[StageNumber]  # those of them whose state is to be written
     cut: list[Number]
     checkpoint: StateOrNone  # to start from; empty: the beginning
     first_step: Step
     version: Step  # stop before this step
-    crew: list[Worker]  # micro-batches go to them in turn; the first one writes
-    addresses: dict[Worker, Address]  # of the crew
+    crew: list[WorkerName]  # micro-batches go to them in turn; the first one writes
+    addresses: dict[WorkerName, Address]  # of the crew
     into: Rebuilt  # name for the state
     log: LogOrder  # its limit is nobody's
     beat_s: Seconds
@@ -71,7 +71,7 @@ class Replay:
 class Replayed:
     """worker -> coordinator: its share is done, and what it was to write is on disk."""
 
-    worker: Worker
+    worker: WorkerName
     epoch: Number
     num_operations: Number  # F, B and W that it has run
     num_bytes: Number  # read from logs
@@ -83,7 +83,7 @@ class Replayed:
 class ReplayFailed:
     """worker -> coordinator: the log does not reach so far, or the job's own code raised."""
 
-    worker: Worker
+    worker: WorkerName
     epoch: Number
     reached: StepOrBefore  # steps before this one could be replayed
     reason: str  # one line

@@ -8,10 +8,10 @@ from holdfast.protocol.fields import (
     Number,
     ProgressNumber,
     Seconds,
-    Stage,
+    StageNumber,
     Step,
     StepOrBefore,
-    Worker,
+    WorkerName,
 )
 from holdfast.protocol.records import (
     Address,
@@ -33,7 +33,7 @@ class Halt:
 class Inventory:
     """worker -> coordinator, the answer to Halt: all that planning the rest needs to know."""
 
-    worker: Worker
+    worker: WorkerName
     epoch: Number  # of the Halt
     reduced: StepOrBefore  # steps whose gradient is reduced here; it is in step ``reduced`` now
     oldest: StepOrBefore  # it has the weights to run operations of this step and later ones again
@@ -52,14 +52,14 @@ class Proceed:
     """coordinator -> member: what to run from now on. The first one starts the training."""
 
     epoch: Number
-    stages: dict[Worker, Stage]  # every member and the stage it holds
-    addresses: dict[Worker, Address]
+    stages: dict[WorkerName, StageNumber]  # every member and the stage it holds
+    addresses: dict[WorkerName, Address]
     running: list[HalfDone]  # the oldest first
     schedule: str  # of every step from ``first_step`` on
     first_step: Step
     end_step: Step  # stop and save when this many steps are done
     verdicts: dict[Step, VerdictRow]  # as in Inventory, of all members together
-    saved: dict[Stage, Step]
+    saved: dict[StageNumber, Step]
     """Stage -> newest version whose part of a checkpoint is on disk or being written."""
     saves: list[SaveRule]  # as in SaveAt
 
@@ -68,7 +68,7 @@ class Proceed:
 class Resumed:
     """worker -> coordinator: the first operation after a Proceed has begun."""
 
-    worker: Worker
+    worker: WorkerName
     epoch: Number
     at_s: Seconds  # time.monotonic() of the worker's machine
 
@@ -101,7 +101,7 @@ class Offer:
 class Offered:
     """worker -> coordinator, at once: the lanes are here."""
 
-    worker: Worker
+    worker: WorkerName
     epoch: Number
     number: Number
     step: Step  # k: the newest that it has begun

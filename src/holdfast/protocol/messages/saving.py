@@ -11,9 +11,9 @@ from holdfast.protocol.fields import (
     PartName,
     Seconds,
     Sha256,
-    Stage,
+    StageNumber,
     Step,
-    Worker,
+    WorkerName,
 )
 from holdfast.protocol.records import SaveRule
 
@@ -33,14 +33,14 @@ class SaveOnce:
     """
 
     step: Step
-    writers: dict[Stage, Worker]  # stage -> who writes its part; others: as ever
+    writers: dict[StageNumber, WorkerName]  # stage -> who writes its part; others: as ever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPart:
     """worker -> coordinator: its layers of a checkpoint are on disk."""
 
-    worker: Worker
+    worker: WorkerName
     step: Step
     directory: PartName  # as in Assign
     layers: list[Number]
@@ -56,7 +56,7 @@ class CheckpointPart:
 class PartFailed:
     """worker -> coordinator: its part could not be written, although it was tried again."""
 
-    worker: Worker
+    worker: WorkerName
     step: Step
     reason: str  # one line
 
@@ -65,7 +65,7 @@ class PartFailed:
 class StateHashes:
     """worker -> coordinator, from every holder that writes no part: replicas must agree."""
 
-    worker: Worker
+    worker: WorkerName
     step: Step  # optimizer steps that the state has had
     hashes: dict[Layer, Hash]  # layer -> hash of parameters, buffers, optimizer
 

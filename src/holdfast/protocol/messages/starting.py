@@ -12,10 +12,10 @@ from holdfast.protocol.fields import (
     Port,
     Seconds,
     Sha256OrNone,
-    Stage,
+    StageNumber,
     StateOrNone,
     Step,
-    Worker,
+    WorkerName,
     WorkerOrNone,
 )
 from holdfast.protocol.messages.what_to_run import WhatToRun
@@ -42,14 +42,14 @@ class JoinRequest:
 class JoinGranted(WhatToRun):
     """coordinator -> whoever asked to join."""
 
-    worker: Worker
+    worker: WorkerName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """worker -> coordinator, once the job is loaded and the data port is open."""
 
-    worker: Worker
+    worker: WorkerName
     pid: Pid
     fingerprint: dict[Label, Label]  # all that the bits of a result depend on, besides the job
     traits: dict[Label, Label]  # of the job, besides its file and layers: equal on all workers
@@ -69,7 +69,7 @@ class MeasureLayers:
 class LayerCosts:
     """worker -> coordinator."""
 
-    worker: Worker
+    worker: WorkerName
     forward_s: list[Seconds]
     backward_s: list[Seconds]
 
@@ -78,7 +78,7 @@ class LayerCosts:
 class Assign:
     """coordinator -> worker: the stage to build. Again, when it is to hold another one."""
 
-    stage: Stage
+    stage: StageNumber
     cut: list[Number]
     checkpoint: StateOrNone  # to load from; empty: start anew
     first_step: Step  # optimizer steps that the state to start from has had
@@ -93,14 +93,14 @@ class Assign:
 class Ready:
     """worker -> coordinator: the stage is built."""
 
-    worker: Worker
+    worker: WorkerName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareState:
     """coordinator -> member: copy your stage's state to ``to``, then each update that follows."""
 
-    to: Worker
+    to: WorkerName
     host: Host
     port: Port
 
@@ -109,7 +109,7 @@ class ShareState:
 class CopyState:
     """coordinator -> joiner whose stage is built: take the state from ``source``."""
 
-    source: Worker
+    source: WorkerName
     epoch: Number  # be in this epoch while copying
 
 
@@ -117,8 +117,8 @@ class CopyState:
 class Copied:
     """joiner -> coordinator: it has the state of this version, made by an update of its own."""
 
-    worker: Worker
-    source: Worker  # whom it has copied it from
+    worker: WorkerName
+    source: WorkerName  # whom it has copied it from
     version: Step
     num_bytes: Number  # of the state that was copied
 

@@ -6,7 +6,7 @@ from holdfast.protocol.fields import (
     Number,
     Seconds,
     Step,
-    Worker,
+    WorkerName,
 )
 from holdfast.protocol.records import (
     LinkProbe,
@@ -23,7 +23,7 @@ class StepReport:
     Losses and tokens of all micro-batches come from every holder of the last stage.
     """
 
-    worker: Worker
+    worker: WorkerName
     step: Step
     losses: list[MicrobatchLoss]
     num_tokens: Number
@@ -49,7 +49,7 @@ class Probe:
 class Probed:
     """worker -> coordinator: its benchmark. What came over links is in the StepReports."""
 
-    worker: Worker
+    worker: WorkerName
     step: Step
     wall_s: Seconds
     cpu_s: Seconds
