@@ -10,7 +10,7 @@ from helpers.chaos import Layout, Story
 from helpers.seed import SEED
 from holdfast.cluster import parse_worker
 from holdfast.control.agenda import Agenda
-from holdfast.control.moving import Order
+from holdfast.control.moving import MoveOrder
 from holdfast.detection.diagnosis import Health
 from holdfast.faults.fault import FaultKind, parse_fault
 from holdfast.observability.events import Diagnosed, MitigationChosen, PlanSwitched, WorkerLost
@@ -62,7 +62,7 @@ class Swapping:
         if len(set(stages)) < 2:
             return []
         pairs = zip(leaving, [*stages[1:], stages[0]], strict=True)
-        moving.order(Order(w, stage, "swapped") for w, stage in pairs if run.stages[w] != stage)
+        moving.order(MoveOrder(w, stage, "swapped") for w, stage in pairs if run.stages[w] != stage)
         return agenda.move(at_s)
 
 

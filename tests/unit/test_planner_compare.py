@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from holdfast.baselines.compare import Row, compare
+from holdfast.baselines.compare import ComparisonRow, compare
 from holdfast.baselines.published import (
     POLICIES,
     bamboo_s,
@@ -56,7 +56,7 @@ def problem(
 
 
 @cache
-def worked_example() -> dict[str, Row]:
+def worked_example() -> dict[str, ComparisonRow]:
     """3 pipelines of 4 stages, 6 micro-batches each, F = B = W = 1, worker 1.2 dead."""
     return {row.name: row for row in compare(problem((1, 2)))}
 

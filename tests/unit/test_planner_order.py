@@ -3,7 +3,7 @@ import pytest
 from helpers.plans import asked, fleet_of
 from holdfast.planner.bounds import bound
 from holdfast.planner.fusing import fused_where_free
-from holdfast.planner.order import Search
+from holdfast.planner.order import OrderSearch
 from holdfast.planner.period import steady_period
 from holdfast.planner.planning import best_plan, first_plan, refine
 from holdfast.planner.routing import relabelled
@@ -36,7 +36,7 @@ def test_waiting_for_a_known_arrival_pays_with_delays():
     """Without look-ahead a W begun just before an arrival shifts the whole pattern."""
     fleet = fleet_of(asked(1, 8, 16, link_s=0.05))
     template = relabelled(fleet).template
-    search = Search(template, 0)
+    search = OrderSearch(template, 0)
     hasty = search.policies[7]  # no patience
     assert (hasty[2:] == 0).all()
     without = search.attempt(hasty, 0 * search.policies[0][0][:8], 0 * search.policies[0][:2])
@@ -69,7 +69,7 @@ def test_a_plan_is_split_only_where_that_shortens_the_period():
 def test_tidying_keeps_the_period_and_fuses_something():
     fleet = fleet_of(asked(1, 4, 12))
     routing = relabelled(fleet)
-    order = Search(routing.template, 0).first()
+    order = OrderSearch(routing.template, 0).first()
     before = steady_period(routing, order, fleet)
     after = fused_where_free(routing, order, fleet)
     assert steady_period(routing, after, fleet) <= before

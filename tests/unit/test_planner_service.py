@@ -238,12 +238,12 @@ def test_after_refining_comes_preparing(planner, monkeypatch):
 def test_stopping_does_not_wait_for_a_long_search(planner, monkeypatch):
     improving = threading.Event()
 
-    class Told(planning.Search):
+    class Told(planning.OrderSearch):
         def improve(self, *args, **kwargs):
             improving.set()
             return super().improve(*args, **kwargs)
 
-    monkeypatch.setattr(planning, "Search", Told)
+    monkeypatch.setattr(planning, "OrderSearch", Told)
     monkeypatch.setattr(planning, "NUM_TRIALS", 10**9)
     monkeypatch.setattr(planning, "NUM_TRIED_OPS", 10**15)
     planner.refine_in_background(cluster())

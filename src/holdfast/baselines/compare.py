@@ -18,7 +18,7 @@ from holdfast.planner.problem import Member, Problem
 HOLDFAST = "Holdfast"
 
 
-class Row(NamedTuple):
+class ComparisonRow(NamedTuple):
     """``period_s`` inf: it cannot run, which the note says."""
 
     name: str
@@ -28,7 +28,7 @@ class Row(NamedTuple):
     note: str
 
 
-def compare(problem: Problem, *, plan: Plan | None = None) -> tuple[Row, ...]:
+def compare(problem: Problem, *, plan: Plan | None = None) -> tuple[ComparisonRow, ...]:
     """Fault-free 1F1B, published policies, Holdfast, and the bounds.
 
     ``plan``: Holdfast's answer to the problem, if it is known already. Re-routing has the
@@ -37,7 +37,7 @@ def compare(problem: Problem, *, plan: Plan | None = None) -> tuple[Row, ...]:
     plan = plan or best_plan(problem)
     base_s, peak_s = fault_free_s(problem), ideal_s(plan.fleet)
     return tuple(
-        Row(name, period_s, base_s / period_s, peak_s / period_s, note)
+        ComparisonRow(name, period_s, base_s / period_s, peak_s / period_s, note)
         for name, period_s, note in _periods(problem, plan, base_s)
     )
 

@@ -19,7 +19,7 @@ from holdfast.planner.bounds import bound
 from holdfast.planner.crossing import home_routes, round_robin
 from holdfast.planner.fleet import Fleet
 from holdfast.planner.layout import Board
-from holdfast.planner.order import Order, Search
+from holdfast.planner.order import Order, OrderSearch
 from holdfast.planner.period import steady_period
 from holdfast.planner.problem import LinkCosts, Member, Memory, Problem
 from holdfast.planner.roles import Roles, assign, unmoved
@@ -31,7 +31,7 @@ from holdfast.schedule.operation import Shape
 _LAYERS_A_STAGE, _LEAST_DEPTH = 4, 0.75
 
 
-class Policy(NamedTuple):
+class PublishedPolicy(NamedTuple):
     """``period_s``: inf if it cannot run, as no pipeline is left."""
 
     name: str
@@ -138,13 +138,17 @@ def oobleck_s(problem: Problem) -> float:
 
 
 POLICIES = (
-    Policy("re-routing only", rerouted_s, "round-robin, fused backward, global optimizer"),
-    Policy("+ split backward", split_s, "global optimizer"),
-    Policy("+ staggered optimizer", staggered_s, "ReCycle"),
-    Policy("+ normalised", normalised_s, "ReCycle, with stages given anew"),
-    Policy("dropping damaged pipelines", dropped_s, "checkpoint and drop, 1F1B, its memory"),
-    Policy("Oobleck-like", oobleck_s, "crude model: pipelines cut anew for free, 1F1B, its memory"),
-    Policy("Bamboo-like", bamboo_s, "crude model: redundant forwards, 1F1B, its memory"),
+    PublishedPolicy("re-routing only", rerouted_s, "round-robin, fused backward, global optimizer"),
+    PublishedPolicy("+ split backward", split_s, "global optimizer"),
+    PublishedPolicy("+ staggered optimizer", staggered_s, "ReCycle"),
+    PublishedPolicy("+ normalised", normalised_s, "ReCycle, with stages given anew"),
+    PublishedPolicy(
+        "dropping damaged pipelines", dropped_s, "checkpoint and drop, 1F1B, its memory"
+    ),
+    PublishedPolicy(
+        "Oobleck-like", oobleck_s, "crude model: pipelines cut anew for free, 1F1B, its memory"
+    ),
+    PublishedPolicy("Bamboo-like", bamboo_s, "crude model: redundant forwards, 1F1B, its memory"),
 )
 
 
@@ -170,7 +174,7 @@ def _routed_s(problem: Problem, roles: Roles) -> float:
     target = int(fleet.units.ticks(bound(fleet).period_s))
     found_s = []
     for routing in (round_robin(fleet), home_routes(fleet)):
-        search = Search(routing.template, target)
+        search = OrderSearch(routing.template, target)
         search.first()
         found_s.append(_seconds(routing, search.improve(0), fleet))
     return min(found_s)

@@ -6,7 +6,7 @@ from holdfast.control.effects import Effect
 from holdfast.control.finish import Finish
 from holdfast.control.joiner import Joiner
 from holdfast.control.lifecycle import RunPhase
-from holdfast.control.moving import Order
+from holdfast.control.moving import MoveOrder
 from holdfast.control.parts import Parts
 from holdfast.control.reconfiguration import ChangeRequest
 from holdfast.control.run import Run
@@ -67,7 +67,7 @@ class Agenda:
             return []
         return moving.next(self.parts.reports.steps_left, at_s)
 
-    def _leave(self, orders: Sequence[Order], at_s: float) -> list[Effect]:
+    def _leave(self, orders: Sequence[MoveOrder], at_s: float) -> list[Effect]:
         parts, joiners = self.parts, []
         for worker, stage, reason in orders:
             if stage is None:
@@ -88,9 +88,9 @@ class Agenda:
         if remedy.steady is not None:
             switching = self.parts.switching
             return effects + switching.begin(remedy.steady, option.action.value, at_s)
-        moving.order(Order(worker, stage, option.what) for worker, stage in remedy.moves)
+        moving.order(MoveOrder(worker, stage, option.what) for worker, stage in remedy.moves)
         if remedy.drops is not None:
-            moving.order([Order(remedy.drops, None, option.what)])
+            moving.order([MoveOrder(remedy.drops, None, option.what)])
         return effects + self.move(at_s)
 
     def _try_better(self, at_s: float) -> list[Effect]:

@@ -17,21 +17,21 @@ from holdfast.control.run import Run
 from holdfast.control.switching import Switching
 
 
-class Order(NamedTuple):
+class MoveOrder(NamedTuple):
     worker: WorkerId
     stage: int | None  # that it is to hold; None: it is left out
     reason: str
 
 
 class _Spared(NamedTuple):
-    orders: tuple[Order, ...]
+    orders: tuple[MoveOrder, ...]
     lanes: Steady  # in which these have nothing to do
 
 
 class Moving:
     def __init__(self, run: Run, plans: Plans, work: ProgressTracker, switching: Switching) -> None:
         self._run, self._plans, self._tracker, self._switching = run, plans, work, switching
-        self._orders: list[Order] = []
+        self._orders: list[MoveOrder] = []
         self._spared: _Spared | None = None
         self._is_due = False
         self._moved_from: dict[WorkerId, int] = {}  # asked once: who could not leave stays
@@ -45,7 +45,7 @@ class Moving:
     def is_wanted(self) -> bool:
         return self.under_way or bool(self._orders)
 
-    def order(self, orders: Iterable[Order]) -> None:
+    def order(self, orders: Iterable[MoveOrder]) -> None:
         self._orders = list(orders)
 
     def members_changed(self) -> None:
@@ -67,11 +67,11 @@ class Moving:
         for move in moves:
             if move.from_stage is not None and len(run.placement.holders(move.from_stage)) > 1:
                 self._moved_from = dict(run.stages)
-                self._orders = [Order(move.worker, move.to_stage, reason)]
+                self._orders = [MoveOrder(move.worker, move.to_stage, reason)]
                 return self._spare(at_s)
         return []
 
-    def leaving(self) -> tuple[Order, ...]:
+    def leaving(self) -> tuple[MoveOrder, ...]:
         """Those of whom nothing is lost any more when they go; empty: not yet, or not at all."""
         assert self._spared is not None
         orders, lanes = self._spared

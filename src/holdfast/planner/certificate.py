@@ -9,8 +9,8 @@ from math import ceil
 from types import ModuleType
 
 from holdfast.errors import Argument, ConfigError
-from holdfast.planner.certificate_model import Search
-from holdfast.planner.certificate_routing import NOISE, Routing
+from holdfast.planner.certificate_model import SolverModel
+from holdfast.planner.certificate_routing import NOISE, FixedRouting
 from holdfast.planner.checker import memory_violations
 from holdfast.planner.problem import Problem
 from holdfast.schedule import validity
@@ -48,9 +48,9 @@ def certify(
     """
     _check(schedule, problem, limit_s, num_threads)
     cp = _solver_library()
-    routing = Routing(schedule, problem)
+    routing = FixedRouting(schedule, problem)
     scale = routing.scale()
-    search = Search(cp, routing, scale)
+    search = SolverModel(cp, routing, scale)
     if known_period_s is not None:
         search.limit(ceil(known_period_s / scale.tick * (1 - NOISE)))
     solver = cp.CpSolver()
@@ -101,7 +101,7 @@ def _solver_library() -> ModuleType:
     return cp_model
 
 
-def _confirmed_s(found: Schedule, routing: Routing) -> float | None:
+def _confirmed_s(found: Schedule, routing: FixedRouting) -> float | None:
     """The period of the order found, None if ticks hid that it cannot run or breaks memory."""
     if validity.walk(found).missing or memory_violations(found, routing.problem):
         return None

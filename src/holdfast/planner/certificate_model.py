@@ -11,7 +11,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from holdfast.cluster import WorkerId
-from holdfast.planner.certificate_routing import NOISE, RANKS, Host, Routing, Scale, SimulatedRun
+from holdfast.planner.certificate_routing import (
+    NOISE,
+    RANKS,
+    FixedRouting,
+    Host,
+    Scale,
+    SimulatedRun,
+)
 from holdfast.schedule.operation import Fact, Kind, Op, What, makes, needs
 from holdfast.schedule.schedule import Schedule
 
@@ -19,14 +26,14 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 
-class Search:
+class SolverModel:
     """The solver's model: a start for every operation, and for every worker's step.
 
     A backward is one interval that starts at the start of B; where it may be fused, a Boolean
     gives it the length of BW and takes W away.
     """
 
-    def __init__(self, cp: ModuleType, routing: Routing, scale: Scale) -> None:
+    def __init__(self, cp: ModuleType, routing: FixedRouting, scale: Scale) -> None:
         self.model: cp_model.CpModel = cp.CpModel()
         self._routing, self._shape = routing, routing.shape
         self._ticks = ticks = routing.ticks(scale)

@@ -26,7 +26,7 @@ Number = TypeVar("Number", int, float)
 Host = tuple[WorkerId, int]  # a worker, as one of those that run operations of a stage
 
 
-class Table(NamedTuple, Generic[Number]):
+class TickTable(NamedTuple, Generic[Number]):
     """Every duration of a routing: in seconds, or rounded to the solver's ticks."""
 
     durations: Mapping[Op, Number]
@@ -96,7 +96,7 @@ class Scale(NamedTuple):
         return min((above * n // num + 1) / n for n in range(1, self.num_windows + 1)) * self.unit
 
 
-class Routing:
+class FixedRouting:
     """Of a schedule what stays the same in all orders, and how long a given order takes."""
 
     def __init__(self, schedule: Schedule, problem: Problem) -> None:
@@ -153,7 +153,7 @@ class Routing:
         staggered = self.problem.staggered
         return steady_period_s(schedule, self.problem.costs, staggered=staggered, pace=pace)
 
-    def _seconds(self) -> Table[float]:
+    def _seconds(self) -> TickTable[float]:
         costs, problem = self.problem.costs, self.problem
         speeds = {member.worker: member.speed for member in problem.members}
         durations: dict[Op, float] = {}
@@ -170,16 +170,16 @@ class Routing:
                 hops[Fact(there, boundary, m)] = problem.hop_s(boundary, one, other)
                 hops[Fact(back, boundary + 1, m)] = problem.hop_s(boundary, other, one)
         meet = any(self.others(w, s) for w, stages in self.reduces.items() for s in stages)
-        return Table(durations, hops, costs.step_s, costs.link_s if meet else 0.0)
+        return TickTable(durations, hops, costs.step_s, costs.link_s if meet else 0.0)
 
     def scale(self) -> Scale:
         durations, hops, steps, link = self.table
         amounts = (*durations.values(), *hops.values(), *steps, link)
         return Scale.of(amounts, self._num_windows)
 
-    def ticks(self, scale: Scale) -> Table[int]:
+    def ticks(self, scale: Scale) -> TickTable[int]:
         durations, hops, steps, link = self.table
-        return Table(
+        return TickTable(
             {op: scale.ticks(duration_s) for op, duration_s in durations.items()},
             {fact: scale.ticks(hop_s) for fact, hop_s in hops.items()},
             [scale.ticks(step_s) for step_s in steps],
@@ -208,10 +208,10 @@ class Routing:
         most = each * self.shape.stages + both if self.problem.staggered else each
         return min(most, len(self.reduces))
 
-    def _steps(self, table: Table[Number], worker: WorkerId) -> Number:
+    def _steps(self, table: TickTable[Number], worker: WorkerId) -> Number:
         return sum((table.steps[stage] for stage in self.reduces[worker]), start=table.link * 0)
 
-    def _work(self, table: Table[Number]) -> dict[Host, Number]:
+    def _work(self, table: TickTable[Number]) -> dict[Host, Number]:
         durations = table.durations
         work = dict.fromkeys(self.hosts, table.link * 0)
         for (stage, m), worker in self.route.items():
@@ -220,7 +220,7 @@ class Routing:
             work[worker, stage] += durations[Op(stage, Kind.F, m)] + min(split, fused)
         return work
 
-    def work_bound(self, table: Table[Number]) -> float:
+    def work_bound(self, table: TickTable[Number]) -> float:
         """What the busiest worker has to do in a step; or two that meet, and a message each way.
 
         Over two steps one waits for the other, and that for this one.
@@ -235,7 +235,7 @@ class Routing:
         pairs = [sum(sorted(each)[-2:]) / 2 + table.link for each in meeting.values() if each[1:]]
         return max(*alone.values(), *pairs, 0.0)
 
-    def laid_out(self, table: Table[int], period: int) -> SimulatedRun:
+    def laid_out(self, table: TickTable[int], period: int) -> SimulatedRun:
         """The given order, run in that period; put off only what has to be."""
         order = [(w, op) for w, op in validity.walk(self.schedule).order if op.kind is not Kind.R]
         opened = dict.fromkeys(self.reduces, 0)
@@ -248,7 +248,7 @@ class Routing:
     def _starts(
         self,
         order: Sequence[tuple[WorkerId, Op]],
-        table: Table[int],
+        table: TickTable[int],
         opened: Mapping[WorkerId, int],
     ) -> tuple[dict[Op, int], dict[Host, int]]:
         """When each operation starts, and when each host has done its last one."""
@@ -266,7 +266,7 @@ class Routing:
             made.update(dict.fromkeys(makes(op), free[worker]))
         return starts, last
 
-    def _reduced(self, worker: WorkerId, table: Table[int], last: Mapping[Host, int]) -> int:
+    def _reduced(self, worker: WorkerId, table: TickTable[int], last: Mapping[Host, int]) -> int:
         at = max(end for (who, _stage), end in last.items() if who == worker)
         for stage in self.reduces[worker]:
             here = [last[host] + table.link for host in self.others(worker, stage)]

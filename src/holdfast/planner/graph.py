@@ -40,7 +40,7 @@ class Hosts:
 
 
 @dataclass(frozen=True)
-class Graph:
+class OperationGraph:
     """``kind``, ``stage`` and ``microbatch`` say what each operation is."""
 
     hosts: Hosts
@@ -105,7 +105,7 @@ class Template:
     def hop(self) -> int:
         return int(self.hops.max())
 
-    def graph(self, fused: Flags) -> Graph:
+    def graph(self, fused: Flags) -> OperationGraph:
         """``fused``: [micro-batch, stage] whose backward is done in one go."""
         return step_graph(self.route, self.hosts, self.hops, fused)
 
@@ -116,7 +116,7 @@ class Template:
         return mask
 
 
-def step_graph(route: Ints, hosts: Hosts, hops: Ints, fused: Flags) -> Graph:
+def step_graph(route: Ints, hosts: Hosts, hops: Ints, fused: Flags) -> OperationGraph:
     """Every F, B and W of a step. ``route[m, s]``: the host; ``hops[m, s]``: s to s + 1 and back.
 
     ``fused[m, s]``: B and W in one go.
@@ -155,7 +155,7 @@ def step_graph(route: Ints, hosts: Hosts, hops: Ints, fused: Flags) -> Graph:
     kind[0], kind[1], kind[2] = 0, backward, 2
     stage = np.broadcast_to(np.arange(num_stages), (3, *route.shape))
     microbatch = np.broadcast_to(np.arange(num_microbatches)[:, None], (3, *route.shape))
-    return Graph(
+    return OperationGraph(
         hosts,
         np.ascontiguousarray(ops.reshape(k.NUM_OP_ROWS, -1)),
         kind.reshape(-1),

@@ -9,7 +9,7 @@ import numpy as np
 from holdfast.arrays import Ints
 from holdfast.planner import kernel as k
 from holdfast.planner.compiled import has_numba, plain_twins
-from holdfast.planner.graph import Graph
+from holdfast.planner.graph import OperationGraph
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ListSchedule:
 class Board:
     """One graph, laid out again and again with other policies and releases."""
 
-    def __init__(self, graph: Graph, *, plain: bool | None = None) -> None:
+    def __init__(self, graph: OperationGraph, *, plain: bool | None = None) -> None:
         self._plain = not has_numba() if plain is None else plain
         self.graph = graph
         hosts = graph.hosts

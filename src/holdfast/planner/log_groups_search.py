@@ -14,7 +14,7 @@ MOST_POINTS = 200_000
 _MOST_PRICES = 200
 
 
-class Found(NamedTuple):
+class Partition(NamedTuple):
     cuts: tuple[int, ...]  # cut b is after place b
     proven: bool
     bound: float  # no partition within the budget costs less
@@ -46,7 +46,7 @@ class _Points(NamedTuple):
     before: Ints  # the point that it continues by one run
 
 
-def search(cost: Floats, cut_bytes: Ints, budget: int, most_points: int = MOST_POINTS) -> Found:
+def search(cost: Floats, cut_bytes: Ints, budget: int, most_points: int = MOST_POINTS) -> Partition:
     """``cost[first, last]`` of a run in whole numbers; of equal costs the fewest bytes win.
 
     Costs are equal that differ by no more than 1 a place: that is rounding.
@@ -68,9 +68,9 @@ def search(cost: Floats, cut_bytes: Ints, budget: int, most_points: int = MOST_P
         points = _joined(points, longer)
     best = _read(points, len(cost))
     if whole:
-        return Found(best.cuts, True, best.cost)
+        return Partition(best.cuts, True, best.cost)
     best = min(best, known, key=lambda way: way.cost)
-    return Found(best.cuts, False, relaxed.bound(budget))
+    return Partition(best.cuts, False, relaxed.bound(budget))
 
 
 def _priced(cost: Floats, cut_bytes: Ints, budget: int) -> tuple[_Relaxed, _Partition]:

@@ -65,7 +65,7 @@ def _period(order: Order) -> int:
     return order.period
 
 
-class Search:
+class OrderSearch:
     """Tries orders of one template and keeps the best; never tries on below ``target``.
 
     ``between`` is called before each trial and ends the search by raising. ``measure``: the true

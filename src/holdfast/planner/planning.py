@@ -10,7 +10,7 @@ from holdfast.planner.bounds import Bound, bounds, largest, shared_work_s
 from holdfast.planner.crossing import home_routes, joined_routes, two_stages
 from holdfast.planner.fleet import Fleet
 from holdfast.planner.fusing import fused_where_free
-from holdfast.planner.order import Order, Search
+from holdfast.planner.order import Order, OrderSearch
 from holdfast.planner.period import steady_period
 from holdfast.planner.plan import Plan
 from holdfast.planner.problem import Problem
@@ -74,7 +74,7 @@ def _pays(candidate: Plan, best: Plan) -> bool:
     return shorter and gained_s > problem.move_s * more_copies
 
 
-def _period(search: Search) -> int:
+def _period(search: OrderSearch) -> int:
     assert search.best is not None
     return search.best.period
 
@@ -91,7 +91,7 @@ class _Planning:
         self._fleet = Fleet.of(problem, self._roles.stage_of)
         found = bounds(self._fleet)
         self._bound, self._work_s = largest(found), found[0].period_s
-        self._searches: dict[str, tuple[Routing, Search]] = {}
+        self._searches: dict[str, tuple[Routing, OrderSearch]] = {}
 
     def first(self) -> Plan:
         """Relabelled pipelines; if memory is tight other routes too, which leave it more room."""
@@ -158,12 +158,12 @@ class _Planning:
         )
         return plan if order is plan.order else self._plan(plan.routing, order, plan.bound)
 
-    def _search(self, routing: Routing, limit: Bound) -> Search:
+    def _search(self, routing: Routing, limit: Bound) -> OrderSearch:
         # A bound leaves out the one message that holders of equal work wait for.
         message_s = self._problem.costs.link_s
         target = int(self._fleet.units.ticks(limit.period_s * _GOOD_ENOUGH + message_s))
         hosts = routing.template.hosts
-        search = Search(
+        search = OrderSearch(
             routing.template,
             target,
             plain=self._plain,
@@ -176,7 +176,7 @@ class _Planning:
     def _measured(self, routing: Routing, order: Order) -> float:
         return steady_period(routing, order, self._fleet)
 
-    def _improved(self, routing: Routing, search: Search, limit: Bound, seed: int = 0) -> Plan:
+    def _improved(self, routing: Routing, search: OrderSearch, limit: Bound, seed: int = 0) -> Plan:
         num_ops = 3 * routing.template.route.size
         search.improve(max(10, min(NUM_TRIALS, NUM_TRIED_OPS // num_ops)), seed)
         return self._plan(routing, search.best, limit)

@@ -14,7 +14,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import MemoryExceeded
 from holdfast.planner import kernel as k
 from holdfast.planner.fleet import Fleet
-from holdfast.planner.graph import KINDS, Graph, Hosts
+from holdfast.planner.graph import KINDS, Hosts, OperationGraph
 from holdfast.planner.layout import Board
 from holdfast.planner.lineage import Facts, Holders, MicrobatchProgress, Task, Todo, still_to_do
 from holdfast.planner.order import portfolio
@@ -160,7 +160,7 @@ class _Order:
             lanes[worker].append(op)
         return float(best.last_end.max()) * self._fleet.units.tick_s
 
-    def _graph(self) -> Graph:
+    def _graph(self) -> OperationGraph:
         hosts = self._hosts()
         ops = np.full((k.NUM_OP_ROWS, len(self._ops)), -1, np.int64)
         ops[[k.TAKES, k.GIVES, k.DELAY, k.WAITS_FOR, k.READY]] = 0
@@ -174,7 +174,7 @@ class _Order:
         kinds = np.array([KINDS.index(op.kind) for _, op in self._ops])
         stages = np.array([op.stage for _, op in self._ops])
         microbatches = np.array([op.microbatch for _, op in self._ops])
-        return Graph(hosts, ops, kinds, stages, microbatches, len(self._ops))
+        return OperationGraph(hosts, ops, kinds, stages, microbatches, len(self._ops))
 
     def _hosts(self) -> Hosts:
         index = {worker: number for number, worker in enumerate(self._fleet.workers)}

@@ -16,14 +16,14 @@ from holdfast.planner.shares import ROUNDING
 MAX_TABLE = 2_000_000  # periods looked at, times stages, times speeds
 
 
-class Found(NamedTuple):
+class RoleCounts(NamedTuple):
     final: Ints  # workers by stage and speed
     period_s: float
     moves: int
     proven: bool = False
 
 
-def search(counts: Counts, horizon_steps: int, move_s: float) -> Found:
+def search(counts: Counts, horizon_steps: int, move_s: float) -> RoleCounts:
     """Least ``horizon_steps * period + move_s * moves``, then fewest moves."""
     rate = counts.speed[None, :] / counts.cost_s[:, None]
     anyhow = np.maximum(1, rate / rate.max() * 1e6).astype(np.int64)
@@ -49,12 +49,12 @@ def search(counts: Counts, horizon_steps: int, move_s: float) -> Found:
             best = found if _better(best, *now, horizon_steps, move_s)[0] else best
 
 
-def _found(counts: Counts, final: Ints) -> Found:
-    return Found(final, counts.period_s(final), counts.moves(final))
+def _found(counts: Counts, final: Ints) -> RoleCounts:
+    return RoleCounts(final, counts.period_s(final), counts.moves(final))
 
 
 def _better(
-    best: Found, periods_s: Floats, moves: Ints, horizon_steps: int, move_s: float
+    best: RoleCounts, periods_s: Floats, moves: Ints, horizon_steps: int, move_s: float
 ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     cost_s = horizon_steps * periods_s + move_s * moves
     best_s = horizon_steps * best.period_s + move_s * best.moves

@@ -238,7 +238,7 @@ def _largest_mean_cycle(history: Sequence[Sequence[float]]) -> float:
 
 
 @dataclass(frozen=True)
-class Bound:
+class ScheduleBound:
     """No schedule on home routes has a shorter steady period; ``reason`` says why not."""
 
     period_s: float
@@ -301,22 +301,26 @@ def barrier_bound_s(shape: Shape, costs: Costs) -> float:
 
 def bound(
     shape: Shape, costs: Costs, memory: int | None = None, *, staggered: bool = True
-) -> Bound:
+) -> ScheduleBound:
     """The largest of the bounds. On a tie the simpler reason is given."""
     bounds = [
-        Bound(work_bound_s(shape, costs), "the work of the busiest stage"),
-        Bound(path_bound_s(shape, costs), "the way of a micro-batch through all stages and back"),
-        Bound(
+        ScheduleBound(work_bound_s(shape, costs), "the work of the busiest stage"),
+        ScheduleBound(
+            path_bound_s(shape, costs), "the way of a micro-batch through all stages and back"
+        ),
+        ScheduleBound(
             ramp_bound_s(shape, costs),
             "too few micro-batches to fill the wait for a first gradient",
         ),
-        Bound(
+        ScheduleBound(
             ramp_bound_s(shape, costs, memory),
             f"memory: {memory} micro-batches in flight cannot fill the wait for a first gradient",
         ),
     ]
     if not staggered:
-        bounds.append(Bound(barrier_bound_s(shape, costs), "the global optimizer's barrier"))
+        bounds.append(
+            ScheduleBound(barrier_bound_s(shape, costs), "the global optimizer's barrier")
+        )
     best = bounds[0]
     for other in bounds[1:]:
         if other.period_s > best.period_s * (1 + _ROUNDING):

@@ -16,14 +16,14 @@ _IN_FLIGHT_CHANGE = {Kind.F: 1, Kind.B: 0, Kind.W: -1, Kind.BW: -1, Kind.R: 0}
 
 
 @dataclass(frozen=True)
-class Walk:
+class DryRun:
     """``order``: one in which the operations can run. ``missing``: who is stuck on what."""
 
     order: tuple[tuple[WorkerId, Op], ...]
     missing: Mapping[WorkerId, tuple[Op, Fact]]
 
 
-def walk(schedule: Schedule, *, staggered: bool = True) -> Walk:
+def walk(schedule: Schedule, *, staggered: bool = True) -> DryRun:
     """Go through all lanes in order, each operation as soon as the facts it needs exist."""
     order: list[tuple[WorkerId, Op]] = []
     made: set[Fact] = set()
@@ -45,7 +45,7 @@ def walk(schedule: Schedule, *, staggered: bool = True) -> Walk:
             for fact in makes(op):
                 made.add(fact)
                 awake.extend(waiting.pop(fact, ()))
-    return Walk(tuple(order), dict(sorted(missing.items())))
+    return DryRun(tuple(order), dict(sorted(missing.items())))
 
 
 def _first_lacking(op: Op, schedule: Schedule, made: set[Fact], staggered: bool) -> Fact | None:
