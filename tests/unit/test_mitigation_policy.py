@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from holdfast.mitigation.options import Action, Choice, Option, Situation
 from holdfast.mitigation.patience import FIRST_WAIT_STEPS, LEAST_QUIET_STEPS
-from holdfast.mitigation.policy import Policy
+from holdfast.mitigation.policy import MitigationPolicy
 
 
 def replan(period_s=0.412, cost_s=0.09, subjects=("1.0",)):
@@ -30,7 +30,7 @@ def lose(policy, seconds):
 
 
 def test_a_cheap_option_is_taken_at_once_and_the_reason_has_the_numbers():
-    choice = Policy().choose(now(), [replan()])
+    choice = MitigationPolicy().choose(now(), [replan()])
     assert choice.option == replan()
     assert choice.reason == (
         "re-plan: 0.412 s instead of 0.54 s a step; costs 0.09 s, repaid in 1 step"
@@ -38,29 +38,29 @@ def test_a_cheap_option_is_taken_at_once_and_the_reason_has_the_numbers():
 
 
 def test_the_steps_until_a_cost_is_repaid_are_rounded_up():
-    choice = Policy().choose(now(period_s=1.0), [replan(period_s=0.5, cost_s=1.1)])
+    choice = MitigationPolicy().choose(now(period_s=1.0), [replan(period_s=0.5, cost_s=1.1)])
     assert "repaid in 3 steps" in choice.reason
 
 
 @pytest.mark.parametrize(("period_s", "action"), [(0.985, Action.WAIT), (0.975, Action.REPLAN)])
 def test_a_gain_below_two_percent_is_no_reason_for_a_change(period_s, action):
-    choice = Policy().choose(now(period_s=1.0), [replan(period_s, cost_s=0.001)])
+    choice = MitigationPolicy().choose(now(period_s=1.0), [replan(period_s, cost_s=0.001)])
     assert choice.option.action is action
 
 
 def test_nothing_to_choose_from_is_a_reason_to_wait():
-    choice = Policy().choose(now(), [])
+    choice = MitigationPolicy().choose(now(), [])
     assert choice.option == Option(Action.WAIT, 0.54, 0.0, ("1.0",), "as it is")
     assert choice.reason == "wait: there is no other option"
 
 
 def test_waiting_as_an_option_is_never_a_change():
     waiting = Option(Action.WAIT, 0.1, 0.0, ("1.0",), "as it is")
-    assert Policy().choose(now(), [waiting]).option.period_s == 0.54
+    assert MitigationPolicy().choose(now(), [waiting]).option.period_s == 0.54
 
 
 def test_a_dear_option_is_taken_when_as_much_has_been_lost_as_it_costs():
-    policy, dear = Policy(), places(cost_s=10.0)
+    policy, dear = MitigationPolicy(), places(cost_s=10.0)
     choice = policy.choose(now(), [dear])
     assert choice.option.action is Action.WAIT
     assert choice.reason == (
@@ -76,7 +76,7 @@ def test_a_dear_option_is_taken_when_as_much_has_been_lost_as_it_costs():
 
 
 def test_steps_that_are_shorter_than_predicted_make_up_for_longer_ones():
-    policy = Policy()
+    policy = MitigationPolicy()
     for took_s in (0.46, 0.26, 0.46, 0.26, 0.0, 0.37):
         policy.note_step(took_s, 0.36)
     assert policy.lost_s == pytest.approx(0.01)
@@ -84,14 +84,14 @@ def test_steps_that_are_shorter_than_predicted_make_up_for_longer_ones():
 
 def test_what_was_lost_is_forgotten_with_a_change_and_when_all_is_well():
     for end in (lambda p: p.changed(Choice(replan(), ""), 10), lambda p: p.over()):
-        policy = Policy()
+        policy = MitigationPolicy()
         lose(policy, 5.0)
         end(policy)
         assert policy.lost_s == 0
 
 
 def test_nothing_is_done_that_the_steps_left_do_not_repay():
-    policy = Policy()
+    policy = MitigationPolicy()
     lose(policy, 100.0)
     choice = policy.choose(now(steps_left=18), [places()])
     assert choice.option.action is Action.WAIT
@@ -101,12 +101,12 @@ def test_nothing_is_done_that_the_steps_left_do_not_repay():
 
 def test_the_cheaper_option_comes_first_unless_the_dearer_is_much_better():
     near, far = places(period_s=0.405, cost_s=0.1), places(period_s=0.40, cost_s=0.1)
-    assert Policy().choose(now(), [near, replan()]).option == replan()
-    assert Policy().choose(now(), [far, replan()]).option == far
+    assert MitigationPolicy().choose(now(), [near, replan()]).option == replan()
+    assert MitigationPolicy().choose(now(), [far, replan()]).option == far
 
 
 def test_a_dearer_option_must_repay_what_it_costs_more():
-    policy, dear = Policy(), places(cost_s=2.0)  # 0.032 s a step better than to re-plan
+    policy, dear = MitigationPolicy(), places(cost_s=2.0)  # 0.032 s a step better than to re-plan
     assert policy.choose(now(), [replan(), dear]).option == replan()
     lose(policy, 2.1)
     assert policy.choose(now(), [replan(), dear]).option == dear
@@ -115,22 +115,25 @@ def test_a_dearer_option_must_repay_what_it_costs_more():
 
 def test_of_equal_costs_the_one_that_interferes_less_comes_first():
     both = [drop(period_s=0.41, cost_s=0.09), replan()]
-    assert Policy().choose(now(), both).option == replan()
+    assert MitigationPolicy().choose(now(), both).option == replan()
 
 
 def test_a_worker_is_dropped_only_if_that_is_allowed():
-    assert Policy().choose(now(), [drop()]).option == drop()
-    choice = Policy(may_drop=False).choose(now(), [drop()])
+    assert MitigationPolicy().choose(now(), [drop()]).option == drop()
+    choice = MitigationPolicy(may_drop=False).choose(now(), [drop()])
     assert choice.reason == "wait: drop is not allowed (mitigation.drop)"
 
 
 def test_how_soon_a_cost_must_be_repaid_can_be_set():
-    assert Policy(pays_within_steps=12).choose(now(), [places()]).option.action is Action.WAIT
-    assert Policy(pays_within_steps=13).choose(now(), [places()]).option == places()
+    assert (
+        MitigationPolicy(pays_within_steps=12).choose(now(), [places()]).option.action
+        is Action.WAIT
+    )
+    assert MitigationPolicy(pays_within_steps=13).choose(now(), [places()]).option == places()
 
 
 def test_after_a_change_the_same_subject_must_wait_twice_as_long_each_time():
-    policy, step = Policy(), 100
+    policy, step = MitigationPolicy(), 100
     for wait in (5, 10, 20, 40):
         choice = policy.choose(now(step=step), [replan()])
         assert choice.option == replan()
@@ -142,7 +145,7 @@ def test_after_a_change_the_same_subject_must_wait_twice_as_long_each_time():
 
 
 def test_another_subject_need_not_wait():
-    policy = Policy()
+    policy = MitigationPolicy()
     policy.changed(policy.choose(now(), [replan()]), 10)
     both = replan(subjects=("1.0", "2.1"))
     assert policy.choose(now(step=11), [both]).option == both
@@ -150,20 +153,20 @@ def test_another_subject_need_not_wait():
 
 @pytest.mark.parametrize(("factor", "action"), [(2.2, Action.WAIT), (2.3, Action.REPLAN)])
 def test_a_factor_that_grew_much_is_a_new_problem(factor, action):
-    policy = Policy()
+    policy = MitigationPolicy()
     policy.changed(policy.choose(now(factor=1.5), [replan()]), 10)
     assert policy.choose(now(step=11, factor=factor), [replan()]).option.action is action
 
 
 def test_the_largest_factor_that_was_answered_counts():
-    policy = Policy()
+    policy = MitigationPolicy()
     for step, factor in ((10, 3.0), (20, 1.5)):
         policy.changed(policy.choose(now(step=step, factor=factor), [replan()]), step)
     assert policy.choose(now(step=21, factor=4.0), [replan()]).option.action is Action.WAIT
 
 
 def test_a_subject_that_was_quiet_for_long_is_new_again():
-    policy = Policy()
+    policy = MitigationPolicy()
     for step in (0, 5, 15):
         policy.changed(policy.choose(now(step=step), [replan()]), step)
     step = 15 + LEAST_QUIET_STEPS
@@ -173,7 +176,7 @@ def test_a_subject_that_was_quiet_for_long_is_new_again():
 
 def run(slow_at, num_steps, detected_after=1):
     """Steps at which something was changed; slow if ``slow_at(step)``, by a factor of 2."""
-    policy, mitigated, changes = Policy(), False, []
+    policy, mitigated, changes = MitigationPolicy(), False, []
     for step in range(num_steps):
         slow = slow_at(max(0, step - detected_after))
         period_s = (0.41 if mitigated else 0.72) if slow else (0.40 if mitigated else 0.36)
@@ -230,5 +233,5 @@ def test_slowness_that_comes_and_goes_slowly_is_forgotten_ever_less_often():
 
 def test_going_back_needs_a_gain_too():
     back = Option(Action.BACK, 0.36, 0.05, ("1.0",), "as before")
-    assert Policy().choose(now(period_s=0.366), [back]).option.action is Action.WAIT
-    assert Policy().choose(now(period_s=0.37), [back]).option == back
+    assert MitigationPolicy().choose(now(period_s=0.366), [back]).option.action is Action.WAIT
+    assert MitigationPolicy().choose(now(period_s=0.37), [back]).option == back

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.watch import gathering, watching
 from holdfast.watch.collector import Collector
-from holdfast.watch.findings import Findings
+from holdfast.watch.findings import WatchReport
 from holdfast.watch.records import Call, RankHello, Record
 
 MS = 1_000_000
@@ -23,7 +23,7 @@ class Job:
 
     def __init__(self, ranks=range(4), world_size=4, calls=None, verbose=False):
         self.said = []
-        self.findings = Findings(self.said.append, verbose=verbose)
+        self.findings = WatchReport(self.said.append, verbose=verbose)
         self.ranks, self.now = list(ranks), 0
         self.calls = calls or {rank: [GRADIENTS] for rank in self.ranks}
         self.noise = random.Random(1)
@@ -122,7 +122,7 @@ def test_many_calls_are_counted_by_their_names():
 
 def test_an_error_of_the_watcher_is_told_once_and_the_command_runs_on(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(Findings, "join", lambda *_: 1 / 0)
+    monkeypatch.setattr(WatchReport, "join", lambda *_: 1 / 0)
     said, proof = [], tmp_path / "proof"
     code = (
         "import os, socket, sys; s = socket.socket(socket.AF_UNIX)\n"
@@ -130,7 +130,7 @@ def test_an_error_of_the_watcher_is_told_once_and_the_command_runs_on(monkeypatc
         "for rank in range(5): s.sendall(f'rank {rank} 5 7\\n'.encode())\n"
         "s.close(); open(sys.argv[1], 'w'); sys.exit(3)"
     )
-    findings = Findings(said.append)
+    findings = WatchReport(said.append)
     assert watching.watch([sys.executable, "-c", code, str(proof)], findings) == 3
     assert proof.exists()
     assert_told_with_traceback(said, findings)
@@ -150,7 +150,7 @@ def test_no_error_of_the_watcher_ends_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(Collector, "handle", lambda *_: 1 / 0)
     said, proof = [], tmp_path / "proof"
-    findings = Findings(said.append)
+    findings = WatchReport(said.append)
     code = "import sys; open(sys.argv[1], 'w'); sys.exit(3)"
     assert watching.watch([sys.executable, "-c", code, str(proof)], findings) == 3
     assert proof.exists()
@@ -220,7 +220,7 @@ def test_faults_of_the_hooks_are_said_beside_what_was_seen():
 
 
 def test_nothing_was_seen_because_the_hooks_failed():
-    findings = Findings(print)
+    findings = WatchReport(print)
     findings.unread(0, (2, "/kept.txt"))
     assert findings.summary() == (
         "nothing was seen: an error in Holdfast's hooks in 2 processes of the job, see /kept.txt"

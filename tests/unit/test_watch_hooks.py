@@ -12,7 +12,7 @@ import tempfile
 
 import pytest
 
-from holdfast.watch.collector import Collector, Left
+from holdfast.watch.collector import Collector, ProcessEnded
 from holdfast.watch.command import prepare, socket_in
 from holdfast.watch.hooks import COLLECTIVES, Hooks, Recorder
 from holdfast.watch.keeping import keep_hook_faults
@@ -72,7 +72,7 @@ def watched(code, job, hooked):
         collector = Collector(socket_in(hooked), selector)
         done = run(code, job, hooked)
         assert (done.returncode, done.stderr) == (0, ""), done
-        while not any(isinstance(item, Left) for item in said):
+        while not any(isinstance(item, ProcessEnded) for item in said):
             ready = selector.select(LIMIT_S)
             assert ready, "nothing was said"
             said += [item for key, _ in ready for _, item in collector.handle(key)]
@@ -136,7 +136,7 @@ def test_a_forked_child_makes_its_own_connection(job, hooked):
         while num_left < 2:
             for key, _ in selector.select(LIMIT_S):
                 said += collector.handle(key)
-            num_left = sum(isinstance(item, Left) for _, item in said)
+            num_left = sum(isinstance(item, ProcessEnded) for _, item in said)
         collector.close()
     told = [(process, item.call.op) for process, item in said if isinstance(item, Record)]
     assert sorted(told) == [(1, "all_reduce"), (1, "all_reduce"), (2, "send")]
@@ -181,7 +181,7 @@ def test_a_watching_process_that_does_not_read_blocks_nobody(job, hooked):
         with subprocess.Popen(words, env=environment, text=True, **pipes) as process:
             assert process.stdout.readline() == "done\n"  # nothing was read so far
             process.stdin.close()
-            while not any(isinstance(item, Left) for item in said):
+            while not any(isinstance(item, ProcessEnded) for item in said):
                 ready = selector.select(LIMIT_S)
                 assert ready, "nothing was said"
                 said += [item for key, _ in ready for _, item in collector.handle(key)]

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from holdfast.cli import help_text, recovery_plan_report
-from holdfast.cli.recovery_plan_report import Outcome
+from holdfast.cli.recovery_plan_report import RecoveryComparison
 from holdfast.config import parse_size
 from holdfast.errors import ConfigError
 from holdfast.planner.log_groups import best_groups, described, greedy_groups
@@ -186,11 +186,11 @@ def _words(option: str, text: str, number: int, thing: str) -> list[str]:
     return words if len(words) == number else words * number
 
 
-def _plan(costs: ReplayCosts, budget_bytes: int | None) -> Outcome:
+def _plan(costs: ReplayCosts, budget_bytes: int | None) -> RecoveryComparison:
     every = range(costs.num_stages - 1)
     whole_bytes = sum(costs.boundary_bytes)
     budgets = [(share, whole_bytes * share // 100) for share in _CURVE]
-    return Outcome(
+    return RecoveryComparison(
         costs=costs,
         budget_bytes=budget_bytes,
         plans={

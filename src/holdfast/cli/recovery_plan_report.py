@@ -8,7 +8,7 @@ from holdfast.planner.log_groups import Groups, size_words
 from holdfast.planner.replay_time import ReplayCosts
 
 
-class Outcome(NamedTuple):
+class RecoveryComparison(NamedTuple):
     costs: ReplayCosts
     budget_bytes: int | None
     plans: dict[str, Groups]
@@ -16,7 +16,7 @@ class Outcome(NamedTuple):
     swift_model_s: float
 
 
-def as_json(outcome: Outcome) -> dict[str, Any]:
+def as_json(outcome: RecoveryComparison) -> dict[str, Any]:
     return {
         "stages": outcome.costs.num_stages,
         "helpers": outcome.costs.num_helpers,
@@ -32,7 +32,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def report(outcome: Outcome) -> Iterator[str]:
+def report(outcome: RecoveryComparison) -> Iterator[str]:
     costs, best = outcome.costs, outcome.plans["best"]
     whole = size_words(sum(costs.boundary_bytes))
     budget = "any size" if outcome.budget_bytes is None else size_words(outcome.budget_bytes)
@@ -65,7 +65,7 @@ def report(outcome: Outcome) -> Iterator[str]:
     )
 
 
-def _table(outcome: Outcome) -> Iterator[str]:
+def _table(outcome: RecoveryComparison) -> Iterator[str]:
     names = {"greedy": "swift's greedy", "everything": "log everything", "nothing": "log nothing"}
     yield f"{'':16} {'groups':>7} {'logged':>7} {'log':>10} {'expected':>12} {'worst':>12}"
     for key, plan in outcome.plans.items():

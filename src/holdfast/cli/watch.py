@@ -11,7 +11,7 @@ from holdfast.cli import help_text
 from holdfast.cli.signals import forwarded
 from holdfast.errors import ConfigError
 from holdfast.observability.jsonfile import write_json
-from holdfast.watch.findings import Findings
+from holdfast.watch.findings import WatchReport
 from holdfast.watch.keeping import keep_traceback
 from holdfast.watch.watching import watch
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         )
     report = None if args.report is None else _writable(args.report)
     instruction_set.prepare(_say)
-    findings = Findings(_say, verbose=args.verbose)
+    findings = WatchReport(_say, verbose=args.verbose)
     code = watch(words, findings, forwarded)
     try:
         for line in [*findings.remarks(), findings.summary()]:

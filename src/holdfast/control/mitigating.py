@@ -16,7 +16,7 @@ from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.run import Run
 from holdfast.control.straggler_policy import StragglerPolicy
 from holdfast.mitigation.options import Action, Choice, Option, Situation
-from holdfast.mitigation.policy import DEARER_GAIN, Policy
+from holdfast.mitigation.policy import DEARER_GAIN, MitigationPolicy
 from holdfast.mitigation.trial import Trial
 from holdfast.observability import events
 from holdfast.planner.places import swaps
@@ -45,7 +45,7 @@ class Mitigating:
         self._recovery, self._stragglers = recovery, stragglers
         settings = run.config.mitigation
         self._mode: str = settings.mode
-        self._policy = Policy(settings.pays_within_steps, settings.drop)
+        self._policy = MitigationPolicy(settings.pays_within_steps, settings.drop)
         self._trial = Trial()
         self._before: tuple[Steady, Steady, dict[str, float]] | None = None
         """Lanes on trial, those before them, and what was slow."""

@@ -10,7 +10,7 @@ from holdfast.cluster import WorkerId
 from holdfast.detection.causes_candidates import Candidate, candidates_of
 from holdfast.detection.diagnosis import Cause
 from holdfast.detection.trace import Trace
-from holdfast.detection.trace_graph import Graph
+from holdfast.detection.trace_graph import TraceGraph
 
 LEAST_COST = 0.02  # of the step; less is not worth anybody's time
 
@@ -34,7 +34,7 @@ class Findings:
     without_s: float  # mean of a step without all that is named
 
 
-def find_causes(graph: Graph) -> Findings:
+def find_causes(graph: TraceGraph) -> Findings:
     candidates = list(candidates_of(graph))
     total = sum((each.effect for each in candidates), np.zeros(graph.trace.size))
     clean_s = graph.replay(graph.work_s * np.exp(-total))
@@ -46,7 +46,7 @@ def find_causes(graph: Graph) -> Findings:
     return Findings(tuple(_finding(graph.trace, *pair) for pair in kept), without_s)
 
 
-def _cost(graph: Graph, candidate: Candidate, total: Floats, clean_s: Floats) -> float:
+def _cost(graph: TraceGraph, candidate: Candidate, total: Floats, clean_s: Floats) -> float:
     """How much longer steps are with this alone than with nothing wrong."""
     only_s = graph.replay(graph.work_s * np.exp(candidate.effect - total))
     steps = slice(candidate.run.first, candidate.run.last + 1)

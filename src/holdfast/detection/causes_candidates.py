@@ -9,11 +9,11 @@ import numpy as np
 
 from holdfast.arrays import Flags, Floats, Ints
 from holdfast.cluster import WorkerId
-from holdfast.detection.causes_effects import Computing, Moving, computing, moving
+from holdfast.detection.causes_effects import ComputeEffects, TransferEffects, computing, moving
 from holdfast.detection.causes_runs import RaisedStretch, noise_of, runs
 from holdfast.detection.diagnosis import Cause
 from holdfast.detection.trace import Trace
-from holdfast.detection.trace_graph import Graph
+from holdfast.detection.trace_graph import TraceGraph
 
 _LEAST_CORRELATION = 0.5
 
@@ -30,7 +30,7 @@ class Candidate:
     excess_s: float = 0.0
 
 
-def candidates_of(graph: Graph) -> Iterator[Candidate]:
+def candidates_of(graph: TraceGraph) -> Iterator[Candidate]:
     found = computing(graph)
     if found is not None:
         workers = [*_workers(graph.trace, found), *_pipelines(graph.trace, found)]
@@ -43,7 +43,7 @@ def candidates_of(graph: Graph) -> Iterator[Candidate]:
         yield from _transfers(graph, transfers)
 
 
-def _workers(trace: Trace, found: Computing) -> Iterator[Candidate]:
+def _workers(trace: Trace, found: ComputeEffects) -> Iterator[Candidate]:
     noise, is_there = noise_of(found.worker), ~np.isnan(found.worker).all(axis=0)
     for pipeline, lane in np.argwhere(is_there).tolist():
         for run in runs(found.worker[:, pipeline, lane], noise):
@@ -51,7 +51,7 @@ def _workers(trace: Trace, found: Computing) -> Iterator[Candidate]:
 
 
 def _slow_worker(
-    trace: Trace, found: Computing, pipeline: int, lane: int, run: RaisedStretch
+    trace: Trace, found: ComputeEffects, pipeline: int, lane: int, run: RaisedStretch
 ) -> Candidate:
     worker, peer = WorkerId(pipeline, lane // found.peers), lane % found.peers
     at = (trace.pipeline == pipeline) & (trace.stage == worker.stage) & (trace.peer == peer)
@@ -71,7 +71,7 @@ def _slow_worker(
     )
 
 
-def _pipelines(trace: Trace, found: Computing) -> Iterator[Candidate]:
+def _pipelines(trace: Trace, found: ComputeEffects) -> Iterator[Candidate]:
     """All stages of a pipeline at once, step after step: not the data, which change."""
     one_lane = found.worker.shape[2] == 1
     for pipeline, run in found.slow_pipelines():
@@ -91,7 +91,7 @@ def _pipelines(trace: Trace, found: Computing) -> Iterator[Candidate]:
         )
 
 
-def _in_run(trace: Trace, found: Computing, at: Flags, run: RaisedStretch) -> Floats:
+def _in_run(trace: Trace, found: ComputeEffects, at: Flags, run: RaisedStretch) -> Floats:
     rows = found.rows[at[found.rows]]
     within = (trace.step[rows] >= run.first) & (trace.step[rows] <= run.last)
     effect = np.zeros(trace.size)
@@ -99,7 +99,7 @@ def _in_run(trace: Trace, found: Computing, at: Flags, run: RaisedStretch) -> Fl
     return effect
 
 
-def _data(graph: Graph, found: Computing, own: Floats) -> Iterator[Candidate]:
+def _data(graph: TraceGraph, found: ComputeEffects, own: Floats) -> Iterator[Candidate]:
     """Micro-batches of unequal work; even would be: each step's work, spread evenly."""
     trace, rows = graph.trace, found.rows
     correlation = found.correlation()
@@ -136,7 +136,7 @@ def _data(graph: Graph, found: Computing, own: Floats) -> Iterator[Candidate]:
     )
 
 
-def _heaviest(found: Computing, work_s: Floats) -> tuple[float, int]:
+def _heaviest(found: ComputeEffects, work_s: Floats) -> tuple[float, int]:
     """Most work of a pipeline in a step, over the mean; and how many pipelines had the most."""
     step, pipeline, *_ = found.at
     shape = found.pipeline.shape
@@ -147,7 +147,7 @@ def _heaviest(found: Computing, work_s: Floats) -> tuple[float, int]:
     return float(most.mean()), len(np.unique(total_s.argmax(axis=1)))
 
 
-def _stages(graph: Graph, found: Computing, own: Floats) -> Iterator[Candidate]:
+def _stages(graph: TraceGraph, found: ComputeEffects, own: Floats) -> Iterator[Candidate]:
     trace, (_, _, lane, form, _) = graph.trace, found.at
     if trace.layout.stages < 2:
         return
@@ -183,14 +183,16 @@ def _means(values: Floats, index: Ints, size: int) -> Floats:
     return np.where(mean > 0, mean, values.mean())
 
 
-def _transfers(graph: Graph, found: Moving) -> Iterator[Candidate]:
+def _transfers(graph: TraceGraph, found: TransferEffects) -> Iterator[Candidate]:
     noise = noise_of(found.level)
     for place in range(len(found.places)):
         for run in runs(found.level[:, place], noise):
             yield _slow_transfers(graph, found, place, run)
 
 
-def _slow_transfers(graph: Graph, found: Moving, place: int, run: RaisedStretch) -> Candidate:
+def _slow_transfers(
+    graph: TraceGraph, found: TransferEffects, place: int, run: RaisedStretch
+) -> Candidate:
     trace, (step, where, _) = graph.trace, found.at
     chosen = (where == place) & (step >= run.first) & (step <= run.last)
     rows, usual_s = found.rows[chosen], found.usual_s[chosen]

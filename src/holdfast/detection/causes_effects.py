@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.arrays import Floats, Ints
 from holdfast.detection.causes_runs import RaisedStretch, middle, noise_of, runs
 from holdfast.detection.trace import Trace, place_among
-from holdfast.detection.trace_graph import Graph, Meeting, meeting
+from holdfast.detection.trace_graph import Meeting, TraceGraph, meeting
 from holdfast.errors import ConfigError
 
 _FEW_STEPS = 5
@@ -22,7 +22,7 @@ _STEEPEST = 2.0  # attention: twice the length, four times the work
 
 
 @dataclass(frozen=True)
-class Computing:
+class ComputeEffects:
     """Operations on micro-batches. Axes: step, pipeline, lane (a rank of a stage), form (forward
     or backward of a chunk), micro-batch."""
 
@@ -71,7 +71,7 @@ class Computing:
         return float(np.corrcoef(first[both], second[both])[0, 1])
 
 
-def computing(graph: Graph) -> Computing | None:
+def computing(graph: TraceGraph) -> ComputeEffects | None:
     """None: the trace has no computation on micro-batches."""
     trace = graph.trace
     is_compute = np.array([kind.endswith("-compute") for kind in trace.kinds])
@@ -92,7 +92,7 @@ def computing(graph: Graph) -> Computing | None:
     by_worker = _above_others(middle(rest, (3, 4)))
     # A slow machine slows every micro-batch; data leave some that are short.
     by_pipeline = _above_others(np.fmin.reduce(data, axis=2))
-    return Computing(rows, at, forms, peers, log_s, data, slope, by_pipeline, by_worker)
+    return ComputeEffects(rows, at, forms, peers, log_s, data, slope, by_pipeline, by_worker)
 
 
 def _forms(trace: Trace, rows: Ints) -> tuple[tuple[str, ...], Ints]:
@@ -119,7 +119,7 @@ def _above_others(values: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Moving:
+class TransferEffects:
     """Transfers that meet in one place: a link of two neighbours, or the members of a collective.
     Axes: step, place, slot."""
 
@@ -130,7 +130,7 @@ class Moving:
     level: Floats  # step, place: log of how much longer than usual
 
 
-def moving(graph: Graph) -> Moving | None:
+def moving(graph: TraceGraph) -> TransferEffects | None:
     """None: the trace has no transfers."""
     trace = graph.trace
     meets = np.array([meeting(kind).value for kind in trace.kinds])[trace.kind]
@@ -144,7 +144,7 @@ def moving(graph: Graph) -> Moving | None:
     usual = _usual(graph, rows, at)
     log_s = table(np.log(graph.work_s[rows]) - usual, at)
     places = tuple(tuple(each) for each in found.T.tolist())
-    return Moving(rows, at, places, np.exp(usual), middle(log_s, 2))
+    return TransferEffects(rows, at, places, np.exp(usual), middle(log_s, 2))
 
 
 def _places(trace: Trace, rows: Ints, meets: Ints) -> Ints:
@@ -170,7 +170,7 @@ def _faces_next(kind: str) -> bool:
     return kind in ("forward-send", "backward-recv")
 
 
-def _usual(graph: Graph, rows: Ints, at: tuple[Ints, ...]) -> Floats:
+def _usual(graph: TraceGraph, rows: Ints, at: tuple[Ints, ...]) -> Floats:
     """Log of what a transfer of the kind takes at most places and in most steps."""
     kind, usual = graph.trace.kind[rows], np.empty(len(rows))
     for number in np.unique(kind):

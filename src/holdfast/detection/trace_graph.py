@@ -41,7 +41,7 @@ def meeting(kind: str) -> Meeting:
 
 
 @dataclass(frozen=True)
-class Graph:
+class TraceGraph:
     trace: Trace
     group: Ints  # of each operation: all that start to move together
     before: Ints  # operation ...
@@ -97,7 +97,7 @@ class Graph:
         return length_s
 
 
-def graph_of(trace: Trace) -> Graph:
+def graph_of(trace: Trace) -> TraceGraph:
     group, (before, after) = _groups(trace), _order(trace)
     early, receive = _sent_early(trace, group)
     group[early] = group.max() + 1 + np.arange(len(early))
@@ -106,7 +106,7 @@ def graph_of(trace: Trace) -> Graph:
     last_s = np.full(int(group.max()) + 1, -np.inf)
     np.maximum.at(last_s, group, trace.start_s)
     work_s = np.maximum(trace.end_s - last_s[group], 0.0)
-    return Graph(trace, group, before, group[after], work_s)
+    return TraceGraph(trace, group, before, group[after], work_s)
 
 
 def _sent_early(trace: Trace, group: Ints) -> tuple[Ints, Ints]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.arrays import Flags, Floats
 from holdfast.detection.trace import Trace
-from holdfast.detection.trace_graph import Graph, Meeting, meeting
+from holdfast.detection.trace_graph import Meeting, TraceGraph, meeting
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class WhatIf:
         return self.recorded_s / self.replayed_s if self.replayed_s else 1.0
 
 
-def ideal_work_s(graph: Graph) -> Floats:
+def ideal_work_s(graph: TraceGraph) -> Floats:
     """Mean over all workers for work (it could be spread evenly), median for transfers."""
     trace, ideal_s = graph.trace, np.empty(graph.trace.size)
     for number, kind in enumerate(trace.kinds):
@@ -43,7 +43,7 @@ def ideal_work_s(graph: Graph) -> Floats:
     return ideal_s
 
 
-def what_if(graph: Graph) -> WhatIf:
+def what_if(graph: TraceGraph) -> WhatIf:
     trace, ideal_s = graph.trace, ideal_work_s(graph)
     as_ideal_s, as_recorded_s = graph.replay(ideal_s), graph.replay(graph.work_s)
     total_s = float(as_ideal_s.sum())

@@ -14,7 +14,7 @@ _SAFETY = 1.5  # predictions err: what is left of the run must repay more than t
 _LEVELS = tuple(Action)
 
 
-class Policy:
+class MitigationPolicy:
     """Ask ``choose`` whenever something is slow or slowness is over; tell it every step."""
 
     def __init__(self, pays_within_steps: int = 20, may_drop: bool = True) -> None:

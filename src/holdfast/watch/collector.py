@@ -12,11 +12,11 @@ _PIECE_BYTES = 1 << 16
 _BACKLOG = 128  # ranks that connect at the same moment
 
 
-class Left(NamedTuple):
+class ProcessEnded(NamedTuple):
     """A process has closed its connection: it has ended."""
 
 
-Said = RankHello | Record | Lost | Left
+Said = RankHello | Record | Lost | ProcessEnded
 
 
 class _Peer(NamedTuple):
@@ -63,7 +63,7 @@ class Collector:
         if not data:
             self._selector.unregister(connection)
             connection.close()
-            yield peer.number, Left()
+            yield peer.number, ProcessEnded()
         before = peer.reader.num_dropped
         items = peer.reader.feed(data)
         self.num_dropped += peer.reader.num_dropped - before

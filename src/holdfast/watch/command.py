@@ -29,7 +29,7 @@ def socket_in(folder: Path) -> Path:
     return folder / "socket"
 
 
-class Command:
+class WatchedCommand:
     """A running command. It dies with this process."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.detection.diagnosis import Diagnosis, Over
 from holdfast.detection.waiting import ALL, NETWORK, WaitWatcher
-from holdfast.watch.gathering import Gathering, Row
+from holdfast.watch.gathering import Gathering, IterationRow
 from holdfast.watch.period import REPEATS
 from holdfast.watch.records import Call, RankHello, Record
 
@@ -16,7 +16,7 @@ _NUM_TIMES = 1000  # of the last iterations, for the median
 _NUM_CALLS_SHOWN = 5  # one by one; more are counted by name
 
 
-class Findings:
+class WatchReport:
     """Records in, lines out."""
 
     def __init__(self, say: Callable[[str], None], *, verbose: bool = False) -> None:
@@ -67,7 +67,7 @@ class Findings:
             self._failed = f"watching has stopped by an error in Holdfast, see {place}: {why!r}"
             self._say(f"{self._failed}; the job goes on")
 
-    def _judge(self, row: Row) -> None:
+    def _judge(self, row: IterationRow) -> None:
         if row.counted_anew != self._counted_anew:
             self._count_anew(row.counted_anew)
         if self._watcher is None or not row.is_alike:

@@ -12,7 +12,7 @@ _NUM_HELD = 1000  # iterations that some rank has not told yet
 MOST_HELD_CALLS = 1 << 20  # in them, over all ranks: about 40 bytes each
 
 
-class Row(NamedTuple):
+class IterationRow(NamedTuple):
     """One iteration of the job."""
 
     counted_anew: int  # as in ``Iteration``
@@ -50,7 +50,7 @@ class Gathering:
         """It tells no more; iterations that only it has not told are not waited for."""
         self._gone.add(rank)
 
-    def add(self, rank: int, record: Record) -> list[Row]:
+    def add(self, rank: int, record: Record) -> list[IterationRow]:
         rows = []
         for iteration in self.streams[rank].add(record):
             place = (iteration.counted_anew, iteration.number)
@@ -81,11 +81,11 @@ class Gathering:
         for old in [held for held in self._held if held <= place]:
             self._drop(old)
 
-    def _row(self, place: tuple[int, int], told: Mapping[int, Iteration]) -> Row:
+    def _row(self, place: tuple[int, int], told: Mapping[int, Iteration]) -> IterationRow:
         shapes = {rank: _shape(iteration.calls) for rank, iteration in told.items()}
         is_alike, self._shapes = self._shapes == shapes, shapes
         counted_anew, number = place
-        return Row(
+        return IterationRow(
             counted_anew=counted_anew,
             number=number,
             took_s=median(iteration.took_s for iteration in told.values()),

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.watch.collector import Collector, Left, Said
-from holdfast.watch.command import CANNOT_RUN, NOT_FOUND, Command, prepare, socket_in
-from holdfast.watch.findings import Findings
+from holdfast.watch.collector import Collector, ProcessEnded, Said
+from holdfast.watch.command import CANNOT_RUN, NOT_FOUND, WatchedCommand, prepare, socket_in
+from holdfast.watch.findings import WatchReport
 from holdfast.watch.keeping import keep_hook_faults, keep_traceback
 from holdfast.watch.records import Lost, RankHello, Record
 
@@ -33,7 +33,7 @@ PassOn = Callable[[int], None]  # of a signal, to the command
 
 def watch(
     words: Sequence[str],
-    findings: Findings,
+    findings: WatchReport,
     signals_to: Callable[[PassOn], AbstractContextManager[None]] = lambda pass_on: nullcontext(),
 ) -> int:
     """The exit code of the command, as a shell gives it.
@@ -65,7 +65,7 @@ def _run(
     folder: Path,
     selector: selectors.BaseSelector,
     collector: Collector,
-    findings: Findings,
+    findings: WatchReport,
     signals_to: Callable[[PassOn], AbstractContextManager[None]],
 ) -> int:
     command = _started(words, folder)
@@ -86,7 +86,7 @@ def _run(
 def _listen(
     selector: selectors.BaseSelector,
     collector: Collector,
-    findings: Findings,
+    findings: WatchReport,
     ranks: dict[int, int],
 ) -> None:
     """Until the command has ended, or watching it has failed: then it is only waited for."""
@@ -100,7 +100,7 @@ def _listen(
 def _hear_last_words(
     selector: selectors.BaseSelector,
     collector: Collector,
-    findings: Findings,
+    findings: WatchReport,
     ranks: dict[int, int],
 ) -> None:
     until = time.monotonic() + _LAST_WORDS_S
@@ -111,14 +111,14 @@ def _hear_last_words(
         _give_up(findings, why)
 
 
-def _give_up(findings: Findings, why: Exception) -> None:
+def _give_up(findings: WatchReport, why: Exception) -> None:
     if not findings.has_failed:  # the first one is what matters
         findings.give_up(why, keep_traceback(why))
 
 
-def _started(words: Sequence[str], folder: Path) -> Command:
+def _started(words: Sequence[str], folder: Path) -> WatchedCommand:
     try:
-        return Command(words, prepare(folder))
+        return WatchedCommand(words, prepare(folder))
     except FileNotFoundError as why:
         raise CannotStart(f"watch: {words[0]}: command not found", NOT_FOUND) from why
     except (OSError, ValueError) as why:
@@ -128,14 +128,14 @@ def _started(words: Sequence[str], folder: Path) -> Command:
 def _turn(
     selector: selectors.BaseSelector,
     collector: Collector,
-    findings: Findings,
+    findings: WatchReport,
     ranks: dict[int, int],
     limit_s: float | None,
 ) -> bool:
     """Take in what is there; True once the command has ended."""
     has_ended = False
     for key, _ in selector.select(limit_s):
-        has_ended |= isinstance(key.data, Command)
+        has_ended |= isinstance(key.data, WatchedCommand)
         try:
             for process, item in collector.handle(key):
                 _take(findings, ranks, process, item)
@@ -144,7 +144,7 @@ def _turn(
     return has_ended
 
 
-def _take(findings: Findings, ranks: dict[int, int], process: int, item: Said) -> None:
+def _take(findings: WatchReport, ranks: dict[int, int], process: int, item: Said) -> None:
     match item:
         case RankHello() if process not in ranks:
             ranks[process] = item.rank
@@ -153,7 +153,7 @@ def _take(findings: Findings, ranks: dict[int, int], process: int, item: Said) -
             findings.add(ranks[process], item)
         case Lost() if process in ranks:
             findings.lost(ranks[process], item.num)
-        case Left() if process in ranks:
+        case ProcessEnded() if process in ranks:
             rank = ranks.pop(process)
             if rank not in ranks.values():  # else it has started again
                 findings.leave(rank)
