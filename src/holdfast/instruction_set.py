@@ -60,7 +60,7 @@ class Cpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class InstructionLimit:
     limit: str = ""  # for oneDNN; empty: as it is
     why: str = ""  # one line; empty: nothing to tell
 
@@ -88,16 +88,18 @@ def prepare_script() -> None:
         sys.exit(why.exit_code)
 
 
-def choose(environment: Mapping[str, str], cpu: Cpu, works: Callable[[Cpu], bool | None]) -> Choice:
+def choose(
+    environment: Mapping[str, str], cpu: Cpu, works: Callable[[Cpu], bool | None]
+) -> InstructionLimit:
     """``works``: whether AMX can be used, None if nobody can tell; asked only if it matters."""
     wanted = _wanted(environment.get(VARIABLE, ""))
     if any(environment.get(name) for name in LIMIT_VARIABLES) or wanted == "OFF":
-        return Choice()
+        return InstructionLimit()
     if wanted != "AUTO":
-        return Choice(wanted)
+        return InstructionLimit(wanted)
     if _AMX_FLAG not in cpu.flags or works(cpu) is not False:
-        return Choice()
-    return Choice(
+        return InstructionLimit()
+    return InstructionLimit(
         WITHOUT_AMX,
         f"this CPU reports AMX, but it does not work here: oneDNN is limited to {WITHOUT_AMX}",
     )

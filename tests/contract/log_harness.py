@@ -8,7 +8,7 @@ from torch import Tensor
 
 from holdfast.recovery.log_frame import FrameKind
 from holdfast.recovery.log_reader import LogReader
-from holdfast.recovery.log_segment import Identity, opened, read_segment_header, scan
+from holdfast.recovery.log_segment import LogIdentity, opened, read_segment_header, scan
 from holdfast.recovery.log_writer import LogWriter
 
 RUN, WORKER = "7", "0.1"
@@ -31,7 +31,7 @@ def writer(root: Path, mirror: Path | None = None, **settings) -> LogWriter:
         "queue_bytes": PLENTY,
         "on_state": States(),
         "max_age_s": 0.0,
-        "identity": Identity(RUN, WORKER),
+        "identity": LogIdentity(RUN, WORKER),
     } | settings
     identity = given.pop("identity")
     name = identity.worker

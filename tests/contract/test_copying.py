@@ -19,7 +19,7 @@ from holdfast.runtime.commit import Committed, Result
 from holdfast.runtime.copying import HEADER, State, StateSender, receive_state
 from holdfast.runtime.gradients import FastGradients, FlatLayout
 from holdfast.runtime.reduction import conclude
-from holdfast.runtime.results import Arrivals, BegunAnew, Form, receive_result
+from holdfast.runtime.results import Arrivals, BegunAnew, StageForm, receive_result
 from holdfast.runtime.step_sums import Totals
 from holdfast.runtime.verdict import Verdict
 from holdfast.transport.base import Channel, Limits, Tag
@@ -28,7 +28,7 @@ from holdfast.transport.local import LocalHub, LocalTransport
 GIVER, JOINER, OTHER = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
 LIMIT_S = 20.0
 LAYOUT = FlatLayout.of([torch.zeros(5)])
-FORM = Form(LAYOUT, {})
+FORM = StageForm(LAYOUT, {})
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from holdfast.cluster import WorkerId
 from holdfast.runtime.commit import Result
 from holdfast.runtime.epoch import Epoch, Parts
 from holdfast.runtime.gradients import ExactGradients, FlatLayout
-from holdfast.runtime.results import Form
+from holdfast.runtime.results import StageForm
 from holdfast.runtime.step_sums import StepSums
 from holdfast.schedule.operation import Kind, Op, Shape
 from holdfast.schedule.running import RunningStep
@@ -65,7 +65,7 @@ class Group:
             sums.add({"7.mean": torch.full((2,), microbatch + 1.0, dtype=torch.float64)})
             if is_last:
                 sums.add_loss(microbatch, microbatch / 3, 2)
-        return Parts(self.slots, TIES, gradients, sums, Form(layout, BUFFER))
+        return Parts(self.slots, TIES, gradients, sums, StageForm(layout, BUFFER))
 
     def reduce(
         self, routes: RunningStep, results: Mapping[WorkerId, Result], gone: Sequence[WorkerId] = ()

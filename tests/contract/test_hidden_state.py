@@ -11,7 +11,7 @@ from helpers import jobs, runs
 from holdfast.job import Job
 from holdfast.observability.events import FaultFired, WorkerJoined
 from holdfast.runtime.hidden_state import HiddenState
-from holdfast.runtime.job_walk import Walk
+from holdfast.runtime.job_walk import JobWalk
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-it-works" / "assumptions.md"
 
@@ -216,7 +216,7 @@ def test_a_data_set_of_any_size_is_looked_at_in_part():
 
 
 def walked(value):
-    walk = Walk()
+    walk = JobWalk()
     walk.field("", value)
     return walk
 

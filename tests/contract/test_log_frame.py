@@ -12,9 +12,9 @@ from log_harness import LIMIT_S, reader, segments, writer
 from holdfast.recovery.log_frame import (
     HEADER_BYTES,
     Flag,
-    FrameHeader,
     FrameKind,
     FrameName,
+    LogFrameHeader,
     decode_header,
     encode_header,
 )
@@ -150,7 +150,7 @@ SMALL, LARGE = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
     flip=st.integers(1, 255),
 )
 def test_a_header_comes_back_and_any_changed_byte_of_it_is_noticed(kind, numbers, sizes, at, flip):
-    header = FrameHeader(FrameName(kind, *numbers), Flag.SKIP, *sizes)
+    header = LogFrameHeader(FrameName(kind, *numbers), Flag.SKIP, *sizes)
     data = bytearray(encode_header(header))
     assert decode_header(bytes(data)) == header
     data[at] ^= flip

@@ -8,7 +8,7 @@ import torch
 from log_harness import (
     RUN,
     WORKER,
-    Identity,
+    LogIdentity,
     flip,
     has,
     offsets,
@@ -157,7 +157,7 @@ def test_the_mirror_is_enough_when_the_folder_is_gone(tmp_path):
 
 def test_another_workers_copy_is_as_good(tmp_path):
     write(tmp_path, range(2))
-    write(tmp_path, range(2), identity=Identity(RUN, "1.1"))
+    write(tmp_path, range(2), identity=LogIdentity(RUN, "1.1"))
     (path,) = segments(tmp_path)
     flip(path, offsets(path)[0] + HEADER_BYTES + 20)
     found = reader(tmp_path)
@@ -186,7 +186,7 @@ def test_a_segment_that_is_gone_after_it_was_found_is_a_gap(tmp_path):
 
 
 def test_logs_of_another_run_are_left_out_with_the_reason(tmp_path):
-    write(tmp_path, range(2), identity=Identity("6", WORKER))
+    write(tmp_path, range(2), identity=LogIdentity("6", WORKER))
     write(tmp_path, range(1, 2))
     found = reader(tmp_path)
     assert [has(found, step) for step in range(2)] == [False, True]
@@ -278,7 +278,7 @@ def test_bytes_read_are_counted(tmp_path):
 def test_the_log_of_a_worker_that_is_gone_can_be_trimmed_by_others(tmp_path):
     write(tmp_path, range(3))
     write(tmp_path, range(3, 5))
-    write(tmp_path, range(3), identity=Identity("6", WORKER))
+    write(tmp_path, range(3), identity=LogIdentity("6", WORKER))
     old, new, foreign = segments(tmp_path)
     size = old.stat().st_size
     assert trim_folder(tmp_path / WORKER, RUN, 2) == 0

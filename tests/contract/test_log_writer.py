@@ -14,7 +14,7 @@ from log_harness import (
     RUN,
     WORKER,
     Blocked,
-    Identity,
+    LogIdentity,
     States,
     has,
     log,
@@ -276,7 +276,7 @@ def test_a_verdict_is_said_again_before_its_segment_goes(make, tmp_path, monkeyp
 def test_trimming_reaches_the_mirror_and_what_an_earlier_process_left(make, tmp_path):
     mirror = tmp_path / "mirror"
     write(tmp_path, range(2), mirror)
-    write(tmp_path, range(2), identity=Identity("6", WORKER))
+    write(tmp_path, range(2), identity=LogIdentity("6", WORKER))
     made = writer(tmp_path, mirror)
     log(made, 2)
     made.trim(2)
@@ -347,7 +347,7 @@ def test_a_full_disk_stops_the_log_once_and_it_begins_again_after_a_checkpoint(
 
 
 def test_a_frame_after_one_that_was_cut_off_begins_a_new_segment(tmp_path, monkeypatch):
-    folder = LogFolder(tmp_path / WORKER, Identity(RUN, WORKER))
+    folder = LogFolder(tmp_path / WORKER, LogIdentity(RUN, WORKER))
     disk = FullDisk(monkeypatch, room=400)
 
     def write_step(step: int) -> None:

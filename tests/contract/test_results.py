@@ -14,7 +14,7 @@ from holdfast.runtime.reduction import conclude
 from holdfast.runtime.results import (
     Arrivals,
     BegunAnew,
-    Form,
+    StageForm,
     receive_result,
     receive_tied,
     result_messages,
@@ -28,7 +28,7 @@ from holdfast.transport.local import LocalHub, LocalTransport
 GIVER, TAKER = WorkerId(0, 0), WorkerId(1, 0)
 LIMIT_S, NO_TIME_S = 20.0, 0.0
 LAYOUT = FlatLayout.of([torch.zeros(5), torch.zeros(3, 7), torch.zeros(())])
-FORM = Form(LAYOUT, {"1.mean": torch.Size([2, 2]), "1.seen": torch.Size([])})
+FORM = StageForm(LAYOUT, {"1.mean": torch.Size([2, 2]), "1.seen": torch.Size([])})
 
 
 def result(step: int = 4, attempt: int = 0, *, nonfinite: bool = False) -> Result:
@@ -140,7 +140,7 @@ def test_whoever_waits_hears_that_the_source_begins_anew_but_only_when_nothing_e
 
 def test_a_result_of_another_stage_is_refused_by_name():
     sender, taker = pair()
-    other = Form(FlatLayout.of([torch.zeros(50)]), {})
+    other = StageForm(FlatLayout.of([torch.zeros(50)]), {})
     for tag, tensor in result_messages(Channel.RESULT, result(), FORM):
         sender.send(TAKER, tag, tensor)
     with pytest.raises(ProtocolError, match=r"worker 0\.0 sent a gradient of \d+ elements"):

@@ -20,8 +20,8 @@ from holdfast.instruction_set import (
     LIMIT_VARIABLES,
     VARIABLE,
     WITHOUT_AMX,
-    Choice,
     Cpu,
+    InstructionLimit,
     amx_works,
     choose,
     in_use,
@@ -62,22 +62,24 @@ def test_amx_that_is_refused_is_left_out_and_said_in_one_line():
 
 @pytest.mark.parametrize("works", [True, None])
 def test_amx_that_works_or_that_nobody_can_try_is_left_alone(works):
-    assert choose({}, cpu(SAPPHIRE), lambda _: works) == Choice()
+    assert choose({}, cpu(SAPPHIRE), lambda _: works) == InstructionLimit()
 
 
 @pytest.mark.parametrize("flags", ["", SKYLAKE, WITH_FP16])
 def test_nothing_is_tried_where_no_amx_is_shown(flags):
-    assert choose({}, cpu(flags), never) == Choice()
+    assert choose({}, cpu(flags), never) == InstructionLimit()
 
 
 @pytest.mark.parametrize("name", LIMIT_VARIABLES)
 def test_the_users_own_limit_wins(name):
-    assert choose({name: "AVX2", VARIABLE: "AVX512_CORE"}, cpu(SAPPHIRE), never) == Choice()
+    assert (
+        choose({name: "AVX2", VARIABLE: "AVX512_CORE"}, cpu(SAPPHIRE), never) == InstructionLimit()
+    )
 
 
 @pytest.mark.parametrize("text", ["off", "OFF", " off "])
 def test_it_can_be_switched_off(text):
-    assert choose({VARIABLE: text}, cpu(SAPPHIRE), never) == Choice()
+    assert choose({VARIABLE: text}, cpu(SAPPHIRE), never) == InstructionLimit()
 
 
 @pytest.mark.parametrize("text", ["", "auto", "Auto"])
@@ -87,7 +89,7 @@ def test_by_default_it_is_on(text):
 
 @pytest.mark.parametrize("text", ["AVX2", "avx2", "AVX10_1_512", "AVX512_CORE_AMX"])
 def test_the_user_may_name_the_most_that_is_used(text):
-    assert choose({VARIABLE: text}, cpu(SAPPHIRE), never) == Choice(text.upper())
+    assert choose({VARIABLE: text}, cpu(SAPPHIRE), never) == InstructionLimit(text.upper())
 
 
 @pytest.mark.parametrize("text", ["AVX3", "on", "AVX2,AVX", "\x00", "1" * 5000])

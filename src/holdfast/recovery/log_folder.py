@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.recovery.log_segment import (
-    Identity,
+    LogIdentity,
     encode_segment_header,
     last_use,
     segment_numbers,
@@ -31,7 +31,7 @@ class _Segment:
 
 
 class LogFolder:
-    def __init__(self, folder: Path, identity: Identity) -> None:
+    def __init__(self, folder: Path, identity: LogIdentity) -> None:
         self.path = folder
         self._identity = identity
         self.num_bytes = 0  # on disk now

@@ -92,7 +92,7 @@ class FrameName(NamedTuple):
         return f"{self.kind.name.lower()} of {of}, over boundary {boundary}"
 
 
-class FrameHeader(NamedTuple):
+class LogFrameHeader(NamedTuple):
     name: FrameName
     flags: int  # see Flag; making one of them takes longer than reading a header
     num_tensors: int
@@ -104,14 +104,14 @@ class FrameHeader(NamedTuple):
         return HEADER_BYTES + self.payload_bytes + SEAL_BYTES
 
 
-def encode_header(header: FrameHeader) -> bytes:
+def encode_header(header: LogFrameHeader) -> bytes:
     (kind, stage, step, attempt, microbatch), flags, num_tensors, shapes, payload = header
     numbers = (stage, attempt, microbatch, shapes, step, payload)
     body = _HEADER.pack(FRAME_MAGIC, kind, flags, num_tensors, *numbers)
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def decode_header(data: bytes) -> FrameHeader | None:
+def decode_header(data: bytes) -> LogFrameHeader | None:
     """None: this is no header, or it was changed."""
     if len(data) != HEADER_BYTES:
         return None
@@ -121,7 +121,7 @@ def decode_header(data: bytes) -> FrameHeader | None:
     if magic != FRAME_MAGIC or kind not in _KINDS or zlib.crc32(data[:-SEAL_BYTES]) != crc:
         return None
     name = FrameName(_KINDS[kind], stage, step, attempt, microbatch)
-    return FrameHeader(name, flags, num_tensors, shapes, payload)
+    return LogFrameHeader(name, flags, num_tensors, shapes, payload)
 
 
 def seal(parts: Iterable[bytes | memoryview]) -> bytes:

@@ -18,7 +18,7 @@ from holdfast.recovery.log_frame import (
     FORMAT,
     FRAME_MAGIC,
     HEADER_BYTES,
-    FrameHeader,
+    LogFrameHeader,
     decode_header,
 )
 
@@ -35,7 +35,7 @@ class NotOurs(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class LogIdentity:
     """Whose log it is."""
 
     run: str
@@ -47,7 +47,7 @@ class Scan:
     """What a segment holds. ``end``: where a later scan may go on."""
 
     end: int
-    frames: list[tuple[int, FrameHeader]] = field(default_factory=list)
+    frames: list[tuple[int, LogFrameHeader]] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)  # offsets
 
 
@@ -64,13 +64,13 @@ def segment_numbers(folder: Path) -> list[int]:
     return sorted(int(name.removeprefix(_PREFIX).removesuffix(_SUFFIX)) for name in found)
 
 
-def encode_segment_header(identity: Identity) -> bytes:
+def encode_segment_header(identity: LogIdentity) -> bytes:
     text = json.dumps({"run": identity.run, "worker": identity.worker}).encode()
     body = _HEAD.pack(_MAGIC, FORMAT, len(text)) + text
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def read_segment_header(fd: int) -> tuple[Identity, int]:
+def read_segment_header(fd: int) -> tuple[LogIdentity, int]:
     """Whose it is, and where its frames begin. NotOurs if it cannot be read."""
     head = os.pread(fd, _HEAD.size, 0)
     if len(head) < _HEAD.size:
@@ -88,7 +88,7 @@ def read_segment_header(fd: int) -> tuple[Identity, int]:
     if zlib.crc32(head + rest[:length]) != _CRC.unpack_from(rest, length)[0]:
         raise NotOurs("its header is damaged")
     values = json.loads(rest[:length])
-    return Identity(values["run"], values["worker"]), _HEAD.size + len(rest)
+    return LogIdentity(values["run"], values["worker"]), _HEAD.size + len(rest)
 
 
 def scan(fd: int, start: int) -> Scan:

@@ -15,8 +15,8 @@ from holdfast.recovery.log_frame import (
     HEADER_BYTES,
     SEAL_BYTES,
     Flag,
-    FrameHeader,
     FrameName,
+    LogFrameHeader,
     encode_header,
     seal,
 )
@@ -24,7 +24,7 @@ from holdfast.recovery.log_frame import (
 _HEAD = struct.Struct("<3B")  # requires_grad, length of the dtype's name, dimensions
 
 
-class Shape(NamedTuple):
+class TensorShape(NamedTuple):
     dtype: torch.dtype
     sizes: tuple[int, ...]
     requires_grad: bool
@@ -43,7 +43,7 @@ def encode_frame(
     """
     shapes = b"".join(map(_encode_shape, tensors, requires_grad))
     payload_bytes = len(shapes) + sum(tensor.nbytes for tensor in tensors)
-    header = encode_header(FrameHeader(name, flags, len(tensors), len(shapes), payload_bytes))
+    header = encode_header(LogFrameHeader(name, flags, len(tensors), len(shapes), payload_bytes))
     parts: list[bytes | memoryview] = [header, shapes, *map(_memory, tensors)]
     return [*parts, seal(parts)]
 
@@ -60,7 +60,7 @@ def _encode_shape(tensor: Tensor, requires_grad: bool) -> bytes:
     return head + name + struct.pack(f"<{tensor.ndim}Q", *tensor.shape)
 
 
-def decode_shapes(data: bytes, num_tensors: int) -> list[Shape]:
+def decode_shapes(data: bytes, num_tensors: int) -> list[TensorShape]:
     """ValueError if these are no shapes."""
     shapes, at = [], 0
     try:
@@ -73,13 +73,13 @@ def decode_shapes(data: bytes, num_tensors: int) -> list[Shape]:
             at += 8 * num_dims
             if not isinstance(dtype, torch.dtype):
                 raise ValueError("unknown dtype")
-            shapes.append(Shape(dtype, sizes, bool(requires_grad)))
+            shapes.append(TensorShape(dtype, sizes, bool(requires_grad)))
     except (struct.error, UnicodeDecodeError) as why:
         raise ValueError(str(why)) from why
     return shapes
 
 
-def empty(shape: Shape) -> tuple[Tensor, memoryview]:
+def empty(shape: TensorShape) -> tuple[Tensor, memoryview]:
     """A tensor of memory of its own, and that memory to be filled."""
     tensor = torch.empty(shape.sizes, dtype=shape.dtype)
     return tensor, _memory(tensor)

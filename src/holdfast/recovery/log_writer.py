@@ -17,7 +17,7 @@ from torch import Tensor
 
 from holdfast.recovery.log_folder import LogFolder
 from holdfast.recovery.log_frame import Flag, FrameKind, FrameName
-from holdfast.recovery.log_segment import Identity
+from holdfast.recovery.log_segment import LogIdentity
 from holdfast.recovery.log_tensors import encode_frame
 
 MAX_AGE_S = 0.2  # a frame that has waited this long is written whatever the worker does
@@ -66,7 +66,7 @@ class LogWriter:
         self,
         folder: Path,
         mirror: Path | None,
-        identity: Identity,
+        identity: LogIdentity,
         *,
         limit_bytes: int,
         queue_bytes: int,

@@ -15,7 +15,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.job import Job
-from holdfast.runtime.job_walk import JOB_FILE, MODULE_NAMES, Walk
+from holdfast.runtime.job_walk import JOB_FILE, MODULE_NAMES, JobWalk
 
 _COMPILED = "_torchdynamo_orig_callable"  # what torch.compile leaves on a function
 _SCRIPTED = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
@@ -138,16 +138,16 @@ def _used_by(who: str, function: FunctionType) -> Iterator[_Found]:
 
 def _own_generators(job: Job) -> Iterator[str]:
     for name in ("data", "collate", "loss", "lr_schedule"):
-        value, walk = getattr(job, name), Walk()
+        value, walk = getattr(job, name), JobWalk()
         walk.field("", value)
         yield from _lines(f"Job.{name} ({type(value).__name__})", walk)
     for who, module in _modules(job):
-        walk = Walk()
+        walk = JobWalk()
         walk.names("", vars(module), MODULE_NAMES)
         yield from _lines(who, walk)
 
 
-def _lines(owner: str, walk: Walk) -> Iterator[str]:
+def _lines(owner: str, walk: JobWalk) -> Iterator[str]:
     for path in walk.generators:
         if not path.startswith(JOB_FILE):  # of a job file that drew from it once: too common
             name = path.replace("[", ".").replace("]", "")

@@ -18,7 +18,7 @@ from holdfast.schedule.operation import Fact, Kind, Op, What
 from holdfast.schedule.running import RunningStep
 from holdfast.transport.base import MAX_BUNDLE, Channel, Tag, Transport
 
-Address = tuple[WorkerId, Tag]
+TaggedSource = tuple[WorkerId, Tag]
 
 
 class TransportBoundary:
@@ -41,7 +41,7 @@ class TransportBoundary:
 
     # --- in ---
 
-    def comes_before(self, op: Op, at: Attempt, others: Sequence[Address]) -> bool:
+    def comes_before(self, op: Op, at: Attempt, others: Sequence[TaggedSource]) -> bool:
         wanted = self._wanted(op, at)
         if wanted is None:
             return True
@@ -57,7 +57,7 @@ class TransportBoundary:
         self._check_came(op, at, tensors)
         return tensors
 
-    def _wanted(self, op: Op, at: Attempt) -> Address | None:
+    def _wanted(self, op: Op, at: Attempt) -> TaggedSource | None:
         """The first of the tensors that are the operation's input; None if it needs none."""
         origin = at.routes.origin(op)
         if origin is None or op.microbatch is None:

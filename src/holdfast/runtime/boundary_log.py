@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.protocol import messages
 from holdfast.protocol.records import LogOrder
 from holdfast.recovery.log_frame import SAID_AGAIN, Flag, FrameKind, FrameName
-from holdfast.recovery.log_segment import Identity
+from holdfast.recovery.log_segment import LogIdentity
 from holdfast.recovery.log_tensors import frame_bytes
 from holdfast.recovery.log_writer import CLOSE_LIMIT_S, LogWriter
 from holdfast.recovery.places import Places
@@ -166,7 +166,7 @@ class FileLog(BoundaryLog):
         self._writer = LogWriter(
             Path(places.log_dir) / self._name,
             Path(places.log_mirror) / self._name if places.log_mirror else None,
-            Identity(log.run, self._name),
+            LogIdentity(log.run, self._name),
             limit_bytes=log.limit_bytes,
             # Until a step has shown how much there is, slowness cannot be told from size.
             queue_bytes=_NO_LIMIT_BYTES,

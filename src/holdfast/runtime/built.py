@@ -17,7 +17,7 @@ from holdfast.runtime.epoch import Parts
 from holdfast.runtime.gradients import ExactGradients, FastGradients, FlatLayout
 from holdfast.runtime.job_code import JobCode
 from holdfast.runtime.optimizer import StageOptimizer
-from holdfast.runtime.results import Form
+from holdfast.runtime.results import StageForm
 from holdfast.runtime.stage import ParameterSlot, Stage
 from holdfast.runtime.stage_state import StageState
 from holdfast.runtime.state import Layers, buffer_shapes
@@ -89,7 +89,7 @@ class Builder:
         shapes, is_last = buffer_shapes(layers), numbers[-1] == len(ranges) - 1
         sums = StepSums(self.config.parallel.microbatches, shapes, is_last=is_last)
         slots = _names(ranges, all_layers, numbers)
-        form = Form(gradients.layout, shapes)
+        form = StageForm(gradients.layout, shapes)
         return StageParts(
             number=numbers[0],
             layers=layers,

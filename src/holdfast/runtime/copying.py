@@ -20,7 +20,7 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, HoldfastError, ProtocolError
 from holdfast.runtime.commit import Committed
-from holdfast.runtime.results import Arrivals, Form, result_messages
+from holdfast.runtime.results import Arrivals, StageForm, result_messages
 from holdfast.transport.base import Channel, Tag, Transport
 
 PIECE_BYTES = 8 << 20
@@ -35,7 +35,7 @@ HEADER = Tag(Channel.STATE, 0)
 class StateSender:
     """Of one member: the joiners it feeds. ``ask`` may be called from any thread."""
 
-    def __init__(self, transport: Transport, form: Form) -> None:
+    def __init__(self, transport: Transport, form: StageForm) -> None:
         self._transport = transport
         self._form = form
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ class _Feed:
     def __init__(
         self,
         transport: Transport,
-        form: Form,
+        form: StageForm,
         joiner: WorkerId,
         version: int,
         tensors: Mapping[str, Tensor],

@@ -16,7 +16,7 @@ from holdfast.runtime.gradients import Gradients
 from holdfast.runtime.reduction import Given, reduce_gradients
 from holdfast.runtime.results import (
     Arrivals,
-    Form,
+    StageForm,
     receive_result,
     receive_tied,
     result_messages,
@@ -35,7 +35,7 @@ class Parts:
     ties: Sequence[Sequence[ParameterName]]
     gradients: Gradients
     sums: StepSums
-    form: Form
+    form: StageForm
 
 
 class TiedSums(Protocol):

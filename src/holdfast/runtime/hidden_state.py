@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from holdfast.job import Job
-from holdfast.runtime.job_walk import MODULE_NAMES, Walk
+from holdfast.runtime.job_walk import MODULE_NAMES, JobWalk
 
 _LOOKS_AT = (2, 4)  # steps after it was built; caches of the first forwards are there by then
 # What LR schedules set: it follows from the step's number.
@@ -48,7 +48,7 @@ class HiddenState:
         return [f"{name} changes while training, but {_ADVICE}" for name in names]
 
     def _marks(self) -> dict[str, _Mark]:
-        walk = Walk(self._known())
+        walk = JobWalk(self._known())
         for number, layer in self._layers.items():
             for path, module in layer.named_modules():
                 where = f"layer {number} ({type(layer).__name__}): {path + '.' if path else ''}"
@@ -61,7 +61,7 @@ class HiddenState:
                 walk.field(f"Job.{name}: ", value)
         return {path: _mark(value) for path, value in walk.values.items()}
 
-    def _walk_optimizer(self, walk: Walk, optimizer: Optimizer) -> None:
+    def _walk_optimizer(self, walk: JobWalk, optimizer: Optimizer) -> None:
         where = f"the optimizer ({type(optimizer).__name__}): "
         walk.names(where, vars(optimizer), _OPTIMIZER_NAMES)
         scheduled = _SCHEDULED if self._job.lr_schedule is not None else ()

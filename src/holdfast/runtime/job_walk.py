@@ -29,7 +29,7 @@ _GLOBAL = {  # these are seeded
 MODULE_NAMES = frozenset(vars(nn.Module()))
 
 
-class Walk:
+class JobWalk:
     """Each value once. ``known``: ids of what is not to be looked at."""
 
     def __init__(self, known: Container[int] = ()) -> None:

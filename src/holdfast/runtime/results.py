@@ -22,7 +22,7 @@ from holdfast.transport.base import Channel, Tag, Transport
 _META, _FLAT, _TOTALS = range(3)  # parts of the message
 
 
-class Form(NamedTuple):
+class StageForm(NamedTuple):
     """What both sides know of a stage."""
 
     layout: FlatLayout
@@ -30,7 +30,7 @@ class Form(NamedTuple):
 
 
 def result_messages(
-    channel: Channel, result: Result, form: Form, verdict: Verdict | None = None
+    channel: Channel, result: Result, form: StageForm, verdict: Verdict | None = None
 ) -> list[tuple[Tag, Tensor]]:
     # A joiner does not know how often a step was tried.
     tag = Tag(channel, result.step, result.attempt if channel is Channel.RESULT else 0)
@@ -79,7 +79,7 @@ class Arrivals:
 
 
 def receive_result(
-    arrivals: Arrivals, tag: Tag, form: Form, timeout_s: float
+    arrivals: Arrivals, tag: Tag, form: StageForm, timeout_s: float
 ) -> tuple[Result, Verdict | None]:
     """``tag``: channel, step and attempt of the result."""
     meta, flat, totals = (

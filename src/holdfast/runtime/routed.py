@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 aten = torch.ops.aten
 
-Gradients = tuple[Tensor | None, ...]
+GradientTuple = tuple[Tensor | None, ...]
 Mask = tuple[bool, ...]
 Slots = tuple[int | None, int | None]
 """Of a call's weight and bias; None for what is not to be deferred."""
@@ -28,7 +28,7 @@ class Piece:
     """One call's share of some weight gradients, still to be computed."""
 
     slots: tuple[int, ...]
-    compute: Callable[[], Gradients]
+    compute: Callable[[], GradientTuple]
     """The gradients of ``slots``, in that order, with any number of None between them."""
 
 
@@ -53,13 +53,13 @@ class Deferred:
         )
         return tuple(n and not wait for n, wait in zip(needed, later, strict=True)), later
 
-    def put_aside(self, slots: Slots, later: Mask, compute: Callable[[], Gradients]) -> None:
+    def put_aside(self, slots: Slots, later: Mask, compute: Callable[[], GradientTuple]) -> None:
         waiting = tuple(s for s, wait in zip(slots, later, strict=True) if wait and s is not None)
         if waiting:
             self.pieces.append(Piece(waiting, compute))
 
 
-class Linear(Function):
+class DeferredLinear(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -74,7 +74,7 @@ class Linear(Function):
         return _not_a_view(F.linear(data, weight, bias))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Gradients:
+    def backward(ctx: Any, *gradients: Tensor) -> GradientTuple:
         (gradient,) = gradients
         data, weight = ctx.saved_tensors
         now, later = ctx.deferred.shares(ctx.slots, ctx.needs_input_grad[3:])
@@ -88,13 +88,13 @@ class Linear(Function):
         return None, None, data_gradient, *_linear_weights(rows, data_rows, now)
 
 
-def _linear_weights(gradient: Tensor, data: Tensor, mask: Mask) -> Gradients:
+def _linear_weights(gradient: Tensor, data: Tensor, mask: Mask) -> GradientTuple:
     # The transposed product is the one autograd runs; the other way round has other bits.
     weight = torch.mm(gradient.t(), data) if mask[0] else None
     return weight, gradient.sum(0) if mask[1] else None
 
 
-class LayerNorm(Function):
+class DeferredLayerNorm(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -112,7 +112,7 @@ class LayerNorm(Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Gradients:
+    def backward(ctx: Any, *gradients: Tensor) -> GradientTuple:
         data, weight, bias, mean, scale = ctx.saved_tensors
         now, later = ctx.deferred.shares(ctx.slots, ctx.needs_input_grad[3:5])
         run = partial(
@@ -125,7 +125,7 @@ class LayerNorm(Function):
         return None, None, *found, None, None
 
 
-class Embedding(Function):
+class DeferredEmbedding(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -145,7 +145,7 @@ class Embedding(Function):
         return _not_a_view(torch.embedding(weight, indices, padding))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Gradients:
+    def backward(ctx: Any, *gradients: Tensor) -> GradientTuple:
         (indices,) = ctx.saved_tensors
         now, later = ctx.deferred.shares(ctx.slots, (ctx.needs_input_grad[3], False))
         kernel = aten.embedding_dense_backward.default
@@ -154,7 +154,7 @@ class Embedding(Function):
         return None, None, None, run() if now[0] else None, None
 
 
-class Convolution(Function):
+class DeferredConvolution(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -174,7 +174,7 @@ class Convolution(Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Gradients:
+    def backward(ctx: Any, *gradients: Tensor) -> GradientTuple:
         data, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.geometry
         now, later = ctx.deferred.shares(ctx.slots, ctx.needs_input_grad[3:5])
@@ -198,5 +198,5 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor if torch.is_grad_enabled() else tensor.detach()
 
 
-def _masked(kernel: Callable[[list[bool]], Gradients], mask: list[bool]) -> Gradients:
+def _masked(kernel: Callable[[list[bool]], GradientTuple], mask: list[bool]) -> GradientTuple:
     return kernel(mask) if any(mask) else (None,) * len(mask)

@@ -18,11 +18,11 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from holdfast.runtime.routed import (
-    Convolution,
     Deferred,
-    Embedding,
-    LayerNorm,
-    Linear,
+    DeferredConvolution,
+    DeferredEmbedding,
+    DeferredLayerNorm,
+    DeferredLinear,
     Piece,
     Slots,
 )
@@ -117,7 +117,7 @@ class DeferWeights(TorchFunctionMode):
         if slots is None or input.dim() < 2 or not input.is_contiguous():
             return None
         cast = self._autocast(input, weight, bias)
-        return None if cast is None else self._apply(Linear, slots, *cast)
+        return None if cast is None else self._apply(DeferredLinear, slots, *cast)
 
     def _layer_norm(
         self,
@@ -132,7 +132,9 @@ class DeferWeights(TorchFunctionMode):
         # Under autocast the precision of a norm differs between devices: left native.
         if slots is None or torch.is_autocast_enabled(input.device.type):
             return None
-        return self._apply(LayerNorm, slots, input, weight, bias, list(normalized_shape), eps)
+        return self._apply(
+            DeferredLayerNorm, slots, input, weight, bias, list(normalized_shape), eps
+        )
 
     def _embedding(
         self,
@@ -151,7 +153,7 @@ class DeferWeights(TorchFunctionMode):
             padding = -1
         else:
             padding = padding_idx if padding_idx >= 0 else padding_idx + weight.shape[0]
-        return self._apply(Embedding, slots, input, weight, padding)
+        return self._apply(DeferredEmbedding, slots, input, weight, padding)
 
     def _convolution(
         self,
@@ -170,7 +172,7 @@ class DeferWeights(TorchFunctionMode):
         sizes = [_repeated(size, num_dimensions) for size in (stride, padding, dilation)]
         cast = self._autocast(input, weight, bias)
         geometry = (*sizes, groups)
-        return None if cast is None else self._apply(Convolution, slots, *cast, geometry)
+        return None if cast is None else self._apply(DeferredConvolution, slots, *cast, geometry)
 
     def _apply(self, function: type[Function], slots: Slots, *arguments: Any) -> Tensor:
         result: Tensor = function.apply(self.deferred, slots, *arguments)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError
 
-Address = tuple[str, int]
+SocketAddress = tuple[str, int]
 
 
 class Channel(IntEnum):
@@ -166,11 +166,11 @@ class Transport(Protocol):
     unless the peer stays away for longer than the reconnect limit. Then it is gone.
     """
 
-    def listen(self) -> Address:
+    def listen(self) -> SocketAddress:
         """Start to take what others send. Returns the host and port to give to them."""
         ...
 
-    def connect(self, addresses: Mapping[WorkerId, Address]) -> None:
+    def connect(self, addresses: Mapping[WorkerId, SocketAddress]) -> None:
         """Say where peers are; connections are made at the first send to each.
 
         A peer named here is taken to be alive: one that was lost may be sent to and waited

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 
 from holdfast.stamps import Stamps
-from holdfast.transport.base import Address, Limits
+from holdfast.transport.base import Limits, SocketAddress
 from holdfast.transport.greeting import ANSWER_BYTES, SessionHello, decode_answer, encode_hello
 from holdfast.transport.sockets import read_exactly, tune_outgoing
 
@@ -15,19 +15,19 @@ class Dialer:
     """``introduce`` proves to whoever has answered who we are, and that it is who it should be."""
 
     def __init__(
-        self, address: Address, introduce: Callable[[socket.socket], Stamps], limits: Limits
+        self, address: SocketAddress, introduce: Callable[[socket.socket], Stamps], limits: Limits
     ) -> None:
         self.address = address
         self._introduce, self._limits = introduce, limits
 
-    def new_socket(self) -> tuple[socket.socket, Address]:
+    def new_socket(self) -> tuple[socket.socket, SocketAddress]:
         """Not connected yet, so that its owner can break off what follows."""
         family, kind, protocol, _, resolved = socket.getaddrinfo(
             *self.address, type=socket.SOCK_STREAM
         )[0]
         return socket.socket(family, kind, protocol), (str(resolved[0]), int(resolved[1]))
 
-    def begin(self, connection: socket.socket, resolved: Address) -> None:
+    def begin(self, connection: socket.socket, resolved: SocketAddress) -> None:
         connection.setblocking(False)
         tune_outgoing(connection, self._limits.silence_limit_s)
         connection.connect_ex(resolved)

@@ -17,7 +17,7 @@ from holdfast.errors import ProtocolError
 from holdfast.handshake import WORKER_ROLE, Answerer, Identity
 from holdfast.scarce import patiently
 from holdfast.stamps import Stamps
-from holdfast.transport.base import Address
+from holdfast.transport.base import SocketAddress
 from holdfast.transport.greeting import HELLO_BYTES, SessionHello, decode_hello
 from holdfast.transport.sockets import BUFFER_BYTES, shut
 
@@ -87,7 +87,7 @@ class Gate:
         self._resume_s: float | None = None  # when to accept again
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def open(self, address: Address) -> Address:
+    def open(self, address: SocketAddress) -> SocketAddress:
         self._listener = patiently(lambda: _listener(address))
         self._selector = patiently(selectors.DefaultSelector)
         patiently(self._thread.start)
@@ -193,7 +193,7 @@ class Gate:
         self._refused()
 
 
-def _listener(address: Address) -> socket.socket:
+def _listener(address: SocketAddress) -> socket.socket:
     family, kind, protocol, _, resolved = socket.getaddrinfo(
         *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

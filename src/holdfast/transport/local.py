@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, ProtocolError, TransportClosed
-from holdfast.transport.base import ALONE, Address, Bundle, Limits, Statistics, Tag
+from holdfast.transport.base import ALONE, Bundle, Limits, SocketAddress, Statistics, Tag
 from holdfast.transport.frame import encode_frame, wire_form
 from holdfast.transport.hindrance import UNSHAPED, LinkShaping
 from holdfast.transport.line import DelayedLink, InFlight
@@ -22,7 +22,7 @@ from holdfast.transport.mailbox import Mailbox
 from holdfast.transport.receiving import MailboxTransport
 
 _JOIN_LIMIT_S = 5.0
-_NOWHERE: Address = ("", 0)
+_NOWHERE: SocketAddress = ("", 0)
 
 
 class LocalHub:
@@ -71,11 +71,11 @@ class LocalTransport(MailboxTransport):
         self._sent_messages = self._sent_bytes = 0
         hub.join(self._mailbox)
 
-    def listen(self) -> Address:
+    def listen(self) -> SocketAddress:
         """The hub knows where everyone is."""
         return _NOWHERE
 
-    def connect(self, addresses: Mapping[WorkerId, Address]) -> None:
+    def connect(self, addresses: Mapping[WorkerId, SocketAddress]) -> None:
         """Whoever joins the hub is known to all, and is taken to be alive."""
 
     def send(self, to: WorkerId, tag: Tag, tensor: Tensor, bundle: Bundle = ALONE) -> None:

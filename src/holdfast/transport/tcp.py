@@ -20,7 +20,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, EpochPast, HandshakeFailed, PeerLost, TransportClosed
 from holdfast.handshake import SECRET_BYTES, WORKER_ROLE, Identity, call
 from holdfast.stamps import Stamps
-from holdfast.transport.base import ALONE, Address, Bundle, Limits, Statistics, Tag
+from holdfast.transport.base import ALONE, Bundle, Limits, SocketAddress, Statistics, Tag
 from holdfast.transport.dialing import Dialer
 from holdfast.transport.frame import checksum_of, encode_frame, payload_view, wire_form
 from holdfast.transport.gate import Gate, Visitor
@@ -52,7 +52,7 @@ class TcpTransport(MailboxTransport):
         self._secret, self._identity = secret, Identity(WORKER_ROLE, str(me), generation)
         self._listen_address = (listen_host, listen_port)
         self._lock = threading.Lock()  # for all below
-        self._addresses: dict[WorkerId, Address] = {}
+        self._addresses: dict[WorkerId, SocketAddress] = {}
         self._outgoing: dict[WorkerId, Outgoing] = {}
         self._shapings: dict[WorkerId, LinkShaping] = {}  # of links now and to come
         self._abandoned: list[Outgoing] = []  # kept until their threads have ended
@@ -68,12 +68,12 @@ class TcpTransport(MailboxTransport):
         self._closing = threading.Event()
         self._refused_connections = self._damaged_messages = 0
 
-    def listen(self) -> Address:
+    def listen(self) -> SocketAddress:
         with self._lock:
             self._check_open()
             return self._gate.open(self._listen_address)
 
-    def connect(self, addresses: Mapping[WorkerId, Address]) -> None:
+    def connect(self, addresses: Mapping[WorkerId, SocketAddress]) -> None:
         with self._lock:
             self._check_open()
             news = {peer: (host, port) for peer, (host, port) in addresses.items()}
