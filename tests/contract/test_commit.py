@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost
-from holdfast.runtime.commit import CommitPhase, Committed, Result, StageCommit
+from holdfast.runtime.commit import CommitPhase, Committed, StageCommit, StepResult
 from holdfast.runtime.gradients import FastGradients, FlatLayout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import Reduced, conclude
@@ -103,7 +103,7 @@ class OneStage:
     def accept(self, step: int, attempt: int = 0, scale: float = 1.0) -> Reduced:
         """What a reduction, or a copy of one, brings."""
         reduced = self.gradient(step, scale)
-        self.commit.accept(Result(step, attempt, reduced, Totals(CHANGES)))
+        self.commit.accept(StepResult(step, attempt, reduced, Totals(CHANGES)))
         return reduced
 
     def gradient(self, step: int, scale: float) -> Reduced:

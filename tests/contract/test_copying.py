@@ -15,7 +15,7 @@ from helpers.scarce import refuse_threads
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, ProtocolError
 from holdfast.runtime import copying
-from holdfast.runtime.commit import Committed, Result
+from holdfast.runtime.commit import Committed, StepResult
 from holdfast.runtime.copying import HEADER, State, StateSender, receive_state
 from holdfast.runtime.gradients import FastGradients, FlatLayout
 from holdfast.runtime.reduction import conclude
@@ -54,7 +54,7 @@ def committed(step: int) -> Committed:
     LAYOUT.view(flat, 0).fill_(step)
     reduced = conclude(FastGradients(LAYOUT), flat, touched=[True], nonfinite=False)
     verdict = Verdict(float(step), None if step % 2 else 0.5, False)
-    return Committed(Result(step, step % 2, reduced, Totals()), verdict, taken_back=False)
+    return Committed(StepResult(step, step % 2, reduced, Totals()), verdict, taken_back=False)
 
 
 def as_bits(given: Mapping[str, Tensor]) -> dict[str, object]:
@@ -85,7 +85,7 @@ class Copy:
     def state(self, joiner: WorkerId = JOINER) -> State:
         return receive_state(Arrivals(self.joiners[joiner], GIVER), LIMIT_S)
 
-    def update(self, step: int, joiner: WorkerId = JOINER) -> tuple[Result, Verdict | None]:
+    def update(self, step: int, joiner: WorkerId = JOINER) -> tuple[StepResult, Verdict | None]:
         arrivals = Arrivals(self.joiners[joiner], GIVER)
         return receive_result(arrivals, Tag(Channel.UPDATE, step), FORM, LIMIT_S)
 

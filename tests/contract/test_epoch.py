@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from holdfast.cluster import WorkerId
-from holdfast.runtime.commit import Result
+from holdfast.runtime.commit import StepResult
 from holdfast.runtime.epoch import Epoch, Parts
 from holdfast.runtime.gradients import ExactGradients, FlatLayout
 from holdfast.runtime.results import StageForm
@@ -68,8 +68,11 @@ class Group:
         return Parts(self.slots, TIES, gradients, sums, StageForm(layout, BUFFER))
 
     def reduce(
-        self, routes: RunningStep, results: Mapping[WorkerId, Result], gone: Sequence[WorkerId] = ()
-    ) -> dict[WorkerId, Result]:
+        self,
+        routes: RunningStep,
+        results: Mapping[WorkerId, StepResult],
+        gone: Sequence[WorkerId] = (),
+    ) -> dict[WorkerId, StepResult]:
         """Everyone serves what it has; whoever has R in its lane reduces."""
         hub = LocalHub()
         live = [member for member in self.members if member not in gone]
@@ -86,7 +89,7 @@ class Group:
             for member in live
         }
 
-        def run(member: WorkerId) -> Result | None:
+        def run(member: WorkerId) -> StepResult | None:
             epochs[member].serve(routes, results.get(member))
             if Op(member.stage, Kind.R) not in routes.schedule.lanes[member]:
                 return None
@@ -100,7 +103,7 @@ class Group:
             assert transport.statistics.unread_bytes == 0, f"{epoch.me} was sent what it needs not"
         return {member: result for member, result in made.items() if result is not None}
 
-    def joint(self) -> dict[WorkerId, Result]:
+    def joint(self) -> dict[WorkerId, StepResult]:
         return self.reduce(routes(self, self.members), {})
 
 
@@ -120,7 +123,7 @@ def routes(
     return RunningStep(STEP, ATTEMPT, schedule, {}, copies or {})
 
 
-def bits(result: Result) -> tuple[object, ...]:
+def bits(result: StepResult) -> tuple[object, ...]:
     reduced, totals = result.reduced, result.totals
     return (
         (result.step, result.attempt, reduced.flat.numpy().tobytes(), reduced.touched),
@@ -130,7 +133,7 @@ def bits(result: Result) -> tuple[object, ...]:
     )
 
 
-def assert_same(found: Mapping[WorkerId, Result], joint: Mapping[WorkerId, Result]) -> None:
+def assert_same(found: Mapping[WorkerId, StepResult], joint: Mapping[WorkerId, StepResult]) -> None:
     assert found
     for member, result in found.items():
         assert bits(result) == bits(joint[member]), member
@@ -212,7 +215,7 @@ def test_both_ends_of_a_tie_half_done_give_copies_and_nothing_else(slots):
 def test_nobody_serves_the_result_of_another_step(slots):
     group = Group(slots)
     older = {
-        member: Result(STEP - 1, 0, result.reduced, result.totals)
+        member: StepResult(STEP - 1, 0, result.reduced, result.totals)
         for member, result in group.joint().items()
     }
     assert_same(group.reduce(routes(group, group.members), older), group.joint())

@@ -33,7 +33,7 @@ from holdfast.recovery.log_reader import LogReader
 from holdfast.recovery.log_segment import opened, read_segment_header, scan
 from holdfast.recovery.places import Places
 from holdfast.runtime.boundary_log import BoundaryLog, FileLog, open_log
-from holdfast.runtime.commit import Result
+from holdfast.runtime.commit import StepResult
 from holdfast.runtime.gradients import FlatLayout
 from holdfast.runtime.reduction import Reduced
 from holdfast.runtime.step_sums import Totals
@@ -286,12 +286,12 @@ def test_what_was_run_for_another_stage_is_logged_under_its_name(make, tmp_path)
     assert reader(tmp_path).has(A, 0, 4, 1, 5)
 
 
-def result(*touched: bool, step: int = 2, attempt: int = 1) -> Result:
+def result(*touched: bool, step: int = 2, attempt: int = 1) -> StepResult:
     layout = FlatLayout.of([torch.zeros(3), torch.zeros(20)])
     flat = torch.arange(float(layout.numel))
     nothing = (0.0,) * 2
     reduced = Reduced(layout, flat, touched, False, nothing, nothing)
-    return Result(step, attempt, reduced, Totals({}, 0, {}))
+    return StepResult(step, attempt, reduced, Totals({}, 0, {}))
 
 
 @pytest.mark.parametrize("touched", [False, True])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from holdfast.cluster import WorkerId
-from holdfast.runtime.commit import CommitPhase, Result, StageCommit
+from holdfast.runtime.commit import CommitPhase, StageCommit, StepResult
 from holdfast.runtime.gradients import ExactGradients, FlatLayout
 from holdfast.runtime.optimizer import StageOptimizer
 from holdfast.runtime.reduction import conclude
@@ -98,7 +98,7 @@ class OneStage:
         reduced = conclude(self.gradients, flat, touched=self.gradients.touched, nonfinite=False)
         tag = Tag(Channel.RESULT, step)
         totals = self.sums.totals([ME], ME, self.transport, tag, LIMIT_S)
-        self.commit.accept(Result(step, 0, reduced, totals))
+        self.commit.accept(StepResult(step, 0, reduced, totals))
         self.gradients.clear()
         self.sums.clear()
 

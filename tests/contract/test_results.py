@@ -8,7 +8,7 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, ProtocolError, WaitTimeout
-from holdfast.runtime.commit import Result
+from holdfast.runtime.commit import StepResult
 from holdfast.runtime.gradients import FastGradients, FlatLayout
 from holdfast.runtime.reduction import conclude
 from holdfast.runtime.results import (
@@ -31,7 +31,7 @@ LAYOUT = FlatLayout.of([torch.zeros(5), torch.zeros(3, 7), torch.zeros(())])
 FORM = StageForm(LAYOUT, {"1.mean": torch.Size([2, 2]), "1.seen": torch.Size([])})
 
 
-def result(step: int = 4, attempt: int = 0, *, nonfinite: bool = False) -> Result:
+def result(step: int = 4, attempt: int = 0, *, nonfinite: bool = False) -> StepResult:
     flat = torch.zeros(LAYOUT.numel)
     LAYOUT.view(flat, 0).copy_(torch.tensor([1e-45, -0.0, 3e38, 1 / 3, -7.0]))
     LAYOUT.view(flat, 1).copy_(torch.randn(3, 7, generator=torch.Generator().manual_seed(step)))
@@ -40,7 +40,7 @@ def result(step: int = 4, attempt: int = 0, *, nonfinite: bool = False) -> Resul
     touched = (True, True, nonfinite)
     reduced = conclude(FastGradients(LAYOUT), flat, touched=touched, nonfinite=nonfinite)
     changes = {"1.mean": torch.full((2, 2), 0.1, dtype=torch.float64)}
-    return Result(step, attempt, reduced, Totals(changes, {0: math.nan, 7: 0.1}, 2**40 + 1))
+    return StepResult(step, attempt, reduced, Totals(changes, {0: math.nan, 7: 0.1}, 2**40 + 1))
 
 
 def pair() -> tuple[LocalTransport, LocalTransport]:

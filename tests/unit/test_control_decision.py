@@ -12,7 +12,7 @@ from holdfast.control.decision import (
     MOST_STUCK,
     EndRun,
     LogFacts,
-    Proceed,
+    ProceedDecision,
     Rebuild,
     RestoreCopy,
     Rollback,
@@ -88,26 +88,26 @@ def dead(*names):
 
 def test_when_nobody_is_missing_all_go_on() -> None:
     found = decide(all_have(GRID), situation())
-    assert found == Proceed(GRID, REST, "every stage has a holder")
+    assert found == ProceedDecision(GRID, REST, "every stage has a holder")
 
 
 def test_the_others_take_over_what_a_lost_worker_did() -> None:
     left = without("1.0")
     found = decide(all_have(left), situation(left, dead=dead("1.0")))
-    assert isinstance(found, Proceed)
+    assert isinstance(found, ProceedDecision)
     assert found.stages == left
 
 
 def test_who_leaves_is_no_member_any_more() -> None:
     found = decide(all_have(GRID), situation(leaving=(WorkerId(1, 1),)))
-    assert isinstance(found, Proceed)
+    assert isinstance(found, ProceedDecision)
     assert found.stages == without("1.1")
 
 
 def test_nobody_leaves_a_stage_that_has_no_other_holder() -> None:
     left = without("0.1")
     found = decide(all_have(left), situation(left, leaving=(WorkerId(1, 1),)))
-    assert isinstance(found, Proceed)
+    assert isinstance(found, ProceedDecision)
     assert found.stages == left
 
 
@@ -116,7 +116,7 @@ def test_who_enters_is_at_most_a_step_behind(reduced, comes_in) -> None:
     joiner, left = WorkerId(1, 0), without("1.0")
     told = all_have(left) | {joiner: has(joiner, reduced)}
     found = decide(told, situation(left, entering={joiner: 0}))
-    assert isinstance(found, Proceed)
+    assert isinstance(found, ProceedDecision)
     assert (joiner in found.stages) is comes_in
 
 
@@ -124,7 +124,7 @@ def test_who_enters_a_stage_that_nobody_holds_is_never_behind() -> None:
     joiner, left = WorkerId(1, 0), without("0.0", "1.0")
     told = all_have(left, 9) | {joiner: has(joiner, 4)}
     found = decide(told, situation(left, entering={joiner: 0}))
-    assert isinstance(found, Proceed)
+    assert isinstance(found, ProceedDecision)
     assert found.stages == {**left, joiner: 0}
 
 
@@ -132,7 +132,7 @@ def test_if_those_who_come_or_go_make_it_impossible_all_stay_as_they_are() -> No
     joiner, left, plan = WorkerId(1, 0), without("1.0"), Planner("1.0")
     told = all_have({**left, joiner: 0})
     found = decide(told, situation(left, entering={joiner: 0}, plan=plan))
-    assert isinstance(found, Proceed)
+    assert isinstance(found, ProceedDecision)
     assert found.stages == left
     assert [len(stages) for stages in plan.asked] == [4, 3]
 
@@ -152,7 +152,7 @@ def test_a_step_that_others_have_finished_cannot_be_given_up() -> None:
     told = all_have(GRID) | {WorkerId(0, 0): has(WorkerId(0, 0), 6)}
     found = decide(told, situation(end_step=5))
     assert found == EndRun("step 6 is finished by some, and the last is 5")
-    assert isinstance(decide(told, situation(end_step=6)), Proceed)
+    assert isinstance(decide(told, situation(end_step=6)), ProceedDecision)
 
 
 # --- a stage has no holder ---
@@ -254,7 +254,7 @@ def test_after_a_loss_all_go_back_to_the_newest_copy_in_common() -> None:
 
 def test_copies_are_for_losses_only() -> None:
     found = decide(copies(w00=[3], w01=[3], w11=[3]), situation(without("1.0")), from_copies)
-    assert isinstance(found, Proceed)
+    assert isinstance(found, ProceedDecision)
 
 
 def test_copies_do_not_help_if_a_stage_is_lost() -> None:
@@ -298,7 +298,7 @@ def test_a_decision_fits_its_situation_and_has_a_reason(case) -> None:
     assert found.reason
     assert decide(told, now) == found, "it remembers nothing"
     match found:
-        case Proceed():
+        case ProceedDecision():
             assert now.holds_all(found.stages)
             assert not now.plan_rest.unable & found.stages.keys()
         case Rebuild():

@@ -6,14 +6,16 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from holdfast.detection.changepoint import ChangeDetector, Settings, Shift
+from holdfast.detection.changepoint import ChangeDetector, ChangeSettings, Shift
 from holdfast.errors import ConfigError
 from slow_series import HEALTHY, SLOW, slow_series
 
 NOISE = 0.02
 
 
-def told(values: Iterable[float], settings: Settings | None = None) -> list[tuple[int, Shift]]:
+def told(
+    values: Iterable[float], settings: ChangeSettings | None = None
+) -> list[tuple[int, Shift]]:
     """With the index of the value at which each was told."""
     detector = ChangeDetector(settings)
     found = []
@@ -223,6 +225,6 @@ def test_slow_series_are_told_while_they_are_slow_and_only_then(kind: str) -> No
 def test_settings_are_obeyed() -> None:
     values = noise()
     values[100:] += math.log(1.2)
-    deaf = Settings(min_change=math.log(1.5), min_sum_change=math.log(1.5))
+    deaf = ChangeSettings(min_change=math.log(1.5), min_sum_change=math.log(1.5))
     assert told(values)
     assert told(values, deaf) == []

@@ -56,7 +56,7 @@ def test_later_notices_about_a_lost_worker_are_no_error_and_no_news(notice) -> N
         [],
         [m.SaidHello],
         [m.SaidHello, m.IsReady],
-        [m.SaidHello, m.IsReady, m.Copies, m.StateCopied],
+        [m.SaidHello, m.IsReady, m.CopyBegun, m.StateCopied],
     ],
     ids=["starting", "building", "ready", "copying"],
 )
@@ -67,7 +67,7 @@ def test_a_joiner_that_is_lost_is_forgotten_without_a_new_plan(before, notice) -
 
 def test_the_place_of_a_lost_worker_may_be_taken_again() -> None:
     crew = after(
-        *START, m.ProcessExited, m.Invited, m.SaidHello, m.IsReady, m.Copies, m.StateCopied
+        *START, m.ProcessExited, m.Invited, m.SaidHello, m.IsReady, m.CopyBegun, m.StateCopied
     )
     assert crew.phase(ME) is WorkerPhase.COPYING
     crew.handle(m.Entered(ME, 9.0))
@@ -78,7 +78,7 @@ def test_a_member_that_changes_sides_builds_and_copies_again() -> None:
     crew = after(*START, m.Left)
     assert crew.phase(ME) is WorkerPhase.BUILDING
     crew.handle(m.IsReady(ME, 8.0))
-    crew.handle(m.Copies(ME, 9.0))
+    crew.handle(m.CopyBegun(ME, 9.0))
     assert crew.phase(ME) is WorkerPhase.COPYING
 
 
@@ -112,7 +112,7 @@ def test_the_story_has_every_step_with_its_time() -> None:
 
 
 def test_a_long_copy_does_not_make_the_story_long() -> None:
-    crew = after(m.SaidHello, m.IsReady, m.Copies, *[m.StateCopied] * 1000)
+    crew = after(m.SaidHello, m.IsReady, m.CopyBegun, *[m.StateCopied] * 1000)
     with pytest.raises(InvalidTransition) as error:
         crew.handle(m.SaidHello(ME, 9.0))
     assert len(str(error.value).splitlines()) == 5

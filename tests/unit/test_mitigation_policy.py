@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.mitigation.options import Action, Choice, Option, Situation
+from holdfast.mitigation.options import Action, Choice, Option, SlowSituation
 from holdfast.mitigation.patience import FIRST_WAIT_STEPS, LEAST_QUIET_STEPS
 from holdfast.mitigation.policy import MitigationPolicy
 
@@ -22,7 +22,7 @@ def drop(period_s=0.36, cost_s=3.0):
 
 
 def now(step=10, steps_left=1000, period_s=0.54, healthy_s=0.36, factor=1.5):
-    return Situation(step, steps_left, period_s, healthy_s, {"1.0": factor})
+    return SlowSituation(step, steps_left, period_s, healthy_s, {"1.0": factor})
 
 
 def lose(policy, seconds):
@@ -181,7 +181,7 @@ def run(slow_at, num_steps, detected_after=1):
         slow = slow_at(max(0, step - detected_after))
         period_s = (0.41 if mitigated else 0.72) if slow else (0.40 if mitigated else 0.36)
         policy.note_step(period_s, 0.36)
-        situation = Situation(step, 10**9, period_s, 0.36, {"1.0": 2.0} if slow else {})
+        situation = SlowSituation(step, 10**9, period_s, 0.36, {"1.0": 2.0} if slow else {})
         back = Option(Action.BACK, 0.36, 0.001, ("1.0",), "as before")
         options = [back] if mitigated and not slow else [replan(0.41, 0.001)] * (not mitigated)
         choice = policy.choose(situation, options)

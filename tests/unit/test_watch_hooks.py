@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.watch.collector import Collector, ProcessEnded
 from holdfast.watch.command import prepare, socket_in
-from holdfast.watch.hooks import COLLECTIVES, Hooks, Recorder
+from holdfast.watch.hooks import COLLECTIVES, CallRecorder, Hooks
 from holdfast.watch.keeping import keep_hook_faults
 from holdfast.watch.records import Call, Lost, RankHello, Reader, Record
 
@@ -256,7 +256,7 @@ def test_a_job_without_faults_leaves_no_file(job, hooked):
 
 def test_a_step_of_an_optimizer_in_a_torch_without_collectives_is_no_fault(tmp_path, monkeypatch):
     faults = []
-    hooks = Hooks(Recorder(str(tmp_path / "socket"), lambda: faults.append(sys.exc_info()[0])))
+    hooks = Hooks(CallRecorder(str(tmp_path / "socket"), lambda: faults.append(sys.exc_info()[0])))
     monkeypatch.delitem(sys.modules, COLLECTIVES, raising=False)
     hooks.after_step()
     assert faults == []

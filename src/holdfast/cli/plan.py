@@ -12,7 +12,7 @@ from rich.console import Console
 
 from holdfast.cli import help_text, plan_report
 from holdfast.cli.plan_problem import (
-    Room,
+    MemoryRoom,
     parse_costs,
     parse_limit_s,
     parse_memory,
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_planned(args: argparse.Namespace, problem: Problem, room: Room, width: int) -> None:
+def _run_planned(args: argparse.Namespace, problem: Problem, room: MemoryRoom, width: int) -> None:
     limit_s = None if args.certify is None else parse_limit_s(args.certify)
     if limit_s is not None and _num_operations(problem.shape) > MOST_OPERATIONS:
         raise ConfigError(

@@ -17,7 +17,7 @@ from holdfast.schedule.operation import Shape
 _MOST_CERTIFY_S = 24 * 3600
 
 
-class Room(NamedTuple):
+class MemoryRoom(NamedTuple):
     """Micro-batches in flight a worker, and how that was said."""
 
     num_microbatches: int
@@ -42,12 +42,12 @@ def parse_costs(text: str, stages: int) -> Costs:
     return costs_of(given, stages)
 
 
-def parse_memory(text: str | None, stages: int) -> Room:
+def parse_memory(text: str | None, stages: int) -> MemoryRoom:
     """``16``: micro-batches. ``2.0`` or ``2S``: times the number of stages."""
     if text is None:
-        return Room(default_memory(stages), "2 x stages")
+        return MemoryRoom(default_memory(stages), "2 x stages")
     if re.fullmatch(r"[0-9]{1,12}", text):
-        room = Room(int(text), f"--memory {text}")
+        room = MemoryRoom(int(text), f"--memory {text}")
     else:
         found = re.fullmatch(r"([0-9]{0,9}\.?[0-9]{0,9})[sS]?", text)
         factor = _number(found[1]) if found else None
@@ -58,7 +58,9 @@ def parse_memory(text: str | None, stages: int) -> Room:
                 "or 2S"
             )
         # 0.57 x 100 is a little below 57.
-        room = Room(floor(factor * stages + 1e-9), f"--memory {text}: {factor:g} x {stages} stages")
+        room = MemoryRoom(
+            floor(factor * stages + 1e-9), f"--memory {text}: {factor:g} x {stages} stages"
+        )
     if not 1 <= room.num_microbatches <= MOST_MICROBATCHES_HELD:
         raise ConfigError(
             f"--memory {text} = {room.num_microbatches} micro-batches in flight a worker: expected "
@@ -77,7 +79,7 @@ def parse_limit_s(text: str) -> float:
     return limit_s
 
 
-def problem_of(args: argparse.Namespace, shape: Shape, costs: Costs, room: Room) -> Problem:
+def problem_of(args: argparse.Namespace, shape: Shape, costs: Costs, room: MemoryRoom) -> Problem:
     return problem_from(
         shape,
         costs,

@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.baselines.compare import compare
 from holdfast.baselines.published import fault_free_s
-from holdfast.cli.plan_problem import Room
+from holdfast.cli.plan_problem import MemoryRoom
 from holdfast.cluster import WorkerId
 from holdfast.planner.bounds import bound, ideal_s
 from holdfast.planner.certificate import Certificate, certify
@@ -27,7 +27,7 @@ _LABEL = 16  # characters
 Lines = Iterator[tuple[str, str]]  # labels, and what is to be said about them
 
 
-def report(plan: Plan, room: Room, times: Timeline | None, width: int) -> Iterator[str]:
+def report(plan: Plan, room: MemoryRoom, times: Timeline | None, width: int) -> Iterator[str]:
     """``times``: of the lanes, if they were drawn."""
     yield _headline(plan)
     yield from _labelled(_facts(plan, room, times), width)
@@ -42,7 +42,7 @@ def _labelled(lines: Lines, width: int) -> Iterator[str]:
         yield from (" " * _LABEL + line for line in more)
 
 
-def _facts(plan: Plan, room: Room, times: Timeline | None) -> Lines:
+def _facts(plan: Plan, room: MemoryRoom, times: Timeline | None) -> Lines:
     problem, fleet = plan.fleet.problem, plan.fleet
     base_s, peak_s = fault_free_s(problem), ideal_s(fleet)
     yield "period", f"{plan.period_s:.6g} s a step"
@@ -72,7 +72,7 @@ def _headline(plan: Plan) -> str:
     )
 
 
-def _memory(plan: Plan, room: Room) -> Lines:
+def _memory(plan: Plan, room: MemoryRoom) -> Lines:
     by_stage, by_worker = memory_peaks(plan)
     highest = max(by_worker, key=lambda worker: by_worker[worker])
     yield (

@@ -7,13 +7,13 @@ from holdfast.control.finish import Finish
 from holdfast.control.joiner import Joiner
 from holdfast.control.lifecycle import RunPhase
 from holdfast.control.moving import MoveOrder
-from holdfast.control.parts import Parts
+from holdfast.control.parts import CoordinatorParts
 from holdfast.control.reconfiguration import ChangeRequest
 from holdfast.control.run import Run
 
 
 class Agenda:
-    def __init__(self, run: Run, parts: Parts, finish: Finish) -> None:
+    def __init__(self, run: Run, parts: CoordinatorParts, finish: Finish) -> None:
         self.run, self.parts, self._finish = run, parts, finish
 
     @property

@@ -15,7 +15,7 @@ from holdfast.control.effects import Effect, Emit, SealCheckpoint
 from holdfast.control.finish import Finish
 from holdfast.control.handlers import Handler, Handlers
 from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
-from holdfast.control.parts import Parts
+from holdfast.control.parts import CoordinatorParts
 from holdfast.control.plans import SomePlanner
 from holdfast.control.plausible import Plausible
 from holdfast.control.policies import OURS, Policies
@@ -63,7 +63,7 @@ class Coordinator:
             resume_with,
         )
         self.run = Run.of(settings)
-        self.parts = Parts.of(self.run, planner, policies)
+        self.parts = CoordinatorParts.of(self.run, planner, policies)
         self._finish = Finish(self.run, self.parts)
         self.agenda = Agenda(self.run, self.parts, self._finish)
         handlers = Handlers(self.run, self.parts, self.agenda, self._finish)

@@ -61,7 +61,7 @@ class Copies:
             return []  # the stage is lost and all go back, or it will be asked for what it has
         # It may wait for somebody who will send nothing any more.
         halt = [] if joiner.source is None else [self._halt(worker)]
-        self._run.membership.handle(m.Copies(worker, at_s))
+        self._run.membership.handle(m.CopyBegun(worker, at_s))
         source = min(holders, key=lambda holder: (busy.count(holder), holder))
         joiner.copy_from(source, at_s)
         hello = self._run.hellos[worker]

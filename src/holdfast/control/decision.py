@@ -19,7 +19,7 @@ Stages = Mapping[WorkerId, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Proceed:
+class ProceedDecision:
     """All go on, with these members; ``rest`` ends the half-done steps."""
 
     stages: Stages
@@ -58,7 +58,7 @@ class EndRun:
     reason: str
 
 
-Decision = Proceed | Rebuild | RestoreCopy | Rollback | EndRun
+Decision = ProceedDecision | Rebuild | RestoreCopy | Rollback | EndRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def go_on(inventories: Inventories, situation: Situation) -> Decision:
         if not situation.holds_all(stages):
             continue
         try:
-            return Proceed(stages, situation.plan_rest(stages, inventories), reason)
+            return ProceedDecision(stages, situation.plan_rest(stages, inventories), reason)
         except ScheduleError:
             continue
     return roll_back(situation)

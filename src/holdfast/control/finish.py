@@ -3,7 +3,7 @@
 from holdfast.control import membership as m
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
-from holdfast.control.parts import Parts
+from holdfast.control.parts import CoordinatorParts
 from holdfast.control.run import Run
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
@@ -11,7 +11,7 @@ from holdfast.protocol import messages
 
 
 class Finish:
-    def __init__(self, run: Run, parts: Parts) -> None:
+    def __init__(self, run: Run, parts: CoordinatorParts) -> None:
         self._run, self._parts = run, parts
 
     def fail(self, why: HoldfastError, at_s: float, details: str = "") -> list[Effect]:

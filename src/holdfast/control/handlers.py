@@ -8,7 +8,7 @@ from holdfast.control.agenda import Agenda
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.finish import Finish
 from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
-from holdfast.control.parts import Parts
+from holdfast.control.parts import CoordinatorParts
 from holdfast.control.run import Run
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.observability import events
@@ -20,7 +20,7 @@ Handler = Callable[[Any, float], list[Effect]]
 
 
 class Handlers:
-    def __init__(self, run: Run, parts: Parts, agenda: Agenda, finish: Finish) -> None:
+    def __init__(self, run: Run, parts: CoordinatorParts, agenda: Agenda, finish: Finish) -> None:
         self._run, self._parts, self._agenda, self._finish = run, parts, agenda, finish
         self._warned: set[str] = set()
 

@@ -47,7 +47,7 @@ class Assigned(Stimulus): ...
 class IsReady(Stimulus): ...
 
 
-class Copies(Stimulus): ...
+class CopyBegun(Stimulus): ...
 
 
 class StateCopied(Stimulus): ...
@@ -91,8 +91,8 @@ _NEXT: dict[tuple[WorkerPhase, type[Stimulus]], _Rule] = {
     (WorkerPhase.STARTING, SaidHello): (WorkerPhase.BUILDING, ()),
     (WorkerPhase.BUILDING, IsReady): (WorkerPhase.READY, ()),
     (WorkerPhase.READY, Entered): (WorkerPhase.MEMBER, ()),
-    (WorkerPhase.READY, Copies): (WorkerPhase.COPYING, ()),
-    (WorkerPhase.COPYING, Copies): (WorkerPhase.COPYING, ()),  # from another source
+    (WorkerPhase.READY, CopyBegun): (WorkerPhase.COPYING, ()),
+    (WorkerPhase.COPYING, CopyBegun): (WorkerPhase.COPYING, ()),  # from another source
     (WorkerPhase.COPYING, StateCopied): (WorkerPhase.COPYING, ()),
     (WorkerPhase.COPYING, Entered): (WorkerPhase.MEMBER, ()),
     (WorkerPhase.MEMBER, Left): (WorkerPhase.BUILDING, ()),

@@ -15,7 +15,7 @@ from holdfast.control.plans import Plans
 from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.run import Run
 from holdfast.control.straggler_policy import StragglerPolicy
-from holdfast.mitigation.options import Action, Choice, Option, Situation
+from holdfast.mitigation.options import Action, Choice, Option, SlowSituation
 from holdfast.mitigation.policy import DEARER_GAIN, MitigationPolicy
 from holdfast.mitigation.trial import Trial
 from holdfast.observability import events
@@ -74,7 +74,7 @@ class Mitigating:
         self._work_out(factors)
         period_s, healthy_s = self._now
         self._policy.note_step(took_s, healthy_s)
-        now = Situation(step + 1, steps_left, period_s, healthy_s, factors)
+        now = SlowSituation(step + 1, steps_left, period_s, healthy_s, factors)
         choice = self._policy.choose(now, [remedy.option for remedy in self._remedies])
         if choice.option.action is not Action.WAIT and self._mode != "observe":
             remedy = next(one for one in self._remedies if one.option is choice.option)
@@ -91,7 +91,7 @@ class Mitigating:
         self._mode, self.wanted = "off", None
         reason = f"stragglers are not looked for any more: {why}"
         option = Option(Action.WAIT, 0.0, 0.0, (), "")
-        return self._tell(Choice(option, reason), Situation(step, 0, 0.0, 0.0), at_s)
+        return self._tell(Choice(option, reason), SlowSituation(step, 0, 0.0, 0.0), at_s)
 
     def take(self, step: int, at_s: float) -> tuple[Remedy, list[Effect]]:
         """What is wanted is done now."""
@@ -107,7 +107,7 @@ class Mitigating:
             else:
                 self._trial.begin()
         period_s, healthy_s = self._now
-        now = Situation(step, 0, period_s, healthy_s, choice.factors)
+        now = SlowSituation(step, 0, period_s, healthy_s, choice.factors)
         return remedy, self._tell(choice, now, at_s)
 
     def _take_back(self) -> None:
@@ -209,7 +209,7 @@ class Mitigating:
             )
             yield Remedy(option, drops=worker)
 
-    def _tell(self, choice: Choice, now: Situation, at_s: float) -> list[Effect]:
+    def _tell(self, choice: Choice, now: SlowSituation, at_s: float) -> list[Effect]:
         """Once, unless something else is chosen, or for others."""
         option = choice.option
         told = (option.action, option.subjects)

@@ -26,7 +26,7 @@ from holdfast.control.switching import Switching
 
 
 @dataclass(frozen=True)
-class Parts:
+class CoordinatorParts:
     work: ProgressTracker
     losses: Losses
     plans: Plans
@@ -49,7 +49,7 @@ class Parts:
     moving: Moving
 
     @classmethod
-    def of(cls, run: Run, planner: SomePlanner | None, policies: Policies) -> "Parts":
+    def of(cls, run: Run, planner: SomePlanner | None, policies: Policies) -> "CoordinatorParts":
         workers = run.config.workers
         work, losses, links = ProgressTracker(), Losses(), LinkComplaints()
         plans, reports, starting = Plans(run, planner), Reports(run), Starting(run, work)

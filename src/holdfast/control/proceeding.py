@@ -4,7 +4,7 @@ Which members, and what ends the half-done steps, was decided before.
 """
 
 from holdfast.control import membership as m
-from holdfast.control.decision import Proceed
+from holdfast.control.decision import ProceedDecision
 from holdfast.control.effects import Effect
 from holdfast.control.joining import Joining
 from holdfast.control.losses import Losses, ProgressTracker
@@ -31,7 +31,9 @@ class Proceeding:
         self._run, self._tracker, self._losses, self._plans = run, work, losses, plans
         self._reports, self._joining, self._rebuilding = reports, joining, rebuilding
 
-    def go_on(self, change: Reconfiguration, decision: Proceed, at_s: float) -> list[Effect]:
+    def go_on(
+        self, change: Reconfiguration, decision: ProceedDecision, at_s: float
+    ) -> list[Effect]:
         run, remainder = self._run, decision.remainder
         told = change.inventories
         saving = [(stage, told[worker].saving) for worker, stage in decision.stages.items()]
@@ -49,7 +51,7 @@ class Proceeding:
         return [*proceed, *effects, *self._joining.copies.find_sources(at_s)]
 
     def _change_sides(
-        self, change: Reconfiguration, decision: Proceed, at_s: float
+        self, change: Reconfiguration, decision: ProceedDecision, at_s: float
     ) -> list[Effect]:
         effects: list[Effect] = []
         entered, step = {}, _step_of(decision.remainder)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.decision import (
     EndRun,
-    Proceed,
+    ProceedDecision,
     Rebuild,
     RestoreCopy,
     Rollback,
@@ -185,7 +185,7 @@ class Reconfigurations:
         match decide(change.inventories, situation, self._policy.after_loss):
             case EndRun():
                 raise run.ended_early()
-            case Proceed() as decision:
+            case ProceedDecision() as decision:
                 return self._proceeding.go_on(change, decision, at_s)
             case Rebuild() as decision:
                 return self._rebuild(change, decision, at_s)

@@ -24,7 +24,7 @@ _MOST = 100.0  # no logarithm of a ratio of times is larger
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ChangeSettings:
     """Values are logs of ratios: 0.01 is about one percent."""
 
     prior: Prior = field(default_factory=Prior)
@@ -60,8 +60,8 @@ class Shift(NamedTuple):
 class ChangeDetector:
     """Feed it ``log(time / predicted time)``; it tells shifts of the level, both ways."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self._settings = settings or Settings()
+    def __init__(self, settings: ChangeSettings | None = None) -> None:
+        self._settings = settings or ChangeSettings()
         self._bocd = Bocd(self._settings.prior)
         self._cusum = Cusum()
         self._num_values = 0

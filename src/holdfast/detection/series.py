@@ -5,7 +5,7 @@ from collections import deque
 from statistics import median
 from typing import NamedTuple
 
-from holdfast.detection.changepoint import ChangeDetector, Settings
+from holdfast.detection.changepoint import ChangeDetector, ChangeSettings
 
 _NUM_KEPT = 64
 _FAR = 0.05
@@ -24,7 +24,7 @@ class LevelChange(NamedTuple):
 
 
 class Series:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ChangeSettings) -> None:
         self._settings = settings
         self._detector = ChangeDetector(settings)
         self._num = 0  # values since the detector began

@@ -54,7 +54,7 @@ class WatchSettings:
     num_imbalance_steps: int = 12
     """Steps from which imbalance is judged."""
 
-    change: changepoint.Settings = field(default_factory=changepoint.Settings)
+    change: changepoint.ChangeSettings = field(default_factory=changepoint.ChangeSettings)
 
     def __post_init__(self) -> None:
         if not 1.0 < self.relief_factor < self.slow_factor:

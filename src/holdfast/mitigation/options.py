@@ -29,7 +29,7 @@ class Option(NamedTuple):
     what: str  # in words
 
 
-class Situation(NamedTuple):
+class SlowSituation(NamedTuple):
     """``factors``: of each subject that is slow, how many times as long it takes."""
 
     step: int

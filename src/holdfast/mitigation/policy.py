@@ -5,7 +5,7 @@ Data in, a choice with its reason out. Knows no workers, plans or schedules, onl
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.mitigation.options import Action, Choice, Option, Situation
+from holdfast.mitigation.options import Action, Choice, Option, SlowSituation
 from holdfast.mitigation.patience import Patience
 
 _LEAST_GAIN = 0.02  # of the step as it is: less is not worth a change
@@ -40,7 +40,7 @@ class MitigationPolicy:
         """Nobody is slow any more. How often things have changed is not forgotten by this."""
         self._lost_s = 0.0
 
-    def choose(self, now: Situation, options: Sequence[Option]) -> Choice:
+    def choose(self, now: SlowSituation, options: Sequence[Option]) -> Choice:
         """The best option that may be taken now, else WAIT; the reason says why not the others."""
         by_cost = sorted(options, key=lambda option: (option.cost_s, _LEVELS.index(option.action)))
         asked = [option for option in by_cost if option.action is not Action.WAIT]
@@ -55,11 +55,11 @@ class MitigationPolicy:
         waiting = Option(Action.WAIT, now.period_s, 0.0, tuple(now.factors), "as it is")
         return Choice(waiting, f"wait: {reason or 'there is no other option'}", now.factors)
 
-    def _objection(self, now: Situation, option: Option) -> str:
+    def _objection(self, now: SlowSituation, option: Option) -> str:
         """Why it may not be taken now; empty if it may."""
         return next(self._objections(now, option), "")
 
-    def _objections(self, now: Situation, option: Option) -> Iterator[str]:
+    def _objections(self, now: SlowSituation, option: Option) -> Iterator[str]:
         gain_s = now.period_s - option.period_s
         instead = f"{_s(option.period_s)} instead of {_s(now.period_s)} a step"
         if option.action is Action.DROP and not self._may_drop:
@@ -82,7 +82,7 @@ class MitigationPolicy:
         """Soon repaid; or as much has been lost as it costs, so it is time to buy."""
         return gain_s * self._pays_within_steps >= cost_s or self._lost_s >= option.cost_s
 
-    def _outdoes(self, now: Situation, dearer: Option, cheaper: Option) -> bool:
+    def _outdoes(self, now: SlowSituation, dearer: Option, cheaper: Option) -> bool:
         """What it is better by is worth what it costs more."""
         gain_s = cheaper.period_s - dearer.period_s
         more_s = dearer.cost_s - cheaper.cost_s
@@ -92,7 +92,7 @@ class MitigationPolicy:
             and self._is_due(dearer, gain_s, more_s)
         )
 
-    def _praise(self, now: Situation, option: Option) -> str:
+    def _praise(self, now: SlowSituation, option: Option) -> str:
         gain_s = now.period_s - option.period_s
         repaid = max(1, -int(-option.cost_s // gain_s))
         text = (

@@ -12,7 +12,7 @@ from holdfast.observability import events as happened
 from holdfast.observability.jsonfile import write_json
 from holdfast.observability.words import seconds_after_fault
 
-Kind = TypeVar("Kind", bound=happened.Event)
+EventKind = TypeVar("EventKind", bound=happened.Event)
 SUMMARY_FILE = "summary.json"  # inside the directory of a run
 
 
@@ -156,11 +156,11 @@ def _recovery(event: happened.Recovered) -> Recovery:
     )
 
 
-def _of(events: Iterable[happened.Event], kind: type[Kind]) -> list[Kind]:
+def _of(events: Iterable[happened.Event], kind: type[EventKind]) -> list[EventKind]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def _untimed(events: Iterable[happened.Event], kind: type[Kind]) -> tuple[dict[str, Any], ...]:
+def _untimed(events: Iterable[happened.Event], kind: type[EventKind]) -> tuple[dict[str, Any], ...]:
     """All events of one kind, each without the moment it happened."""
     found = (asdict(event) for event in _of(events, kind))
     return tuple({name: value for name, value in d.items() if name != "at_s"} for d in found)

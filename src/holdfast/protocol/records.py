@@ -6,7 +6,7 @@ On the wire a record is a list of its fields, in this order.
 from typing import Literal, NamedTuple
 
 from holdfast.protocol.fields import (
-    Attempt,
+    AttemptNumber,
     Difference,
     Host,
     Microbatch,
@@ -88,7 +88,7 @@ class HalfDone(NamedTuple):
     """A step that is to be ended."""
 
     step: Step
-    attempt: Attempt
+    attempt: AttemptNumber
     schedule: str  # text form of the lanes that end it
     sources: list[Source]
     copies: dict[StageNumber, WorkerName]

@@ -24,7 +24,7 @@ from holdfast.recovery.log_tensors import frame_bytes
 from holdfast.recovery.log_writer import CLOSE_LIMIT_S, LogWriter
 from holdfast.recovery.places import Places
 from holdfast.runtime.buckets import ParameterName
-from holdfast.runtime.commit import Result
+from holdfast.runtime.commit import StepResult
 from holdfast.runtime.link import Stopped
 from holdfast.runtime.verdict import Verdict
 from holdfast.schedule.operation import Kind, Op
@@ -53,7 +53,7 @@ class BoundaryLog:
     def keep(self, step: int, attempt: int, op: Op, tensors: Sequence[Tensor]) -> None:
         """What ``op``, of any stage, has made for a neighbouring stage; never changed any more."""
 
-    def reduced(self, result: Result) -> None:
+    def reduced(self, result: StepResult) -> None:
         """The stage's gradient of a step is there: tied parameters may be wanted elsewhere."""
 
     def keep_tied(
@@ -208,7 +208,7 @@ class FileLog(BoundaryLog):
             else:
                 volume.gradient_bytes += frame_bytes(tensors)
 
-    def reduced(self, result: Result) -> None:
+    def reduced(self, result: StepResult) -> None:
         reduced = result.reduced
         for tie in self._ties:
             if tie.crosses(self._boundaries):

@@ -36,7 +36,7 @@ class CommitPhase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StepResult:
     """What a stage's step comes to: the same on all its holders. Never changed."""
 
     step: int
@@ -49,7 +49,7 @@ class Result:
 class Committed:
     """A step that is final."""
 
-    result: Result
+    result: StepResult
     verdict: Verdict
     taken_back: bool
 
@@ -60,7 +60,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    result: Result
+    result: StepResult
     piece: Tensor  # of this stage, for the verdict
     is_applied: bool = False  # speculatively
 
@@ -101,7 +101,7 @@ class StageCommit:
         self.speculates = staggered  # until a verdict shows that it costs more than it gains
         self._before_update, self._reach, self._due = before_update, reach, due
         self.reduced = reduced
-        self.result: Result | None = None  # of the newest reduced step
+        self.result: StepResult | None = None  # of the newest reduced step
         self.verdicts: dict[int, Verdict] = {}  # of the last two committed steps
         self._rollback = _rollback(consistency, optimizer, keeps_old)
         self._buffers: dict[int, Mapping[str, Tensor]] = {}  # as they were before a step
@@ -130,7 +130,7 @@ class StageCommit:
         """Whether what was computed of the next step before this was known is void."""
         return self._staggered and not verdict.good
 
-    def accept(self, result: Result) -> None:
+    def accept(self, result: StepResult) -> None:
         """The stage's gradient of the running step is here."""
         assert self._pending is None, "the step before must be settled first"
         assert result.step == self.reduced, f"{result.step} reduced while in {self.reduced}"
@@ -191,7 +191,7 @@ class StageCommit:
         self.reduced, self.result, self.verdicts, self._buffers = version, None, {}, {}
         self._rollback.restart()
 
-    def follow(self, result: Result, verdict: Verdict) -> None:
+    def follow(self, result: StepResult, verdict: Verdict) -> None:
         """Apply a step that others have committed."""
         assert self._pending is None
         assert result.step == self.reduced
@@ -233,7 +233,7 @@ class StageCommit:
         self._reach(step, "settled")
 
     def _apply(
-        self, result: Result, scale: float | None, *, skip: bool, speculative: bool = False
+        self, result: StepResult, scale: float | None, *, skip: bool, speculative: bool = False
     ) -> None:
         step = result.step
         if (speculative or self._keeps_old) and step not in self._buffers:

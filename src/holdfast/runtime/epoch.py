@@ -11,7 +11,7 @@ from typing import Protocol
 
 from holdfast.cluster import WorkerId
 from holdfast.runtime.buckets import Bucket, ParameterName, plan_buckets
-from holdfast.runtime.commit import Result
+from holdfast.runtime.commit import StepResult
 from holdfast.runtime.gradients import Gradients
 from holdfast.runtime.reduction import Given, reduce_gradients
 from holdfast.runtime.results import (
@@ -84,7 +84,7 @@ class Epoch:
 
     # --- as a holder that has a step's result, at the start of an epoch ---
 
-    def serve(self, routes: RunningStep, result: Result | None) -> None:
+    def serve(self, routes: RunningStep, result: StepResult | None) -> None:
         """Send what this worker is named for as the one who has it."""
         if result is None or result.step != routes.step:
             return
@@ -103,7 +103,7 @@ class Epoch:
 
     def reduce(
         self, routes: RunningStep, step: int, attempt: int, on_sent: Callable[[], None]
-    ) -> Result:
+    ) -> StepResult:
         """The stage's result of a step, from all its holders or from one that has it."""
         tag = Tag(Channel.RESULT, step, attempt)
         source = routes.copies.get(self.stage)
@@ -125,7 +125,7 @@ class Epoch:
         )
         members = routes.reducers(self.stage)
         totals = self.parts.sums.totals(members, self.me, self.transport, tag, self.timeout_s)
-        return Result(step, attempt, reduced, totals)
+        return StepResult(step, attempt, reduced, totals)
 
     def given(self, bucket: Bucket, routes: RunningStep, tag: Tag) -> Given | None:
         """From whoever has it."""

@@ -14,7 +14,7 @@ from holdfast.recovery.log_reader import LogReader
 from holdfast.runtime.attempt import Attempt
 from holdfast.runtime.boundary_log import BoundaryLog
 from holdfast.runtime.buckets import Bucket
-from holdfast.runtime.commit import Result
+from holdfast.runtime.commit import StepResult
 from holdfast.runtime.crossings import Tensors
 from holdfast.runtime.epoch import Parts
 from holdfast.runtime.reduction import Given
@@ -120,7 +120,7 @@ class MissingLog(BoundaryLog):
         if not self._reader.has(kind, op.stage, step, attempt, op.microbatch):
             self._log.keep(step, attempt, op, tensors)
 
-    def reduced(self, result: Result) -> None:
+    def reduced(self, result: StepResult) -> None:
         """Ties of stages that are replayed together now, but may be lost alone next."""
         reduced, known = result.reduced, (result.step, result.attempt)
         for number, slot in self._ties.items():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
-from holdfast.runtime.commit import Result
+from holdfast.runtime.commit import StepResult
 from holdfast.runtime.gradients import FlatLayout
 from holdfast.runtime.reduction import Reduced
 from holdfast.runtime.step_sums import decode_totals, encode_totals
@@ -30,7 +30,7 @@ class StageForm(NamedTuple):
 
 
 def result_messages(
-    channel: Channel, result: Result, form: StageForm, verdict: Verdict | None = None
+    channel: Channel, result: StepResult, form: StageForm, verdict: Verdict | None = None
 ) -> list[tuple[Tag, Tensor]]:
     # A joiner does not know how often a step was tried.
     tag = Tag(channel, result.step, result.attempt if channel is Channel.RESULT else 0)
@@ -80,7 +80,7 @@ class Arrivals:
 
 def receive_result(
     arrivals: Arrivals, tag: Tag, form: StageForm, timeout_s: float
-) -> tuple[Result, Verdict | None]:
+) -> tuple[StepResult, Verdict | None]:
     """``tag``: channel, step and attempt of the result."""
     meta, flat, totals = (
         arrivals.take(tag._replace(part=part), timeout_s) for part in (_META, _FLAT, _TOTALS)
@@ -104,11 +104,13 @@ def receive_result(
         squares=tuple(squares),
         maxima=tuple(maxima),
     )
-    result = Result(tag.step, int(values[4]), reduced, decode_totals(totals, form.shapes))
+    result = StepResult(tag.step, int(values[4]), reduced, decode_totals(totals, form.shapes))
     return result, _decode_verdict(values[:4])
 
 
-def send_tied(transport: Transport, to: WorkerId, result: Result, number: int, slot: int) -> None:
+def send_tied(
+    transport: Transport, to: WorkerId, result: StepResult, number: int, slot: int
+) -> None:
     """The gradient of one tied parameter alone: the receiver's stage is another one.
 
     ``number``, from 1 on, stands for the micro-batch; a whole result has 0 there.

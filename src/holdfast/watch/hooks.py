@@ -60,7 +60,7 @@ SEND_EVERY_NS = 100_000_000  # at least, if anything is called
 LAST_WORD_S = 1.0
 
 
-class Recorder:
+class CallRecorder:
     """Sends lines to the watching process without ever waiting for it."""
 
     def __init__(self, socket_path: str, keep_fault: Callable[[], None]) -> None:
@@ -152,7 +152,7 @@ class Recorder:
 class Hooks:
     """What is put around the functions of torch."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: CallRecorder) -> None:
         self._recorder = recorder
         self._inside = threading.local()  # only the outermost call counts
         self._models: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -313,7 +313,7 @@ def install(socket_path: str, keep_fault: Callable[[], None]) -> None:
     """``keep_fault``: writes down the error that is being handled."""
     if any(type(finder).__name__ == _Finder.__name__ for finder in sys.meta_path):
         return  # a watch inside of a watch: the inner one sees it all
-    recorder = Recorder(socket_path, keep_fault)
+    recorder = CallRecorder(socket_path, keep_fault)
     hooks = Hooks(recorder)
     atexit.register(recorder.last_word)
     waiting: dict[str, Callable[[ModuleType], None]] = {

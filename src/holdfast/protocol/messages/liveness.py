@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.protocol.fields import (
-    Attempt,
+    AttemptNumber,
     ExitCode,
     Label,
     Layer,
@@ -25,7 +25,7 @@ class Heartbeat:
     worker: WorkerName
     epoch: Number
     step: Step  # it runs operations of this one
-    attempt: Attempt  # of this step
+    attempt: AttemptNumber  # of this step
     done: Number  # how many of them it has finished, of its lane of this step
     operation: Label  # that its own thread is busy with: F, B, W, BW, load, optimizer; empty: none
     number: NumberOrNone  # of this operation: another one has another
@@ -52,7 +52,7 @@ class FaultReport:
     fault_kind: Label  # one of faults.FaultKind
     fault: Label  # as it was given
     step: Step
-    attempt: Attempt
+    attempt: AttemptNumber
     point: Label
     done: Number  # operations finished of its lane of this step
     at_s: Seconds  # time.monotonic() of the worker's machine

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.protocol.fields import (
-    Attempt,
+    AttemptNumber,
     Microbatch,
     Number,
     ProgressNumber,
@@ -37,7 +37,7 @@ class Inventory:
     epoch: Number  # of the Halt
     reduced: StepOrBefore  # steps whose gradient is reduced here; it is in step ``reduced`` now
     oldest: StepOrBefore  # it has the weights to run operations of this step and later ones again
-    attempt: Attempt  # of step ``reduced``
+    attempt: AttemptNumber  # of step ``reduced``
     progress: dict[Microbatch, ProgressNumber]  # of step ``reduced``
     kept: list[KeptRow]
     verdicts: dict[Step, VerdictRow]  # of those that it has heard
