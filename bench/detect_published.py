@@ -9,7 +9,7 @@ import statistics
 from collections import deque
 from typing import NamedTuple, Protocol
 
-from holdfast.detection.bocd import Bocd, Prior
+from holdfast.detection.change.bocd import Bocd, Prior
 
 VERIFIED_CHANGE = 0.10  # as published: a smaller difference of means is jitter
 POSTERIOR = 0.9  # as published, for P(r = 0)

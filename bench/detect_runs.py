@@ -32,10 +32,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast import instruction_set
 from holdfast.detection.diagnosis import Cause
 from holdfast.faults.fault import Fault, parse_fault
 from holdfast.faults.slowdowns import Mix, slowdowns
+from holdfast.host import instruction_set
 from holdfast.observability.events import (
     EVENTS_FILE,
     Diagnosed,

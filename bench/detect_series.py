@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from detect_published import FalconBocdV, SlidingWindow
-from holdfast.detection.changepoint import ChangeDetector
+from holdfast.detection.change.changepoint import ChangeDetector
 from slow_series import HEALTHY, SLOW, Series, SlowStretch, slow_series
 
 TUNING_SEED = 0  # the settings of the detectors were chosen on series of seeds from here on ...

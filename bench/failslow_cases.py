@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from failstop_run import Job
 from holdfast.cluster import WorkerId, parse_worker
-from holdfast.control.costs import emulated_costs
-from holdfast.planner.bounds import bound
-from holdfast.planner.fleet import Fleet
+from holdfast.control.join.costs import emulated_costs
+from holdfast.planner.assign.roles import unmoved
+from holdfast.planner.kernel.fleet import Fleet
 from holdfast.planner.planning import first_plan
 from holdfast.planner.problem import Member, Memory, Problem
-from holdfast.planner.roles import unmoved
+from holdfast.planner.prove.bounds import bound
 from holdfast.planner.schedules import make
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import default_memory

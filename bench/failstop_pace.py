@@ -19,19 +19,19 @@ import numpy as np
 from failstop_run import EMULATED, START_LIMIT_S, Job, Run
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import DeviceConfig
-from holdfast.control.costs import emulated_costs
+from holdfast.control.join.costs import emulated_costs
 from holdfast.observability.events import CheckpointSaved, Recovered, StepFinished, WorkerMoved
-from holdfast.planner import kernel as k
-from holdfast.planner.bounds import bound
-from holdfast.planner.crossing import round_robin
-from holdfast.planner.fleet import Fleet
-from holdfast.planner.layout import Board
-from holdfast.planner.order import Order
-from holdfast.planner.period import steady_period
+from holdfast.planner.assign.roles import unmoved
+from holdfast.planner.kernel import kernel as k
+from holdfast.planner.kernel.fleet import Fleet
+from holdfast.planner.kernel.list_schedule import Board
+from holdfast.planner.order.order import Order
+from holdfast.planner.order.period import steady_period
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import best_plan
 from holdfast.planner.problem import Member, Memory, Problem
-from holdfast.planner.roles import unmoved
+from holdfast.planner.prove.bounds import bound
+from holdfast.planner.route.crossing import round_robin
 from holdfast.schedule.operation import Shape
 
 PER_PIPELINE, MEMORY = 8, 8

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from groups import signal_all
-from holdfast import instruction_set
+from holdfast.host import instruction_set
 
 instruction_set.prepare_script()  # for the peer as for Holdfast
 HERE = Path(__file__).parent

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from holdfast import instruction_set
 from holdfast.batches import Batches
+from holdfast.host import instruction_set
 from holdfast.job import Job, load_job
 
 PIPELINES = STAGES = 2

@@ -31,7 +31,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast import instruction_set
+from holdfast.host import instruction_set
 
 ROOT = Path(__file__).parents[1]
 JOB = ROOT / "examples" / "tiny_gpt.py"

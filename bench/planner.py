@@ -26,12 +26,12 @@ import numpy as np
 from holdfast.baselines.compare import HOLDFAST, compare
 from holdfast.baselines.published import POLICIES
 from holdfast.cluster import WorkerId
-from holdfast.planner.bounds import bounds
-from holdfast.planner.certificate import certify
-from holdfast.planner.checker import violations
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import best_plan, first_plan, refine
 from holdfast.planner.problem import Member, Memory, Problem
+from holdfast.planner.prove.bounds import bounds
+from holdfast.planner.prove.certificate import certify
+from holdfast.planner.prove.checker import violations
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
 

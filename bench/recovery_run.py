@@ -23,7 +23,7 @@ from holdfast.observability.events import (
     StepFinished,
     WentBack,
 )
-from holdfast.planner.replay_time import ReplayCosts, swift_replay_s
+from holdfast.planner.logs.replay_time import ReplayCosts, swift_replay_s
 from holdfast.schedule.operation import Kind
 from recovery_cases import CHECKPOINT_STEP, WAYS, Case, Way
 

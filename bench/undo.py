@@ -26,15 +26,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn, optim
 
-from holdfast import instruction_set
+from holdfast.host import instruction_set
 from holdfast.models.gpt import gpt_layers
 from holdfast.models.text import VOCABULARY, CharText, next_token_loss
-from holdfast.runtime.gradients import FastGradients, FlatLayout
-from holdfast.runtime.optimizer import StageOptimizer
-from holdfast.runtime.reduction import Reduced, conclude
-from holdfast.runtime.taking_back import SnapshotRollback, StepRollback, Update
-from holdfast.runtime.undo import inverse_of
-from holdfast.runtime.undoing import InverseRollback
+from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout
+from holdfast.runtime.reduce.reduction import Reduced, conclude
+from holdfast.runtime.update.inverse import inverse_of
+from holdfast.runtime.update.inverse_rollback import InverseRollback
+from holdfast.runtime.update.optimizer import StageOptimizer
+from holdfast.runtime.update.rollback import SnapshotRollback, StepRollback, Update
 
 Floats = NDArray[np.float32]
 Factory = Callable[..., optim.Optimizer]

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from helpers.seed import SEED
 from helpers.tally import Tally
-from holdfast import instruction_set
+from holdfast.host import instruction_set
 
 # As every worker on a small machine: bits depend on it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -35,12 +35,21 @@ LATE_IMPORTS = {
     Finding("api/record.py", "imports for the type checker"): "torch: who reads events needs none",
     Finding("api/record.py", "imports holdfast.api.model in model"): "torch",
     Finding("api/record.py", "imports holdfast.api.model in _model"): "torch",
-    Finding("planner/compiled.py", "imports numba in has_numba"): "takes a second; may be missing",
-    Finding("planner/compiled.py", "imports numba in _made"): "takes a second; may be missing",
-    Finding("planner/certificate.py", "imports ortools.sat.python in _solver_library"): "optional",
-    Finding("planner/certificate_model.py", "imports for the type checker"): "OR-Tools, optional",
-    Finding("runtime/commit.py", "imports holdfast.runtime.undoing in _taking_back"): "Numba",
-    Finding("runtime/gradients.py", "imports holdfast.runtime in __init__"): "Numba",
+    Finding(
+        "planner/kernel/compiled.py", "imports numba in has_numba"
+    ): "takes a second; may be missing",
+    Finding(
+        "planner/kernel/compiled.py", "imports numba in _made"
+    ): "takes a second; may be missing",
+    Finding(
+        "planner/prove/certificate.py", "imports ortools.sat.python in _solver_library"
+    ): "optional",
+    Finding("planner/prove/solver_model.py", "imports for the type checker"): "OR-Tools, optional",
+    Finding(
+        "runtime/update/commit.py",
+        "imports holdfast.runtime.update.inverse_rollback in _taking_back",
+    ): "Numba",
+    Finding("runtime/reduce/gradients.py", "imports holdfast.runtime in __init__"): "Numba",
     Finding("watch/startup.py", "imports holdfast_watch_hooks in start"): "copied beside it",
     Finding("watch/startup.py", "imports traceback in keep_fault"): "slows every watched process",
 }

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from helpers.chaos import LAYOUTS, Arena
+from helpers.sweeps.chaos import LAYOUTS, Arena
 from holdfast.planner.service import warm_up
 
 WORDS = ("points", "pairs", "others", "equal", "fast", "went back", "hung")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from helpers import chaos_checks as checks
-from helpers.chaos import LAYOUTS, PER_CENT, PHASES, QUICK, SAVE, STEPS
 from helpers.seed import SEED
+from helpers.sweeps import chaos_checks as checks
+from helpers.sweeps.chaos import LAYOUTS, PER_CENT, PHASES, QUICK, SAVE, STEPS
 from helpers.wide import every, first, where
 
 NUM_RANDOM = 10 if QUICK else 25  # points, and half as many pairs

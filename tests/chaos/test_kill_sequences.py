@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from helpers import chaos_checks as checks
-from helpers.chaos import LAYOUTS, PHASES, QUICK
 from helpers.seed import SEED
+from helpers.sweeps import chaos_checks as checks
+from helpers.sweeps.chaos import LAYOUTS, PHASES, QUICK
 from helpers.wide import first
 from holdfast.faults.chaos import chaos_faults, parse_chaos
 from holdfast.observability.events import FaultFired, JoinFailed, WorkerJoined

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from helpers import chaos_checks as checks
-from helpers import chaos_logs as logs
-from helpers.chaos import LAYOUTS, PER_CENT, PHASES, QUICK, SAVE, Layout
 from helpers.seed import SEED
+from helpers.sweeps import chaos_checks as checks
+from helpers.sweeps import chaos_logs as logs
+from helpers.sweeps.chaos import LAYOUTS, PER_CENT, PHASES, QUICK, SAVE, Layout
 from helpers.wide import every, first
 from holdfast.cluster import parse_worker
-from holdfast.control import log_policy
-from holdfast.planner import log_borders
+from holdfast.control.restore import log_policy
+from holdfast.planner.logs import boundaries as log_borders
 
 ONE = Layout("1x4", 4, "[1, 2, 3]", 0.55)
 TWO = replace(LAYOUTS["2x3"])

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from helpers import chaos_checks as checks
-from helpers import chaos_slow as slow
-from helpers.chaos import LAYOUTS, PHASES, QUICK
 from helpers.seed import SEED
+from helpers.sweeps import chaos_checks as checks
+from helpers.sweeps import chaos_slow as slow
+from helpers.sweeps.chaos import LAYOUTS, PHASES, QUICK
 from helpers.wide import first
 from holdfast.observability.events import Recovered, WorkerMoved
 

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.seed import SEED
 from helpers.wide import first
-from unit.test_planner_properties import draw, faults
+from unit.planner.test_planner_properties import draw, faults
 
 NUM_SAMPLES = int(os.environ.get("HOLDFAST_SWEEP", "4"))
 EACH = 10

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from helpers import chaos_checks as checks
-from helpers import chaos_slow as slow
-from helpers.chaos import LAYOUTS, PHASES, QUICK, Arena
 from helpers.seed import SEED
+from helpers.sweeps import chaos_checks as checks
+from helpers.sweeps import chaos_slow as slow
+from helpers.sweeps.chaos import LAYOUTS, PHASES, QUICK, Arena
 from helpers.wide import every, first
 from holdfast.observability.events import WorkerLost
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy
 import pytest
 import torch
-from stages_in_turns import Calm, Makers, makers_in, undisturbed
 
+from helpers.harness.stages_in_turns import Calm, Makers, makers_in, undisturbed
 from helpers.seed import seed_number
 
 

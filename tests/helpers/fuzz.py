@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Caller, Identity, call
 from holdfast.errors import HandshakeFailed, HoldfastError
-from holdfast.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Caller, Identity, call
 from holdfast.protocol import messages
 from holdfast.protocol.codec import encode
 from holdfast.protocol.spec import Access

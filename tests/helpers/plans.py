@@ -1,9 +1,9 @@
 """Planning problems in few words."""
 
 from holdfast.cluster import WorkerId, parse_worker
-from holdfast.planner.fleet import Fleet
+from holdfast.planner.assign.roles import unmoved
+from holdfast.planner.kernel.fleet import Fleet
 from holdfast.planner.problem import LinkCosts, Member, Memory, Problem
-from holdfast.planner.roles import unmoved
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
 

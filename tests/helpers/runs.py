@@ -18,8 +18,8 @@ from holdfast.cli.main import main
 from holdfast.observability.events import EVENTS_FILE, Event, read_events
 from holdfast.observability.summary import SUMMARY_FILE
 from holdfast.observability.text import INDENT
-from holdfast.recovery.checkpoint import read_layers
-from holdfast.recovery.manifest import find
+from holdfast.storage.checkpoint import read_layers
+from holdfast.storage.manifest import find
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY_GPT = EXAMPLES / "tiny_gpt.py"

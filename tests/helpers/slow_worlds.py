@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.detection.diagnosis import Cause, Diagnosis, Over, Suspicion
+from holdfast.detection.live.watcher import Watcher
 from holdfast.detection.observation import OpTime, StepObservation, Transfer
-from holdfast.detection.watcher import Watcher
 
 OP_S = {"F": 0.010, "B": 0.010, "W": 0.010}
 MESSAGE_S = {"pipeline": 0.0004, "reduction": 0.001, "probe": 0.0008}

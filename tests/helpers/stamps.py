@@ -1,6 +1,6 @@
 """Stamps for tests in which nobody shakes hands."""
 
-from holdfast.stamps import Stamps
+from holdfast.auth.stamps import Stamps
 
 _KEYS = (b"caller" * 5 + b"..", b"answer" * 5 + b"..")
 

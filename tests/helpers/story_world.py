@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from coordinator_pace import Pace
-from coordinator_world import (
+from helpers.harness.coordinator_pace import Pace
+from helpers.harness.coordinator_world import (
     AT_ONCE_S,
     Actor,
     ScriptedPlanner,
@@ -17,16 +17,15 @@ from coordinator_world import (
     pid_of,
     report,
 )
-
 from helpers.stories import BadStory
 from helpers.story_lines import lines_of
 from holdfast.cluster import parse_worker
 from holdfast.config import parse_assignment, set_value
 from holdfast.control.effects import Effect, Fence, Send
 from holdfast.errors import Implausible
-from holdfast.planner.lineage import MicrobatchProgress
 from holdfast.planner.planning import first_plan
 from holdfast.planner.problem import Problem
+from holdfast.planner.remainder.lineage import MicrobatchProgress
 from holdfast.protocol import messages
 from holdfast.protocol.records import KeptRow, VerdictRow
 from holdfast.schedule.operation import Kind, Op

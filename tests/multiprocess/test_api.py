@@ -16,7 +16,7 @@ import torch
 import holdfast as hf
 from helpers import api_jobs, jobs, runs
 from helpers.wide import first
-from holdfast.recovery.manifest import find
+from holdfast.storage.manifest import find
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 THREADS = {"workers.kind": "threads"}

@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from helpers import chaos_checks as checks
 from helpers import jobs, runs
-from helpers.chaos import Arena, Layout
 from helpers.runs import holdfast, settings
+from helpers.sweeps import chaos_checks as checks
+from helpers.sweeps.chaos import Arena, Layout
 from helpers.wide import first
 
 THREADS = settings("workers.kind=threads")

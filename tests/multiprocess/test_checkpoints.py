@@ -9,8 +9,8 @@ import torch
 from helpers import jobs, runs
 from helpers.runs import settings
 from holdfast.observability.events import CheckpointFailed, CheckpointSaved, WentBack
-from holdfast.runtime import saving
-from holdfast.runtime.stage_saves import EpochSaves
+from holdfast.runtime.state import saving
+from holdfast.runtime.step.stage_saves import EpochSaves
 
 FULL = "No space left on device"
 NUMBERS = {"steps": 12, "microbatches": 4}

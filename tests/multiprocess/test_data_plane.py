@@ -14,10 +14,10 @@ from helpers import jobs, runs
 from helpers.connections import cut_often, data_ports, limit_descriptors
 from helpers.live import LiveRun, assert_nothing_left, paced, resident_bytes
 from helpers.seed import SEED
-from holdfast.handshake import WORKER_ROLE, Caller, Identity, call
+from holdfast.auth.handshake import WORKER_ROLE, Caller, Identity, call
+from holdfast.auth.secret import SECRET_FILE, last_generation, read_secret
+from holdfast.auth.stamps import Stamps
 from holdfast.observability.events import CheckpointSaved, WorkerLost
-from holdfast.protocol.secret import SECRET_FILE, last_generation, read_secret
-from holdfast.stamps import Stamps
 from holdfast.transport.base import Channel, Tag
 from holdfast.transport.frame import (
     Note,
@@ -27,7 +27,7 @@ from holdfast.transport.frame import (
     numbered,
     payload_view,
 )
-from holdfast.transport.greeting import SessionHello, encode_hello
+from holdfast.transport.tcp.greeting import SessionHello, encode_hello
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 STEPS, MICROBATCHES = 40, 6

@@ -13,7 +13,7 @@ from helpers.wide import first
 from holdfast.batches import Batches
 from holdfast.job import load_job
 from holdfast.observability.events import StepFinished, StepTakenBack
-from holdfast.runtime.seeding import seed_layer
+from holdfast.runtime.stage.seeding import seed_layer
 
 pytestmark = pytest.mark.timeout(300)
 # Together: every layout, every schedule, both modes, with and without activation checkpointing.
@@ -60,10 +60,10 @@ HELD_VERDICT = """
 import time
 from pathlib import Path
 
-from holdfast.runtime.commit import StageCommit
-from holdfast.runtime.verdict import VerdictExchange
+from holdfast.runtime.update.commit import StageCommit
+from holdfast.runtime.reduce.verdict import VerdictExchange
 from holdfast.transport.base import Channel
-from holdfast.transport.tcp import TcpTransport
+from holdfast.transport.tcp.transport import TcpTransport
 from tiny_gpt import job
 
 LET_GO = Path(__file__).with_name("let-go")

@@ -12,9 +12,9 @@ from collections import Counter
 import pytest
 
 from helpers import jobs, runs
-from helpers.chaos import PHASES
 from helpers.live import LiveRun, assert_nothing_left, is_running, paced, wait_until
 from helpers.seed import SEED
+from helpers.sweeps.chaos import PHASES
 from helpers.wide import where
 from holdfast.observability.events import WorkerJoined, WorkerLost, WorkerReady
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from helpers import jobs, runs
-from holdfast.instruction_set import LIMIT_VARIABLES, VARIABLE, read_cpu
+from holdfast.host.instruction_set import LIMIT_VARIABLES, VARIABLE, read_cpu
 from holdfast.observability.events import WorkerReady
 
 pytestmark = pytest.mark.multiprocess
@@ -30,7 +30,7 @@ def test_workers_compute_with_the_limit_and_tell_it(tmp_path):
 
 
 BF16_PRODUCT = """
-from holdfast import instruction_set
+from holdfast.host import instruction_set
 instruction_set.prepare_script()
 import torch
 layer = torch.nn.Linear(256, 256).bfloat16()

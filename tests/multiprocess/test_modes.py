@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from helpers import jobs, runs
-from helpers.chaos import QUICK
 from helpers.live import assert_nothing_left
+from helpers.sweeps.chaos import QUICK
 from holdfast.observability.events import (
     CheckpointSaved,
     IntervalChosen,

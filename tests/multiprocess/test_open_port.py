@@ -15,8 +15,8 @@ import pytest
 from helpers import jobs, runs
 from helpers.fuzz import Fuzzer
 from helpers.live import LiveRun, assert_nothing_left, is_running, paced, resident_bytes
+from holdfast.auth.secret import last_generation, read_secret
 from holdfast.observability.events import CheckpointSaved, StepFinished, WorkerJoined, WorkerLost
-from holdfast.protocol.secret import last_generation, read_secret
 from holdfast.protocol.spec import Access
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.wide, pytest.mark.timeout(600)]

@@ -10,9 +10,9 @@ from collections import Counter
 import pytest
 
 from helpers import jobs, runs
-from helpers.chaos import PHASES, QUICK
 from helpers.live import LiveRun, assert_nothing_left, paced
 from helpers.seed import SEED
+from helpers.sweeps.chaos import PHASES, QUICK
 from helpers.wide import where
 from holdfast.observability.events import StageRebuilt, WorkerLost, WorkerReady
 

@@ -15,7 +15,7 @@ from helpers import jobs, runs
 from helpers.runs import MICROBATCHES, STEPS, TINY_GPT, assert_same_result, finished
 from helpers.wide import first
 from holdfast import job_file
-from holdfast.instruction_set import LIMIT_VARIABLES, VARIABLE, read_cpu
+from holdfast.host.instruction_set import LIMIT_VARIABLES, VARIABLE, read_cpu
 from holdfast.job import load_job
 from holdfast.observability.events import CheckpointSaved, RunStarted
 

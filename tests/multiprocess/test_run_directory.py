@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from helpers import jobs, runs
-from holdfast.control import server
+from holdfast.auth.secret import read_secret
+from holdfast.control.io import server
 from holdfast.protocol import messages
-from holdfast.protocol.secret import read_secret
-from holdfast.runtime.threads import WorkerThreads
+from holdfast.runtime.worker.threads import WorkerThreads
 
 LOGS = runs.settings("recovery.log=boundary", "checkpoint.every_steps=2")
 

@@ -11,9 +11,9 @@ FILES = [path for path in sorted(SRC.rglob("*.py")) if "cli" not in path.relativ
 FLAG = "--"
 ALLOWED = {  # file -> what is found there, and why it has to be
     # The words that start our own agent process, which is a sub-command.
-    "control/agent_process.py": {"flag --connect", "flag --generation", "flag --limit"},
+    "control/io/agent_process.py": {"flag --connect", "flag --generation", "flag --limit"},
     # In a process of its own, or in one of a worker, where nobody else could do it.
-    "runtime/stacks.py": {"signal.signal"},
+    "runtime/worker/stacks.py": {"signal.signal"},
 }
 
 

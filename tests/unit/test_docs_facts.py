@@ -44,11 +44,11 @@ def test_every_function_that_is_named_exists(page):
 
 
 JOURNEYS = {
-    "step": {"cli", "control", "runtime", "transport", "recovery", "observability", "schedule"},
-    "lost-stage": {"control", "runtime", "recovery", "planner"},
+    "step": {"cli", "control", "runtime", "transport", "storage", "observability", "schedule"},
+    "lost-stage": {"control", "runtime", "storage", "planner"},
     "slow-worker": {
         *("faults", "runtime", "transport", "control", "detection", "mitigation", "planner"),
-        *("observability", "cli"),
+        *("observability",),
     },
 }
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from holdfast import names
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
-from holdfast.recovery.log_segment import segment_path
-from holdfast.recovery.manifest import partial_directory
-from holdfast.recovery.places import Places, rebuilt_directory, state_name
+from holdfast.storage.log.segment import segment_path
+from holdfast.storage.manifest import partial_directory
+from holdfast.storage.run_paths import Places, rebuilt_directory, state_name
 
 FORMS = [value for value in vars(names).values() if isinstance(value, names.Form)]
 GOOD = {

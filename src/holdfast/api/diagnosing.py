@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from holdfast.detection.causes import Findings, find_causes
-from holdfast.detection.recorded import RunOutcome, look
-from holdfast.detection.trace import OPTIONAL, WANTED, Trace, TraceLayout, trace_of
-from holdfast.detection.trace_graph import graph_of
-from holdfast.detection.whatif import WhatIf, what_if
+from holdfast.detection.live.recorded import RunOutcome, look
+from holdfast.detection.trace.causes import Findings, find_causes
+from holdfast.detection.trace.graph import graph_of
+from holdfast.detection.trace.trace import OPTIONAL, WANTED, Trace, TraceLayout, trace_of
+from holdfast.detection.trace.whatif import WhatIf, what_if
 from holdfast.errors import ConfigError
 from holdfast.observability.events import EVENTS_FILE, read_events
 

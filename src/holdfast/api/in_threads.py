@@ -13,8 +13,8 @@ import torch
 
 from holdfast.baselines.worker_registry import keeping_of
 from holdfast.config import GradientsConfig, RunConfig
-from holdfast.runtime.bit_changers import before_loading, set_stance
-from holdfast.runtime.threads import WorkerThreads
+from holdfast.runtime.job.bit_changers import before_loading, set_stance
+from holdfast.runtime.worker.threads import WorkerThreads
 
 _UNTOUCHED = RunConfig(gradients=GradientsConfig(mode="fast"))  # switches nothing off
 _turn = threading.Lock()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast.errors import ConfigError
 from holdfast.job_reference import JobSource, Reference, is_dotted, keep_here
-from holdfast.recovery.manifest import file_digest
+from holdfast.storage.manifest import file_digest
 
 if TYPE_CHECKING:  # it loads torch, which whoever only starts processes does not need
     from holdfast.job import Job

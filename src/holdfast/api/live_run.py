@@ -7,8 +7,8 @@ from types import TracebackType
 
 from holdfast.api.record import Result
 from holdfast.api.stream import EventStream
-from holdfast.control.agent_process import AgentProcess, Starter
-from holdfast.control.launcher import Launcher, RunRequest
+from holdfast.control.io.agent_process import AgentProcess, Starter
+from holdfast.control.io.launcher import Launcher, RunRequest
 from holdfast.errors import HoldfastError
 from holdfast.observability.events import Event
 from holdfast.observability.summary import Summary

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigError
 from holdfast.job import load_job
-from holdfast.recovery.checkpoint import read_layers
-from holdfast.recovery.manifest import Checkpoint
-from holdfast.runtime.state import ASIDE, load_state_tensors
+from holdfast.runtime.stage.named_tensors import ASIDE, load_state_tensors
+from holdfast.storage.checkpoint import read_layers
+from holdfast.storage.manifest import Checkpoint
 
 
 class TrainedLayers(nn.Sequential):

@@ -7,7 +7,7 @@ from holdfast.api.job_source import JobLike, job_source
 from holdfast.config import RunConfig, known_keys
 from holdfast.errors import Argument, CheckpointError, ConfigError
 from holdfast.job_reference import JobSource, Reference
-from holdfast.recovery.manifest import Checkpoint
+from holdfast.storage.manifest import Checkpoint
 
 _BITS = (  # settings that the bits of the result depend on
     "train.seed",

@@ -15,7 +15,7 @@ from holdfast.config import (
 from holdfast.errors import Argument, ConfigError
 from holdfast.faults.chaos import chaos_faults, parse_chaos
 from holdfast.faults.fault import Fault, FaultKind, check_faults, parse_fault
-from holdfast.recovery.manifest import Checkpoint
+from holdfast.storage.manifest import Checkpoint
 
 ConfigLike: TypeAlias = RunConfig | Mapping[str, Any] | str | Path | None
 """Settings: a :class:`Config`, a mapping (``{"workers.kind": "threads"}``, or by section), the

@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from holdfast import instruction_set
 from holdfast.api.job_source import JobLike, job_source
 from holdfast.api.live_run import LiveRun
 from holdfast.api.record import Result
 from holdfast.api.resuming import check_continues, job_to_resume
 from holdfast.api.settings import ConfigLike, armed_faults, make_config
+from holdfast.auth.secret import given_secret
 from holdfast.baselines.registry import policies_of
 from holdfast.config import RunConfig
 from holdfast.control.checks import Accepted
-from holdfast.control.launcher import RunRequest
-from holdfast.control.settings import resume_call
+from holdfast.control.io.launcher import RunRequest
+from holdfast.control.state.settings import resume_call
 from holdfast.errors import Argument, ConfigError
 from holdfast.faults.fault import Fault
+from holdfast.host import instruction_set
 from holdfast.job_file import stop_if_loading
 from holdfast.job_reference import JobSource
 from holdfast.observability.events import Event
-from holdfast.protocol.secret import given_secret
-from holdfast.recovery.manifest import Checkpoint, find
+from holdfast.storage.manifest import Checkpoint, find
 
 
 class MoreOptions(TypedDict, total=False):

@@ -1,5 +1,5 @@
-"""Published ways to survive failures and slowness, to compare ours with.
+"""Published ways to survive failures, behind the core's own interface.
 
-They run on the same runtime, behind what ``control/policies.py`` and ``runtime/state_keeping.py``
-define; nothing below imports them. The two registries find them by the names of settings.
+Knows CheckFreq, Elastic Horovod, SWIFT and FALCON as they were published.
+Does not know the core's decisions; the core never imports it.
 """

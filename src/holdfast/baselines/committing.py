@@ -4,17 +4,17 @@ Training goes on with fewer. Whoever copies the state from a member begins anew.
 a holder, or members without a copy in common, are no matter of this module: all go back further.
 """
 
-from holdfast.control import membership as m
-from holdfast.control.decision import (
+from holdfast.control.decide.decision import (
     Decision,
     Inventories,
     RestoreCopy,
     Situation,
     roll_back,
 )
+from holdfast.control.decide.reconfiguration import Reconfiguration
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.policies import RecoveryPolicy
-from holdfast.control.reconfiguration import Reconfiguration
+from holdfast.control.reconfigure.policies import RecoveryPolicy
+from holdfast.control.state import membership as m
 from holdfast.observability import events
 from holdfast.protocol import messages
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from holdfast.baselines.published import POLICIES, fault_free_s
 from holdfast.cluster import WorkerId
-from holdfast.planner.bounds import bounds, ideal_s, shared_work_s
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import best_plan
 from holdfast.planner.problem import Member, Problem
+from holdfast.planner.prove.bounds import bounds, ideal_s, shared_work_s
 
 HOLDFAST = "Holdfast"
 

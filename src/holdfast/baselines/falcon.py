@@ -4,8 +4,8 @@ Places stay, and nobody is left out.
 """
 
 from holdfast.baselines.whole_pipelines import whole_pipelines
-from holdfast.control.current_plan import Steady
-from holdfast.control.straggler_policy import StragglerPolicy
+from holdfast.control.state.current_plan import Steady
+from holdfast.control.straggler.policy import StragglerPolicy
 
 
 class Falcon(StragglerPolicy):

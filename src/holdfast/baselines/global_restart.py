@@ -1,6 +1,6 @@
 """Recovery as in common launchers: a loss ends all workers, and all start from a checkpoint."""
 
-from holdfast.control.policies import RecoveryPolicy
+from holdfast.control.reconfigure.policies import RecoveryPolicy
 
 
 class GlobalRestart(RecoveryPolicy):

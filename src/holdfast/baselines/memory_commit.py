@@ -5,8 +5,8 @@ Which version all go back to is decided by the coordinator. Nothing here outlive
 
 from torch import Tensor
 
-from holdfast.runtime.stage_state import StageState
-from holdfast.runtime.state_keeping import StateCopies, StateKeeping
+from holdfast.runtime.state.stage_state import StageState
+from holdfast.runtime.state.state_keeping import StateCopies, StateKeeping
 
 _NUM_KEPT = 2  # stages may be a step apart, and then they are a copy apart
 

@@ -14,16 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.cluster import WorkerId
-from holdfast.planner import kernel as k
-from holdfast.planner.bounds import bound
-from holdfast.planner.crossing import home_routes, round_robin
-from holdfast.planner.fleet import Fleet
-from holdfast.planner.layout import Board
-from holdfast.planner.order import Order, OrderSearch
-from holdfast.planner.period import steady_period
+from holdfast.planner.assign.roles import Roles, assign, unmoved
+from holdfast.planner.kernel import kernel as k
+from holdfast.planner.kernel.fleet import Fleet
+from holdfast.planner.kernel.list_schedule import Board
+from holdfast.planner.order.order import Order, OrderSearch
+from holdfast.planner.order.period import steady_period
 from holdfast.planner.problem import LinkCosts, Member, Memory, Problem
-from holdfast.planner.roles import Roles, assign, unmoved
-from holdfast.planner.routing import Routing
+from holdfast.planner.prove.bounds import bound
+from holdfast.planner.route.crossing import home_routes, round_robin
+from holdfast.planner.route.routing import Routing
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
 

@@ -9,9 +9,9 @@ from holdfast.baselines.save_interval import CheckFreq
 from holdfast.baselines.swift import Swift
 from holdfast.config import RunConfig
 from holdfast.control.plans import Plans
-from holdfast.control.policies import Policies, PolicyParts, RecoveryPolicy
-from holdfast.control.run import Run
-from holdfast.control.straggler_policy import StragglerPolicy
+from holdfast.control.reconfigure.policies import Policies, PolicyParts, RecoveryPolicy
+from holdfast.control.state.run import Run
+from holdfast.control.straggler.policy import StragglerPolicy
 
 RECOVERY: dict[str, Callable[[PolicyParts], RecoveryPolicy]] = {
     "holdfast": RecoveryPolicy,

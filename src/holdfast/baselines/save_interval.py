@@ -11,7 +11,7 @@ from statistics import mean
 from holdfast.baselines.global_restart import GlobalRestart
 from holdfast.config import RunConfig
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.policies import PolicyParts
+from holdfast.control.reconfigure.policies import PolicyParts
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import SaveRule

@@ -1,6 +1,6 @@
 """SWIFT: a lost stage is replayed from the log by whoever replaces its holder, without help."""
 
-from holdfast.control.policies import RecoveryPolicy
+from holdfast.control.reconfigure.policies import RecoveryPolicy
 
 
 class Swift(RecoveryPolicy):

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from holdfast.baselines.save_interval import num_profiled
 from holdfast.errors import HoldfastError
-from holdfast.runtime.saving import Done, OnFailed, SaveTimes, StageSaver
-from holdfast.runtime.stage_state import StageState
-from holdfast.runtime.state_keeping import StateKeeping
+from holdfast.runtime.state.saving import Done, OnFailed, SaveTimes, StageSaver
+from holdfast.runtime.state.stage_state import StageState
+from holdfast.runtime.state.state_keeping import StateKeeping
 
 
 class TwoPhaseSaver(StageSaver):

@@ -3,7 +3,7 @@
 from holdfast.baselines.memory_commit import KeepsCommits
 from holdfast.baselines.two_phase import SavesInTwoPhases
 from holdfast.config import RunConfig
-from holdfast.runtime.state_keeping import KeepingOf, StateKeeping
+from holdfast.runtime.state.state_keeping import KeepingOf, StateKeeping
 
 KEEPING: dict[str, KeepingOf] = {
     "holdfast": StateKeeping,

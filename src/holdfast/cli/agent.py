@@ -3,15 +3,15 @@
 import argparse
 import os
 
-from holdfast import instruction_set
-from holdfast.cli import signals
-from holdfast.cli.complaints import complain, say
+from holdfast.auth.handshake import AGENT
+from holdfast.auth.secret import taken_over
+from holdfast.cli.terminal import signals
+from holdfast.cli.terminal.complaints import complain, say
 from holdfast.cli.worker import come_again
-from holdfast.control.agent import Agent
+from holdfast.control.io.agent import Agent
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.handshake import AGENT
+from holdfast.host import instruction_set
 from holdfast.protocol.connection import connect
-from holdfast.protocol.secret import taken_over
 from holdfast.protocol.spec import Access, WorkerSpec
 
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     signals.ignore()
     instruction_set.prepare(complain)
     from holdfast.baselines.worker_registry import keeping_of
-    from holdfast.runtime import process, warm  # torch: a second that only this process pays
+    from holdfast.runtime.worker import process, warm  # torch: a second that only this process pays
 
     try:
         connection, _ = connect(access, AGENT, "", args.limit)

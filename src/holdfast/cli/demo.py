@@ -12,10 +12,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from holdfast import instruction_set, models
+from holdfast import models
 from holdfast.cli import help_text
-from holdfast.cli.demo_report import FAULTS, Report
+from holdfast.cli.report.demo import FAULTS, Report
 from holdfast.errors import ConfigError
+from holdfast.host import instruction_set
 from holdfast.observability.summary import SUMMARY_FILE
 
 _JOB = "tiny_gpt.py"

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.api.diagnosing import UNITS, diagnose
-from holdfast.cli import diagnose_report, diagnose_run_report, help_text
-from holdfast.cli.complaints import complain
-from holdfast.detection.recorded import RunOutcome
-from holdfast.detection.trace import MOST, TraceLayout
+from holdfast.cli import help_text
+from holdfast.cli.report import run_diagnosis, trace_diagnosis
+from holdfast.cli.terminal.complaints import complain
+from holdfast.detection.live.recorded import RunOutcome
+from holdfast.detection.trace.trace import MOST, TraceLayout
 from holdfast.errors import ConfigError
 from holdfast.observability.jsonfile import encode
 
@@ -56,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     with _progress() as doing:
         outcome = diagnose(what, layout=layout, unit=args.unit, doing=doing)
     if isinstance(outcome, RunOutcome):
-        values, lines = diagnose_run_report.as_json(outcome), diagnose_run_report.report(outcome)
+        values, lines = run_diagnosis.as_json(outcome), run_diagnosis.report(outcome)
     else:
-        values, lines = diagnose_report.as_json(outcome), diagnose_report.report(outcome)
+        values, lines = trace_diagnosis.as_json(outcome), trace_diagnosis.report(outcome)
     _print(values, lines, as_json=args.json)
     return 0
 

@@ -19,8 +19,8 @@ from holdfast.cli import (
     watch,
     worker,
 )
-from holdfast.cli.complaints import complain
 from holdfast.cli.flags import in_flags
+from holdfast.cli.terminal.complaints import complain
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.observability.text import folded
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from holdfast.cli import help_text, plan_report
+from holdfast.cli import help_text
 from holdfast.cli.plan_problem import (
     MemoryRoom,
     parse_costs,
@@ -18,11 +18,12 @@ from holdfast.cli.plan_problem import (
     parse_memory,
     problem_of,
 )
+from holdfast.cli.report import plan as plan_report
 from holdfast.errors import ConfigError
-from holdfast.planner.certificate import MOST_OPERATIONS
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import first_plan, refine
 from holdfast.planner.problem import Problem
+from holdfast.planner.prove.certificate import MOST_OPERATIONS
 from holdfast.planner.question import shape_of
 from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs

@@ -11,12 +11,13 @@ import sys
 from math import inf
 from typing import Any
 
-from holdfast.cli import help_text, recovery_plan_report
-from holdfast.cli.recovery_plan_report import RecoveryComparison
+from holdfast.cli import help_text
+from holdfast.cli.report import recovery_plan
+from holdfast.cli.report.recovery_plan import RecoveryComparison
 from holdfast.config import parse_size
 from holdfast.errors import ConfigError
-from holdfast.planner.log_groups import best_groups, described, greedy_groups
-from holdfast.planner.replay_time import ReplayCosts, swift_replay_s, training_step_s
+from holdfast.planner.logs.groups import best_groups, described, greedy_groups
+from holdfast.planner.logs.replay_time import ReplayCosts, swift_replay_s, training_step_s
 
 _DESCRIPTION = """\
 Choose the boundaries between stages whose tensors are logged, within a budget of storage, so that
@@ -96,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
     budget_bytes = None if args.budget is None else _size("--budget", args.budget)
     outcome = _plan(costs, budget_bytes)
     if args.json:
-        sys.stdout.write(json.dumps(recovery_plan_report.as_json(outcome), indent=2) + "\n")
+        sys.stdout.write(json.dumps(recovery_plan.as_json(outcome), indent=2) + "\n")
     else:
-        sys.stdout.write("\n".join(recovery_plan_report.report(outcome)) + "\n")
+        sys.stdout.write("\n".join(recovery_plan.report(outcome)) + "\n")
     return 0
 
 

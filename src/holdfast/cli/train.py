@@ -12,19 +12,19 @@ from typing import Any, TextIO, cast
 from holdfast.api.live_run import LiveRun
 from holdfast.api.settings import read_toml
 from holdfast.api.training import prepare
+from holdfast.auth.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from holdfast.cli import help_text
-from holdfast.cli.complaints import complain
 from holdfast.cli.flags import resume_command
-from holdfast.cli.screen import Screen
-from holdfast.cli.signals import passed_to
-from holdfast.cli.view import View, make_view
+from holdfast.cli.terminal.complaints import complain
+from holdfast.cli.terminal.screen import Screen
+from holdfast.cli.terminal.signals import passed_to
+from holdfast.cli.terminal.view import View, make_view
 from holdfast.config import known_keys, parse_assignment, set_value
 from holdfast.errors import HoldfastError
 from holdfast.faults.fault import PHASES, Fault
 from holdfast.observability.events import Event, FaultFired, RunStarted
 from holdfast.observability.summary import Summary
 from holdfast.observability.text import count, folded
-from holdfast.protocol.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 
 _SHOW_LIMIT_S = 2.0  # at the end, for a reader that is slow
 _FLAGS = {  # flag -> setting

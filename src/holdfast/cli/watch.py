@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast import instruction_set
 from holdfast.cli import help_text
-from holdfast.cli.signals import forwarded
+from holdfast.cli.terminal.signals import forwarded
 from holdfast.errors import ConfigError
+from holdfast.host import instruction_set
 from holdfast.observability.jsonfile import write_json
 from holdfast.watch.findings import WatchReport
 from holdfast.watch.keeping import keep_traceback

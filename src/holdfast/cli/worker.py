@@ -13,17 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import holdfast
-from holdfast import instruction_set
-from holdfast.cli import help_text, signals
-from holdfast.cli.complaints import complain
-from holdfast.cluster import parse_worker
-from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
-from holdfast.handshake import JOINER, WORKER_ROLE
-from holdfast.job_reference import Reference
-from holdfast.names import WORKER
-from holdfast.protocol import messages
-from holdfast.protocol.connection import connect
-from holdfast.protocol.secret import (
+from holdfast.auth.handshake import JOINER, WORKER_ROLE
+from holdfast.auth.secret import (
     FD_VARIABLE,
     SECRET_FILE,
     SECRET_FILE_VARIABLE,
@@ -33,6 +24,16 @@ from holdfast.protocol.secret import (
     read_secret,
     taken_over,
 )
+from holdfast.cli import help_text
+from holdfast.cli.terminal import signals
+from holdfast.cli.terminal.complaints import complain
+from holdfast.cluster import parse_worker
+from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
+from holdfast.host import instruction_set
+from holdfast.job_reference import Reference
+from holdfast.names import WORKER
+from holdfast.protocol import messages
+from holdfast.protocol.connection import connect
 from holdfast.protocol.signals import hold_back
 from holdfast.protocol.spec import (
     BY_HAND_VARIABLE,
@@ -235,7 +236,7 @@ def _start_over(spec: WorkerSpec, environment: Mapping[str, str]) -> NoReturn:
 def _work(spec: WorkerSpec) -> int:
     os.umask(0o077)  # it writes into the run directory
     from holdfast.baselines.worker_registry import keeping_of
-    from holdfast.runtime import process, warm  # torch: a second that only this process pays
+    from holdfast.runtime.worker import process, warm  # torch: a second that only this process pays
 
     warm.prepare(spec.config)
     by_hand = bool(os.environ.get(BY_HAND_VARIABLE))

@@ -1,6 +1,8 @@
-"""Every setting of a run, typed and checked. Pure: the launcher and the workers share it.
+"""Every setting of a run, typed and checked.
 
-A setting is named ``section.field`` in TOML files, in assignments and in error messages.
+Knows names, types, defaults and limits; the launcher and the workers share it.
+Does not know what they are used for.
+A setting is named ``section.field`` in TOML files, in ``--set`` and in error messages.
 """
 
 from holdfast.config.checks import (

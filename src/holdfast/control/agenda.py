@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
+from holdfast.control.decide.reconfiguration import ChangeRequest
 from holdfast.control.effects import Effect
 from holdfast.control.finish import Finish
-from holdfast.control.joiner import Joiner
-from holdfast.control.lifecycle import RunPhase
-from holdfast.control.moving import MoveOrder
+from holdfast.control.join.joiner import Joiner
+from holdfast.control.join.moving import MoveOrder
 from holdfast.control.parts import CoordinatorParts
-from holdfast.control.reconfiguration import ChangeRequest
-from holdfast.control.run import Run
+from holdfast.control.state.lifecycle import RunPhase
+from holdfast.control.state.run import Run
 
 
 class Agenda:

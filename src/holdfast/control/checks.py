@@ -8,10 +8,10 @@ from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import Argument, CheckpointError, ConfigError, ScheduleError
 from holdfast.protocol import messages
-from holdfast.recovery.manifest import Checkpoint
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.schedule import Lane, Schedule, loads
 from holdfast.schedule.validity import check
+from holdfast.storage.manifest import Checkpoint
 
 
 class Accepted(NamedTuple):

@@ -8,25 +8,25 @@ from collections.abc import Callable, Sequence
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
-from holdfast.control import membership as m
 from holdfast.control.agenda import Agenda
 from holdfast.control.checks import NOTHING, Accepted
 from holdfast.control.effects import Effect, Emit, SealCheckpoint
 from holdfast.control.finish import Finish
 from holdfast.control.handlers import Handler, Handlers
-from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.parts import CoordinatorParts
 from holdfast.control.plans import SomePlanner
 from holdfast.control.plausible import Plausible
-from holdfast.control.policies import OURS, Policies
-from holdfast.control.run import Run
-from holdfast.control.settings import Settings, resume_call
+from holdfast.control.reconfigure.policies import OURS, Policies
+from holdfast.control.state import membership as m
+from holdfast.control.state.lifecycle import BEFORE_TRAINING, RunPhase
+from holdfast.control.state.run import Run
+from holdfast.control.state.settings import Settings, resume_call
 from holdfast.errors import HoldfastError, Implausible
 from holdfast.faults.fault import Fault
 from holdfast.observability import events
 from holdfast.protocol import messages
-from holdfast.recovery.manifest import Checkpoint
 from holdfast.schedule.schedule import Schedule
+from holdfast.storage.manifest import Checkpoint
 
 
 class Coordinator:

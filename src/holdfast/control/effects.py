@@ -7,7 +7,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
-from holdfast.recovery.manifest import Part
+from holdfast.storage.manifest import Part
 
 
 @dataclass(frozen=True, slots=True)

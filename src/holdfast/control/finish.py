@@ -1,10 +1,10 @@
 """The run is over, well or not: everyone is told, once. Why it is over was found elsewhere."""
 
-from holdfast.control import membership as m
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.parts import CoordinatorParts
-from holdfast.control.run import Run
+from holdfast.control.state import membership as m
+from holdfast.control.state.lifecycle import BEFORE_TRAINING, RunPhase
+from holdfast.control.state.run import Run
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages

@@ -7,9 +7,9 @@ from holdfast.cluster import parse_worker
 from holdfast.control.agenda import Agenda
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.finish import Finish
-from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.parts import CoordinatorParts
-from holdfast.control.run import Run
+from holdfast.control.state.lifecycle import BEFORE_TRAINING, RunPhase
+from holdfast.control.state.run import Run
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages

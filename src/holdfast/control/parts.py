@@ -2,27 +2,27 @@
 
 from dataclasses import dataclass
 
-from holdfast.control.complaints import Complaints
-from holdfast.control.deadline import Deadline
-from holdfast.control.joining import Joining
-from holdfast.control.links import LinkComplaints
-from holdfast.control.liveness import FailureDetector
-from holdfast.control.log_policy import LogPolicy
-from holdfast.control.losing import Losing
-from holdfast.control.losses import Losses, ProgressTracker
-from holdfast.control.mitigating import Mitigating
-from holdfast.control.moving import Moving
-from holdfast.control.notices import FailureNotices
+from holdfast.control.inventory.losses import Losses, ProgressTracker
+from holdfast.control.join.joining import Joining
+from holdfast.control.join.moving import Moving
+from holdfast.control.join.replacing import Replacing
+from holdfast.control.join.starting import Starting
+from holdfast.control.join.switching import Switching
+from holdfast.control.liveness.complaints import Complaints
+from holdfast.control.liveness.deadline import Deadline
+from holdfast.control.liveness.failure_detector import FailureDetector
+from holdfast.control.liveness.failure_notices import FailureNotices
+from holdfast.control.liveness.link_complaints import LinkComplaints
+from holdfast.control.liveness.losing import Losing
+from holdfast.control.liveness.stuck import StuckDetector
 from holdfast.control.plans import Plans, SomePlanner
-from holdfast.control.policies import Policies, PolicyParts, RecoveryPolicy
-from holdfast.control.progress import StuckDetector
-from holdfast.control.reconfiguring import Reconfigurations
-from holdfast.control.replacing import Replacing
-from holdfast.control.reports import Reports
-from holdfast.control.run import Run
-from holdfast.control.slowness import StragglerMonitor
-from holdfast.control.starting import Starting
-from holdfast.control.switching import Switching
+from holdfast.control.progress.reports import Reports
+from holdfast.control.reconfigure.policies import Policies, PolicyParts, RecoveryPolicy
+from holdfast.control.reconfigure.reconfiguring import Reconfigurations
+from holdfast.control.restore.log_policy import LogPolicy
+from holdfast.control.state.run import Run
+from holdfast.control.straggler.mitigation import Mitigating
+from holdfast.control.straggler.monitor import StragglerMonitor
 
 
 @dataclass(frozen=True)

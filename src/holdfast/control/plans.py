@@ -7,15 +7,15 @@ from statistics import median
 from typing import Protocol
 
 from holdfast.cluster import WorkerId
-from holdfast.control.clock import NUM_MEASURED
-from holdfast.control.current_plan import Steady
-from holdfast.control.known_health import HEALTHY
-from holdfast.control.run import Run
+from holdfast.control.state.current_plan import Steady
+from holdfast.control.state.known_health import HEALTHY
+from holdfast.control.state.run import Run
+from holdfast.control.state.timeouts import NUM_MEASURED
 from holdfast.detection.diagnosis import Health
 from holdfast.errors import WaitTimeout
-from holdfast.planner.places import eased, pace
+from holdfast.planner.assign.roles import Move, assign
+from holdfast.planner.assign.swaps import eased, pace
 from holdfast.planner.problem import LinkCost, LinkCosts, Member, Memory, Problem
-from holdfast.planner.roles import Move, assign
 from holdfast.planner.service import Planner
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.generate import default_memory

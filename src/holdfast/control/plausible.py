@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.cluster import parse_worker
-from holdfast.control.lifecycle import BEFORE_TRAINING, RunPhase
-from holdfast.control.run import Run
+from holdfast.control.state.lifecycle import BEFORE_TRAINING, RunPhase
+from holdfast.control.state.run import Run
 from holdfast.errors import Implausible
 from holdfast.protocol import messages
 from holdfast.protocol.records import MicrobatchLoss

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import Argument, ConfigError
-from holdfast.faults.dice import SeededRandom
 from holdfast.faults.fault import PHASES, Fault, FaultKind
+from holdfast.faults.rng import SeededRandom
 from holdfast.faults.slowdowns import slowdowns
 
 MAX_JOIN_DELAY_STEPS = 3

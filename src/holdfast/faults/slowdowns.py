@@ -12,9 +12,9 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
-from holdfast.faults.dice import SeededRandom
 from holdfast.faults.fault import MAX_DELAY_S, Fault, FaultKind
 from holdfast.faults.lasting import Lasting
+from holdfast.faults.rng import SeededRandom
 
 _LINK_PER_H, _WORKER_PER_H, _MACHINE_PER_H = 0.025, 0.001, 0.008  # of one of each
 _SEED_OFFSET = 1 << 64  # other numbers than those of the kills of the same seed

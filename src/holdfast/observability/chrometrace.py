@@ -17,7 +17,7 @@ from holdfast.observability.events import (
     WorkerLost,
     WorkerStep,
 )
-from holdfast.observability.words import seconds_after_fault
+from holdfast.observability.lines import seconds_after_fault
 
 # Kind of operation -> (name, one of the colours that trace viewers know).
 _KINDS = {

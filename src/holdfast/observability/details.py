@@ -19,8 +19,8 @@ from holdfast.observability.events import (
     WorkerMoved,
     WorkerStuck,
 )
+from holdfast.observability.lines import seconds_after_fault, stages
 from holdfast.observability.text import count, duration, size
-from holdfast.observability.words import seconds_after_fault, stages
 
 
 def details(event: Event) -> Iterator[str]:

@@ -26,7 +26,7 @@ from holdfast.observability.events import (
     WorkerReplaced,
     WorkerStep,
 )
-from holdfast.observability.words import UNKNOWN, Standing
+from holdfast.observability.lines import UNKNOWN, Standing
 
 _RECENT_STEPS = 20  # that speed and ETA are taken from
 _AWAY = ("lost", "joining")  # words of a worker that takes no part any more, or not yet again

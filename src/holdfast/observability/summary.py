@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from holdfast.errors import ConfigError
 from holdfast.observability import events as happened
 from holdfast.observability.jsonfile import write_json
-from holdfast.observability.words import seconds_after_fault
+from holdfast.observability.lines import seconds_after_fault
 
 EventKind = TypeVar("EventKind", bound=happened.Event)
 SUMMARY_FILE = "summary.json"  # inside the directory of a run

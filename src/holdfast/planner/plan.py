@@ -7,13 +7,13 @@ import numpy as np
 
 from holdfast.arrays import Ints
 from holdfast.cluster import WorkerId
-from holdfast.planner import kernel as k
-from holdfast.planner.bounds import Bound
-from holdfast.planner.fleet import Fleet
-from holdfast.planner.graph import KINDS
-from holdfast.planner.order import Order
-from holdfast.planner.roles import Move
-from holdfast.planner.routing import Group, Routing
+from holdfast.planner.assign.roles import Move
+from holdfast.planner.kernel import kernel as k
+from holdfast.planner.kernel.fleet import Fleet
+from holdfast.planner.kernel.graph import KINDS
+from holdfast.planner.order.order import Order
+from holdfast.planner.prove.bounds import Bound
+from holdfast.planner.route.routing import Group, Routing
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.schedule import Lane, Schedule
 

@@ -6,17 +6,17 @@ Effort is counted in trials, so a question has the same answer on every machine.
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from holdfast.planner.bounds import Bound, bounds, largest, shared_work_s
-from holdfast.planner.crossing import home_routes, joined_routes, two_stages
-from holdfast.planner.fleet import Fleet
-from holdfast.planner.fusing import fused_where_free
-from holdfast.planner.order import Order, OrderSearch
-from holdfast.planner.period import steady_period
+from holdfast.planner.assign.roles import assign, unmoved
+from holdfast.planner.kernel.fleet import Fleet
+from holdfast.planner.order.fusing import fused_where_free
+from holdfast.planner.order.order import Order, OrderSearch
+from holdfast.planner.order.period import steady_period
 from holdfast.planner.plan import Plan
 from holdfast.planner.problem import Problem
-from holdfast.planner.roles import assign, unmoved
-from holdfast.planner.routing import Routing, relabelled
-from holdfast.planner.words import reason
+from holdfast.planner.prove.bounds import Bound, bounds, largest, shared_work_s
+from holdfast.planner.reason import reason
+from holdfast.planner.route.crossing import home_routes, joined_routes, two_stages
+from holdfast.planner.route.routing import Routing, relabelled
 
 # Local search of one routing: trials, and operations laid out in all of them together.
 NUM_TRIALS = 300

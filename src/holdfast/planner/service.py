@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError, WaitTimeout
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import first_plan, refine
 from holdfast.planner.problem import Member, Memory, Problem
-from holdfast.planner.rest import remainder_of_step
+from holdfast.planner.remainder.remainder import remainder_of_step
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
 

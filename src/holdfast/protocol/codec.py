@@ -6,10 +6,10 @@ import struct
 from dataclasses import asdict
 from typing import Any, get_args, get_type_hints
 
+from holdfast.auth.stamps import STAMP_BYTES, Stamps
 from holdfast.errors import ProtocolError
 from holdfast.protocol.build import Build, Misfit, builder
 from holdfast.protocol.messages import Message
-from holdfast.stamps import STAMP_BYTES, Stamps
 
 VERSION = 3
 MAX_MESSAGE_BYTES = 64 << 20

@@ -3,12 +3,12 @@
 import socket
 import time
 
+from holdfast.auth.handshake import COORDINATOR, Identity, call
+from holdfast.auth.stamps import Stamps
 from holdfast.errors import HandshakeBroken, HandshakeFailed, HoldfastError, PeerLost
-from holdfast.handshake import COORDINATOR, Identity, call
 from holdfast.protocol.codec import Splitter, encode
 from holdfast.protocol.messages import Message
 from holdfast.protocol.spec import Access
-from holdfast.stamps import Stamps
 
 _SEND_LIMIT_S = 10.0
 _PAUSE_S = 0.1

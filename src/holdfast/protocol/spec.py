@@ -5,9 +5,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.auth.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig, config_from
-from holdfast.protocol.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 
 # By environment: a command line shows in ps.
 SPEC_VARIABLE = "HOLDFAST_WORKER"

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
 from holdfast.schedule.costs import Costs
-from holdfast.schedule.meeting import ExtraLinkS, reduction_delays_s
 from holdfast.schedule.operation import Fact, Kind, Op, Shape, makes, needs
+from holdfast.schedule.reduction_delay import ExtraLinkS, reduction_delays_s
 from holdfast.schedule.schedule import Lane, Schedule
 from holdfast.schedule.validity import walk
 

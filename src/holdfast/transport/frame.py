@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
+from holdfast.auth.stamps import STAMP_BYTES
 from holdfast.errors import ProtocolError
-from holdfast.stamps import STAMP_BYTES
 from holdfast.transport.base import ALONE, MAX_BUNDLE, Bundle, Channel, Tag
 
 VERSION = 5

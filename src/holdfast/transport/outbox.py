@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, TransportClosed, WaitTimeout
 from holdfast.transport.base import Limits
-from holdfast.transport.hindrance import UNSHAPED, LinkShaping
+from holdfast.transport.link_shaping import UNSHAPED, LinkShaping
 
 
 class Waiting:

@@ -7,9 +7,9 @@ from statistics import median
 from typing import Any
 
 from holdfast.detection.diagnosis import Diagnosis, Over
-from holdfast.detection.waiting import ALL, NETWORK, WaitWatcher
+from holdfast.detection.live.waiting import ALL, NETWORK, WaitWatcher
 from holdfast.watch.gathering import Gathering, IterationRow
-from holdfast.watch.period import REPEATS
+from holdfast.watch.iteration import REPEATS
 from holdfast.watch.records import Call, RankHello, Record
 
 _NUM_TIMES = 1000  # of the last iterations, for the median

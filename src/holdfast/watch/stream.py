@@ -3,7 +3,7 @@
 from collections import deque
 from typing import NamedTuple
 
-from holdfast.watch.period import find_period
+from holdfast.watch.iteration import find_period
 from holdfast.watch.records import STEP, Call, Record
 
 _FIRST_SEARCH_CALLS = 6

@@ -1,6 +1,7 @@
-"""What happened in a run, as typed events in one JSON-lines file; every view is a reader of it.
+"""Every event of a run, and its form in a file.
 
-``at_s`` and all other times are ``time.monotonic()`` of one machine.
+Knows fields and JSON lines; ``at_s`` and other times are ``time.monotonic()`` of one machine.
+Does not know who emits or who reads.
 """
 
 from holdfast.observability.event_files import EVENTS_FILE

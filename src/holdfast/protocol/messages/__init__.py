@@ -1,7 +1,7 @@
-"""Every message between launcher, agent and workers, and nothing else. Add a message here first.
+"""Every message, by what it is about.
 
-One module a topic; a message is known when it is in its topic's union. Tensors never travel here:
-they go from worker to worker over ``transport``.
+Knows who sends it to whom, and its fields; one module a topic. Add a message here first.
+Does not know what it leads to. Tensors never travel here: they go over ``transport``.
 """
 
 from holdfast.protocol.messages.agent import (

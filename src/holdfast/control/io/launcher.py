@@ -1,0 +1,200 @@
+"""One run on this machine, from start to summary: port, workers, server, run directory.
+
+Prints nothing, handles no signal, and can be run by any thread.
+"""
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from holdfast.cluster import WorkerId
+from holdfast.config import RunConfig
+from holdfast.control.checks import NOTHING, Accepted, read_schedule
+from holdfast.control.coordinator import Coordinator
+from holdfast.control.io.agent_process import Starter
+from holdfast.control.io.listening import listen
+from holdfast.control.io.private_files import private_files
+from holdfast.control.io.recorder import Pass, RunRecorder, check_run_dir, continues_in, unwritable
+from holdfast.control.io.server import Server
+from holdfast.control.reconfigure.policies import Policies
+from holdfast.control.state.settings import resume_call
+from holdfast.errors import HoldfastError, RunInterrupted
+from holdfast.faults.fault import Fault
+from holdfast.job_reference import JobSource
+from holdfast.observability import events
+from holdfast.observability.summary import Summary, summarize
+from holdfast.planner.service import warm_up
+from holdfast.protocol.messages import StartWorkers
+from holdfast.protocol.spec import Access
+from holdfast.storage.manifest import Checkpoint, Origin
+from holdfast.storage.run_paths import check_logs, drop_logs
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What is asked of a launcher; all of it is known to be possible, but for the directory."""
+
+    config: RunConfig
+    policies: Policies
+    job: JobSource
+    run_dir: Path
+    resume: Checkpoint | None = None
+    faults: Sequence[Fault] = ()
+    secret: bytes | None = None  # the user's own
+    join_with: Callable[[Path], str] = lambda run_dir: ""
+    """What those who join by hand have to say on their command line."""
+    resume_with: Callable[[str], str] = resume_call  # a directory -> how to go on from there
+    accepted: Accepted = NOTHING
+
+
+class Launcher:
+    """``handle`` is told of every event, ``warn`` of what else a user should know.
+
+    Making one raises ConfigError for whatever can be seen before anything starts. Then ``run``.
+    """
+
+    def __init__(
+        self,
+        request: RunRequest,
+        starter: Starter,
+        *,
+        handle: Callable[[events.Event], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        check_run_dir(request.run_dir, request.resume)
+        check_logs(request.run_dir, request.config)
+        schedule = read_schedule(request.config)
+        # Whoever is told of a path may have another working directory.
+        request = _absolute(request)
+        self._config, self.run_dir = request.config, request.run_dir
+        continues = continues_in(self.run_dir, request.resume)
+        pass_on = Pass.of(self.run_dir, request.secret, continues=continues)
+        listener = listen(self._config)
+        host, port = listener.getsockname()
+        self._access = Access(host, port, pass_on.secret, pass_on.generation)
+        self._coordinator = Coordinator(
+            self._config,
+            str(self.run_dir),
+            request.resume,
+            policies=request.policies,
+            faults=request.faults,
+            address=str(self._access),
+            join_with=request.join_with(self.run_dir),
+            resume_with=request.resume_with,
+            schedule=schedule,
+            now=time.monotonic,
+            run_id=secrets.token_hex(8),
+            accepted=request.accepted,
+        )
+        origin = Origin(_from_anywhere(self._config), request.job.origin, request.job.sha256)
+        self._recorder = RunRecorder(
+            self._config, self.run_dir, request.resume, origin, handle, warn, pass_on
+        )
+        self._order = _order(request, self._coordinator.workers)
+        self._starter = starter
+        self._server = Server(
+            listener,
+            self._access,
+            self._coordinator,
+            self._recorder.perform,
+            self._order,
+            start_more=lambda more: starter.start(self._access, more),
+            has_agent=self._config.workers.kind == "processes",
+        )
+        self._is_interrupted = False
+
+    def interrupt(self) -> None:
+        """End the run after its step, with a checkpoint; the second time at once.
+
+        By any thread, also in a signal handler, and before ``run``.
+        """
+        self._is_interrupted = True
+        self._server.interrupt()
+
+    def run(self) -> Summary:
+        """Train. Raises HoldfastError, after everything was stopped and the summary written."""
+        warm_up_planner()
+        with private_files() as usual_mask:
+            self._recorder.expect_mask(usual_mask)
+            try:
+                self._serve()
+            finally:
+                self._coordinator.close()
+            summary = summarize(self._recorder.kept, config=self._config.to_dict())
+            failure = self._failure()
+            try:
+                self._recorder.close(summary, self._coordinator.details)
+            except OSError as why:  # what went wrong first is what the user must hear
+                raise failure or unwritable(self.run_dir, why) from why
+        if failure is not None:
+            raise failure
+        drop_logs(self.run_dir, self._config)  # the last checkpoint is all that a resume needs
+        return summary
+
+    def _serve(self) -> None:
+        try:
+            self._starter.start(self._access, self._order)
+            self._server.run(self._config.workers.start_limit_s, self._starter.ended)
+        finally:
+            self._server.close()
+            self._starter.stop()
+
+    def _failure(self) -> HoldfastError | None:
+        failure = self._coordinator.failure
+        if self._is_interrupted and type(failure) is HoldfastError:
+            return RunInterrupted(*failure.args)
+        return failure
+
+
+def _order(request: RunRequest, workers: Sequence[WorkerId]) -> StartWorkers:
+    """To be started with the run."""
+    return StartWorkers(
+        workers=[str(worker) for worker in workers],
+        job=request.job.reference,
+        job_sha256=request.job.sha256,
+        run_dir=str(request.run_dir),
+        resumed="" if request.resume is None else request.resume.directory,
+        config=request.config,
+    )
+
+
+def _absolute(request: RunRequest) -> RunRequest:
+    config, run_dir, resume = request.config, request.run_dir, request.resume
+    places: dict[str, Any] = {
+        name: _plain(place)
+        for name in ("log_dir", "log_mirror")
+        if (place := getattr(config.recovery, name))
+    }
+    config = replace(config, recovery=replace(config.recovery, **places))
+    if resume is not None:
+        resume = replace(resume, directory=_plain(resume.directory))
+    if ".." in run_dir.parts:  # a link before it leads elsewhere than the words say
+        run_dir = run_dir.resolve()
+    return replace(request, config=config, run_dir=Path(_plain(run_dir)), resume=resume)
+
+
+def _plain(place: str | Path) -> str:
+    """Absolute, in the one form that workers take: to POSIX '//a' and '/a' are two."""
+    return "/" + os.path.abspath(place).lstrip("/")
+
+
+def _from_anywhere(config: RunConfig) -> dict[str, Any]:
+    """Settings for whoever resumes the run, perhaps from another directory."""
+    values = config.to_dict()
+    if config.schedule.file:
+        values["schedule"]["file"] = os.path.abspath(config.schedule.file)
+    return values
+
+
+@cache
+def warm_up_planner() -> None:
+    """Once a process, beside the start of the workers: the first loss must not wait for it."""
+    with suppress(RuntimeError):  # no thread to be had: then the first loss waits for it
+        threading.Thread(target=warm_up, name="planner warm-up", daemon=True).start()

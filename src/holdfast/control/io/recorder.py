@@ -1,0 +1,209 @@
+"""What a run leaves on disk: events, checkpoints, secret, summary. Decides nothing."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from holdfast.auth.secret import (
+    kept_secret,
+    last_generation,
+    new_secret,
+    write_generation,
+    write_secret,
+)
+from holdfast.config import RunConfig
+from holdfast.control.effects import (
+    ClearLogs,
+    Discard,
+    Effect,
+    Emit,
+    OpenRun,
+    ReportStuck,
+    SealCheckpoint,
+    SealFailed,
+    TrimLogs,
+)
+from holdfast.control.io.private_files import make_private
+from holdfast.errors import Argument, CheckpointError, ConfigError, ProtocolError, ResumeFrom
+from holdfast.host.scarce import patiently
+from holdfast.observability import events
+from holdfast.observability.event_files import Rotation
+from holdfast.observability.stacks import read_stack, stack_file, user_frame
+from holdfast.observability.summary import SUMMARY_FILE, Summary, write_summary
+from holdfast.storage.manifest import (
+    Checkpoint,
+    Origin,
+    clear_abandoned,
+    clear_leftovers,
+    has_checkpoint,
+    seal,
+    set_aside_after,
+    trim,
+)
+from holdfast.storage.run_paths import claim_logs, clear_logs, trim_logs
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a run and its workers prove to each other that they belong together with."""
+
+    secret: bytes = field(repr=False)
+    generation: int  # which launch of the run in its directory
+    given: bool  # the user has it already, and says where
+
+    @classmethod
+    def of(cls, run_dir: Path, given: bytes | None, *, continues: bool) -> "Pass":
+        """A run that goes on in its directory keeps its secret."""
+        before = last_generation(run_dir) if continues else 0
+        kept = kept_secret(run_dir) if continues and given is None else None
+        return cls(given or kept or new_secret(), before + 1, given is not None)
+
+    def write(self, run_dir: Path) -> None:
+        write_generation(run_dir, self.generation)
+        if not self.given:
+            write_secret(run_dir, self.secret)
+
+
+@dataclass
+class RunRecorder:
+    """Carries out what the coordinator wants done besides messages."""
+
+    config: RunConfig
+    run_dir: Path
+    resume: Checkpoint | None
+    origin: Origin
+    handle: Callable[[events.Event], None]  # is told of every event; must not raise
+    warn: Callable[[str], None]
+    pass_on: Pass
+    usual_mask: int = 0o022
+    kept: list[events.Event] = field(default_factory=list)
+    sink: events.JsonLines | None = None
+
+    def expect_mask(self, usual: int) -> None:
+        """The user's own, for what is made above the run directory."""
+        self.usual_mask = usual
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case Emit():
+                self._emit(effect.event)
+            case OpenRun():
+                self.origin = replace(
+                    self.origin, traits=effect.traits, fingerprint=effect.fingerprint
+                )
+                self._open()
+            case SealCheckpoint():
+                self._seal(effect)
+            case ReportStuck():
+                self._report_stuck(effect)
+            case Discard():
+                shutil.rmtree(effect.directory, ignore_errors=True)
+            case TrimLogs():
+                trim_logs(self.run_dir, self.config, effect.workers, effect.run, effect.step)
+            case ClearLogs():
+                clear_logs(self.run_dir, self.config)
+            case _:
+                raise AssertionError(f"{effect} is for the server")
+
+    def close(self, summary: Summary, details: str) -> None:
+        if self.sink is None:
+            return
+        self.sink.close()
+        patiently(lambda: write_summary(self.run_dir / SUMMARY_FILE, summary))
+        if details:
+            (self.run_dir / "error.txt").write_text(details)
+        if self.sink.num_dropped:
+            self.warn(f"{self.sink.num_dropped} events could not be written")
+
+    def _emit(self, event: events.Event) -> None:
+        if self.sink is not None:
+            self.sink.emit(event)
+        if not isinstance(event, events.WorkerStep):  # the bulk of them: only on disk
+            self.kept.append(event)
+        self.handle(event)
+
+    def _report_stuck(self, effect: ReportStuck) -> None:
+        path = stack_file(self.run_dir, effect.event.worker, effect.pid)
+        stack = read_stack(path)
+        where, written = user_frame(stack), str(path) if stack else ""
+        self._emit(replace(effect.event, where=where, stack=stack, path=written))
+
+    def _open(self) -> None:
+        try:
+            make_private(self.run_dir, self.usual_mask)
+            self.sink = self._only_writer()
+            self.pass_on.write(self.run_dir)
+            clear_leftovers(self.run_dir)
+            claim_logs(self.run_dir, self.config)
+            if continues_in(self.run_dir, self.resume):
+                assert self.resume is not None
+                set_aside_after(self.run_dir, self.resume.step)
+        except OSError as why:
+            raise unwritable(self.run_dir, why) from why
+        for event in self.kept:
+            self.sink.emit(event)
+
+    def _only_writer(self) -> events.JsonLines:
+        """The events file, locked as long as this process lives: two runs would mix in it."""
+        rotation = Rotation(self.run_dir, self.config.observe.events_limit_bytes())
+        try:
+            return events.JsonLines(rotation.open(), rotation)
+        except BlockingIOError as why:
+            raise ConfigError(
+                _run_dir(self.run_dir), ": another run is writing there; choose another directory"
+            ) from why
+
+    def _seal(self, effect: SealCheckpoint) -> None:
+        try:
+            path = seal(
+                self.run_dir,
+                effect.step,
+                effect.parts,
+                seed=self.config.train.seed,
+                microbatches=self.config.parallel.microbatches,
+                origin=self.origin,
+            )
+            trim(self.run_dir, self.config.checkpoint.keep + effect.keeps_more)
+            clear_abandoned(self.run_dir, effect.step)
+        except (OSError, CheckpointError, ProtocolError) as why:
+            reason = why.strerror if isinstance(why, OSError) and why.strerror else str(why)
+            raise SealFailed(effect, reason) from why
+        saved = events.CheckpointSaved(
+            at_s=time.monotonic(), step=effect.step, path=str(path), took_s=effect.took_s
+        )
+        self._emit(saved)
+
+
+def check_run_dir(run_dir: Path, resume: Checkpoint | None) -> None:
+    """Find out now, not after minutes of training; leaves nothing behind."""
+    if not continues_in(run_dir, resume) and (run_dir / events.EVENTS_FILE).exists():
+        refusal = (_run_dir(run_dir), ": already holds a run; choose another directory")
+        if has_checkpoint(run_dir):
+            raise ConfigError(*refusal, ", or go on with it: ", ResumeFrom(str(run_dir)))
+        raise ConfigError(*refusal)
+    existing = run_dir
+    while not existing.exists():
+        existing = existing.parent
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".holdfast-", dir=existing))
+    except OSError as why:
+        raise unwritable(run_dir, why) from why
+
+
+def continues_in(run_dir: Path, resume: Checkpoint | None) -> bool:
+    """Whether the run goes on in the directory of its checkpoint."""
+    return resume is not None and resume.run_dir.resolve() == run_dir.resolve()
+
+
+def unwritable(run_dir: Path, why: OSError) -> ConfigError:
+    return ConfigError(
+        _run_dir(run_dir), f": cannot be written ({why.strerror}); choose a directory you own"
+    )
+
+
+def _run_dir(run_dir: Path) -> Argument:
+    return Argument("run_dir", run_dir)

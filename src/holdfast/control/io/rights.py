@@ -1,0 +1,88 @@
+"""Whether there is a place for whoever has proven who it is, and what it may say then. Pure."""
+
+from collections.abc import Callable
+
+from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Identity
+from holdfast.cluster import WorkerId
+from holdfast.errors import ProtocolError
+from holdfast.protocol import messages
+
+# All others are the coordinator's own: nobody may say them to it.
+_MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
+    AGENT: (
+        messages.AgentHello,
+        messages.WorkerStarted,
+        messages.WorkerNotStarted,
+        messages.WorkerExited,
+        messages.WorkerRuns,
+    ),
+    JOINER: (messages.JoinRequest,),
+    WORKER_ROLE: (
+        messages.Hello,
+        messages.LayerCosts,
+        messages.LogVolume,
+        messages.LogState,
+        messages.Replayed,
+        messages.ReplayFailed,
+        messages.Ready,
+        messages.Heartbeat,
+        messages.PeerGone,
+        messages.Inventory,
+        messages.Offered,
+        messages.Resumed,
+        messages.Copied,
+        messages.FaultReport,
+        messages.StepReport,
+        messages.Probed,
+        messages.CheckpointPart,
+        messages.PartFailed,
+        messages.StateHashes,
+        messages.Finished,
+        messages.JobFailed,
+        messages.WorkerWarning,
+        messages.Failed,
+    ),
+}
+_BEFORE_HELLO = (messages.Hello, messages.Failed)
+
+
+def refusal(
+    peer: Identity, generation: int, is_free: Callable[[str], bool], *, wants_agent: bool
+) -> str:
+    """Why there is no place for it; empty: there is."""
+    if peer.generation != generation and (peer.role != JOINER or peer.generation):
+        return f"it is of launch {peer.generation} of this run, which is at launch {generation}"
+    if peer.role == AGENT and not wants_agent:
+        return "nobody waits for an agent"
+    if peer.role == WORKER_ROLE and not is_free(peer.name):
+        return "there is no place for you here"
+    return "the coordinator is here" if peer.role == COORDINATOR else ""
+
+
+def granted(worker: WorkerId, order: messages.StartWorkers) -> messages.JoinGranted:
+    """It may join: under which name, and what it has to load."""
+    return messages.JoinGranted(
+        worker=str(worker),
+        job=order.job,
+        job_sha256=order.job_sha256,
+        run_dir=order.run_dir,
+        resumed=order.resumed,
+        config=order.config,
+    )
+
+
+def check_right(peer: Identity, message: messages.Message, *, has_said_hello: bool) -> None:
+    """ProtocolError: it may not say this."""
+    kind = type(message).__name__
+    if not isinstance(message, _MAY_SAY.get(peer.role, ())):
+        raise ProtocolError(f"{peer}: sent {kind}, which is not for {peer.role}s to say")
+    if peer.role == AGENT:
+        return  # of whom it may speak is known only to who has heard it before
+    if getattr(message, "worker", None) != peer.name:
+        raise ProtocolError(
+            f"{peer}: sent {kind} in the name of {getattr(message, 'worker', '')!r}"
+        )
+    if peer.role == WORKER_ROLE and isinstance(message, messages.Hello) == has_said_hello:
+        what = "a second hello" if has_said_hello else f"{kind} before its hello"
+        if has_said_hello or not isinstance(message, _BEFORE_HELLO):
+            raise ProtocolError(f"{peer}: sent {what}")

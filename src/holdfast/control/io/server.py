@@ -1,0 +1,350 @@
+"""Sockets around the coordinator: one selector loop, no thread. Decides nothing itself."""
+
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, Identity
+from holdfast.auth.stamps import Stamps
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.control.coordinator import Coordinator
+from holdfast.control.effects import (
+    AskStack,
+    Effect,
+    Emit,
+    Fence,
+    LookAtWorker,
+    SealCheckpoint,
+    SealFailed,
+    Send,
+    StartWorker,
+)
+from holdfast.control.io.children import Children
+from holdfast.control.io.last_words import last_words
+from holdfast.control.io.listening import listen as listen
+from holdfast.control.io.rights import check_right, granted, refusal
+from holdfast.control.io.strangers import Stranger, Strangers
+from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
+from holdfast.observability import events
+from holdfast.protocol import messages
+from holdfast.protocol.codec import encode
+from holdfast.protocol.connection import Connection
+from holdfast.protocol.spec import Access
+
+STOP_LIMIT_S = 1.5  # with the agent's grace well below the 5 s in which a run must have stopped
+SEND_LIMIT_S = 0.5  # a worker that takes nothing for so long must not hold up the others
+MORE_STRANGERS = 64  # than workers of the run; descriptors are few
+ASK_LIMIT_S = 5.0  # of one who has proven to belong to the run, and wants to join
+TICK_S = 0.05
+
+
+class Server:
+    """``perform`` carries out every effect that is not a message, e.g. writing an event.
+
+    ``start_more`` starts workers where there is no agent to do so: then nobody else is taken for
+    one, whatever it has proven.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        access: Access,
+        coordinator: Coordinator,
+        perform: Callable[[Effect], None],
+        start_workers: messages.StartWorkers,
+        *,
+        start_more: Callable[[messages.StartWorkers], None] = lambda order: None,
+        has_agent: bool = True,
+    ) -> None:
+        self._listener = listener
+        self._access = access
+        self._coordinator = coordinator
+        self._perform = perform
+        self._start_workers = start_workers
+        self._start_more, self._has_agent = start_more, has_agent
+        self._selector = selectors.DefaultSelector()
+        me = Identity(COORDINATOR, "", access.generation)
+        most = len(coordinator.workers) + MORE_STRANGERS
+        self.strangers = Strangers(self._selector, listener, access.secret, me, most)
+        self._peers: dict[Connection, Identity] = {}  # all who have proven who they are
+        self._loading: dict[WorkerId, Connection] = {}  # have not said hello yet
+        self._workers: dict[WorkerId, Connection] = {}
+        self._asking: dict[Connection, float] = {}  # who wants to join; until when it may stay
+        self._agent: Connection | None = None
+        self._children = Children()  # of the agent
+        self._todo: deque[Effect] = deque()
+        self._is_applying = False
+        self._encoded: tuple[messages.Message, bytes] | None = None
+        self._num_interrupts = 0
+        self._ticked_s = 0.0
+
+    @property
+    def num_peers(self) -> int:
+        """How many are connected who have proven who they are."""
+        return len(self._peers)
+
+    def interrupt(self) -> None:
+        """Ask the loop to stop the run; safe in a signal handler."""
+        self._num_interrupts += 1
+
+    def run(
+        self, start_limit_s: float, agent_ended: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """Until the run is over and its workers are gone."""
+        self.strangers.open()
+        started_s = time.monotonic()
+        while not self._coordinator.over:
+            self.turn(TICK_S)
+            now_s = time.monotonic()
+            self._tick(now_s)
+            if self._agent is None and (why := agent_ended()):
+                self._fail(HoldfastError(why))
+            elif self._coordinator.starting and now_s - started_s > start_limit_s:
+                waited = f"workers.start_limit_s={start_limit_s:g} reached while "
+                self._fail(HoldfastError(waited + self._coordinator.waiting_for()))
+        self.wait_for_workers()
+
+    def close(self) -> None:
+        if self._agent is not None:
+            self._send(self._agent, messages.Stop(reason="the run is over"))
+        for connection in list(self._peers):
+            self._drop(connection)
+        self.strangers.close()
+        self._selector.close()
+        self._listener.close()
+
+    def _tick(self, now_s: float) -> None:
+        while self._num_interrupts:
+            self._num_interrupts -= 1
+            self._apply(self._coordinator.interrupt(now_s))
+        if now_s - self._ticked_s >= TICK_S:
+            self._ticked_s = now_s
+            self.strangers.tick(now_s)
+            for connection in [c for c, until_s in self._asking.items() if now_s > until_s]:
+                self._drop(connection)
+            if number := self.strangers.count_refused(now_s):  # one line for many
+                self._log("strangers", f"{number} did not prove that they belong to the run")
+            self._apply(self._coordinator.tick(now_s))
+
+    def wait_for_workers(self) -> None:
+        """They were told to stop; those that do not are killed by the agent in close()."""
+        for connection in list(self._loading.values()):
+            self._send(connection, messages.Stop(reason="the run is over"))
+        deadline_s = time.monotonic() + STOP_LIMIT_S
+        while (self._children.are_running or self._workers) and time.monotonic() < deadline_s:
+            self.turn(0.05)
+
+    # --- what comes in ---
+
+    def turn(self, timeout_s: float) -> None:
+        """One look at what has come, for at most so long."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                self.strangers.accept()
+            elif isinstance(key.fileobj, Stranger):
+                proven = self.strangers.read(key.fileobj)
+                if proven is not None:
+                    self._admit(*proven)
+            elif isinstance(key.fileobj, Connection) and key.fileobj in self._peers:
+                self._read(key.fileobj)
+
+    def _admit(self, peer: Identity, sock: socket.socket, stamps: Stamps) -> None:
+        """It belongs to the run. Whether there is a place for it is another question."""
+        try:
+            connection = Connection(sock, stamps, send_limit_s=SEND_LIMIT_S)
+        except OSError:  # it has hung up already
+            sock.close()
+            return
+        refusal = self._refusal(peer)
+        self._peers[connection] = peer
+        self._selector.register(connection, selectors.EVENT_READ)
+        if refusal:
+            self._send(connection, messages.Stop(reason=refusal))
+            self._log(str(peer), refusal)
+            self._drop(connection)
+        elif peer.role == AGENT:
+            self._agent = connection
+        elif peer.role == JOINER:
+            self._asking[connection] = time.monotonic() + ASK_LIMIT_S
+        else:
+            self._loading[parse_worker(peer.name)] = connection
+
+    def _refusal(self, peer: Identity) -> str:
+        """Why there is no place for it; empty: there is."""
+        wants_agent = self._has_agent and self._agent is None
+        return refusal(peer, self._access.generation, self._is_free, wants_agent=wants_agent)
+
+    def _is_free(self, name: str) -> bool:
+        return self._coordinator.accepts(name) and parse_worker(name) not in self._loading
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            for message in connection.read():
+                if connection in self._peers:  # else an earlier message had it dropped
+                    self._dispatch(connection, message)
+        except PeerLost as why:
+            self._lose(connection, why)
+        except ProtocolError as why:
+            if connection in self._peers:
+                self._log(str(self._peers[connection]), str(why))
+            self._lose(connection, why)
+
+    def _lose(self, connection: Connection, why: HoldfastError) -> None:
+        is_worker = connection in (*self._workers.values(), *self._loading.values())
+        is_agent = connection is self._agent
+        peer = self._drop(connection)
+        if is_agent:
+            self._agent = None
+            advice = self._coordinator.run.advice
+            self._fail(HoldfastError(f"the agent that starts the workers is gone: {why}. {advice}"))
+        elif peer is not None and is_worker:
+            self._apply(self._coordinator.lost_connection(peer.name, time.monotonic()))
+
+    def _dispatch(self, connection: Connection, message: messages.Message) -> None:
+        """ProtocolError: it has said what it may not say."""
+        is_loading = connection in self._loading.values()
+        check_right(self._peers[connection], message, has_said_hello=not is_loading)
+        match message:
+            case messages.JoinRequest():
+                self._answer(connection, message)
+                return
+            case messages.AgentHello():
+                self._send(connection, self._start_workers)
+                return
+            case messages.WorkerStarted():
+                self._children.started(message.pid, message.worker)
+            case messages.WorkerExited():
+                self._children.exited(message.pid, message.worker)
+            case messages.WorkerRuns():
+                self._children.check(message.pid, message.worker)
+            case messages.Hello():
+                worker = parse_worker(message.worker)
+                self._workers[worker] = self._loading.pop(worker)
+        self._apply(self._coordinator.handle(message, time.monotonic()))
+
+    def _log(self, who: str, reason: str) -> None:
+        if self._coordinator.over:
+            return  # its last event is that it is over
+        dropped = events.ConnectionDropped(at_s=time.monotonic(), who=who, reason=reason)
+        self._perform_or_fail(Emit(dropped))
+
+    def _answer(self, connection: Connection, request: messages.JoinRequest) -> None:
+        order = self._start_workers
+        try:
+            worker = self._coordinator.grant(request, order.job_sha256, time.monotonic())
+            self._send(connection, granted(worker, order))
+        except ConfigError as why:
+            self._send(connection, messages.Stop(reason=str(why)))
+        self._drop(connection)
+
+    # --- what is to be done ---
+
+    def _apply(self, effects: Sequence[Effect]) -> None:
+        """In order; what an effect leads to comes after those that were there before it."""
+        self._todo.extend(effects)
+        if self._is_applying:
+            return
+        self._is_applying = True
+        try:
+            while self._todo:
+                self._do(self._todo.popleft())
+        finally:
+            self._is_applying = False
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                if effect.to in self._workers:
+                    self._send(self._workers[effect.to], effect.message)
+            case Fence():
+                self._fence(effect.worker)
+            case StartWorker():
+                self._start(effect.worker)
+            case AskStack():
+                self._ask_stack(effect.worker)
+            case LookAtWorker():
+                self._look_at(effect.worker)
+            case _:
+                self._perform_or_fail(effect)
+
+    def _fence(self, worker: WorkerId) -> None:
+        self._children.fence(worker)
+        connection = self._workers.get(worker) or self._loading.get(worker)
+        if connection is None:
+            return
+        self._hear_last_words(connection)
+        self._drop(connection)
+
+    def _hear_last_words(self, connection: Connection) -> None:
+        if connection not in self._workers.values():
+            return
+        peer = self._peers[connection]
+        for message in last_words(self._selector, connection):
+            try:
+                check_right(peer, message, has_said_hello=True)
+                effects = self._coordinator.handle(message, time.monotonic())
+            except ProtocolError:
+                return  # it is lost already
+            self._apply(effects)
+
+    def _ask_stack(self, worker: WorkerId) -> None:
+        """The agent asks by a signal; one that it has not started is asked by a message."""
+        pid = self._children.pid_of(worker)
+        whom = self._agent if pid and self._agent is not None else self._workers.get(worker)
+        if whom is not None:
+            self._send(whom, messages.ShowStack(pid=pid))
+
+    def _look_at(self, worker: WorkerId) -> None:
+        """Nobody looks at one that the agent has not started."""
+        pid = self._children.pid_of(worker)
+        if pid and self._agent is not None:
+            self._send(self._agent, messages.LookAt(pid=pid))
+
+    def _start(self, worker: WorkerId) -> None:
+        order = replace(self._start_workers, workers=[str(worker)])
+        if self._agent is not None:
+            self._send(self._agent, order)
+            return
+        try:
+            self._start_more(order)
+        except RuntimeError as why:  # no thread to be had
+            told = messages.WorkerNotStarted(worker=str(worker), reason=str(why))
+            self._apply(self._coordinator.handle(told, time.monotonic()))
+
+    def _perform_or_fail(self, effect: Effect) -> None:
+        try:
+            self._perform(effect)
+        except SealFailed as why:
+            self._apply(self._coordinator.seal_failed(why.seal, str(why), time.monotonic()))
+        except HoldfastError as why:
+            self._fail(why)
+        else:
+            if isinstance(effect, SealCheckpoint):
+                self._apply(self._coordinator.sealed(effect.step, time.monotonic()))
+
+    def _fail(self, why: HoldfastError) -> None:
+        self._apply(self._coordinator.fail(why, time.monotonic()))
+
+    def _send(self, connection: Connection, message: messages.Message) -> None:
+        if self._encoded is None or self._encoded[0] is not message:  # the same to many
+            self._encoded = (message, encode(message))
+        try:
+            connection.send_encoded(self._encoded[1])
+        except PeerLost as why:
+            if connection in self._peers:
+                self._hear_last_words(connection)
+                self._lose(connection, why)
+
+    def _drop(self, connection: Connection) -> Identity | None:
+        peer = self._peers.pop(connection, None)
+        if peer is None:
+            return None  # a send that failed has done it
+        self._asking.pop(connection, None)
+        self._selector.unregister(connection)
+        connection.close()
+        self._workers = {w: c for w, c in self._workers.items() if c is not connection}
+        self._loading = {w: c for w, c in self._loading.items() if c is not connection}
+        return peer

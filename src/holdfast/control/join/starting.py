@@ -1,0 +1,158 @@
+"""From the first hello to the first Proceed: cut, costs, schedule, stages.
+
+A worker that ends in this time ends the run: nothing is lost yet but its own start.
+"""
+
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.control.checks import (
+    check_alike,
+    check_built_alike,
+    check_fits,
+    check_same_job,
+    check_same_run,
+)
+from holdfast.control.effects import Effect, Emit, OpenRun, Send
+from holdfast.control.inventory.losses import ProgressTracker
+from holdfast.control.join.costs import emulated_costs, layer_costs, measured_costs
+from holdfast.control.state import membership as m
+from holdfast.control.state.current_plan import Cut, Steady
+from holdfast.control.state.lifecycle import RunPhase
+from holdfast.control.state.run import Run
+from holdfast.errors import HoldfastError
+from holdfast.observability import events
+from holdfast.planner.schedules import make
+from holdfast.protocol import messages
+from holdfast.schedule.costs import Costs
+from holdfast.schedule.cut import equal_cut, stage_ranges
+from holdfast.schedule.generate import default_memory
+from holdfast.schedule.schedule import Schedule
+from holdfast.schedule.validity import check
+
+SUSPICION_S = 0.5  # an agent reports the end of a process within milliseconds
+
+
+class Starting:
+    def __init__(self, run: Run, work: ProgressTracker) -> None:
+        self._run = run
+        self._tracker = work
+        self._suspicion: tuple[float, HoldfastError] | None = None
+
+    def waiting_for(self) -> str:
+        """For the error when a limit is reached."""
+        here: set[WorkerId] = set(self._run.membership.all_in(m.WorkerPhase.READY))
+        if self._run.phase is RunPhase.STARTING:
+            here = set(self._run.hellos)
+        missing = [str(worker) for worker in self._run.first_stages if worker not in here]
+        return f"{self._run.phase.name.lower()}: no answer from worker {', '.join(missing)}"
+
+    def suspect(self, worker: str, what: str, at_s: float) -> list[Effect]:
+        """Something is wrong with it; its agent will soon say what, so wait a little."""
+        self._suspicion = self._suspicion or (at_s, HoldfastError(f"worker {worker} {what}"))
+        return []
+
+    def tick(self, at_s: float) -> None:
+        if self._suspicion and at_s - self._suspicion[0] > SUSPICION_S:
+            raise self._suspicion[1]
+
+    def on_hello(self, hello: messages.Hello, at_s: float) -> list[Effect]:
+        run = self._run
+        worker = parse_worker(hello.worker)
+        run.membership.handle(m.SaidHello(worker, at_s))
+        run.roster.enroll(worker, hello)
+        ready: list[Effect] = [Emit(worker_ready(hello, at_s))]
+        if len(run.hellos) < len(run.first_stages):
+            return ready
+        check_alike(
+            {str(worker): hello.fingerprint for worker, hello in sorted(run.hellos.items())},
+            allow_mixed=run.config.workers.allow_mixed,
+        )
+        check_same_job({str(w): hello.traits for w, hello in sorted(run.hellos.items())})
+        check_built_alike({str(w): hello.layer_hashes for w, hello in sorted(run.hellos.items())})
+        if run.settings.resume is not None:
+            check_fits(run.settings.resume, hello.num_layers)
+            first = run.hellos[min(run.hellos)]
+            check_same_run(run.settings.resume, first, run.config, run.settings.accepted)
+        return ready + self._choose_cut(hello.num_layers, tuple(hello.cut))
+
+    def _choose_cut(self, num_layers: int, wish: tuple[int, ...]) -> list[Effect]:
+        run = self._run
+        stages = run.shape.stages
+        wish = run.config.parallel.cut or (wish if len(wish) == stages - 1 else ())
+        emulated = run.config.device.durations_s()
+        if stages == 1 or wish or emulated:
+            layers = wish or equal_cut([1.0] * num_layers, stages)
+            reason = "layers cut as asked" if wish else "layers cut by number"
+            lengths = [len(of_stage) for of_stage in stage_ranges(layers, num_layers)]
+            costs = emulated_costs(emulated, stages) or layer_costs(lengths)
+            return self._assign(Cut(layers, costs, not emulated, reason))
+        equal_cut([1.0] * num_layers, stages)  # refuses too many stages before anyone measures
+        run.life.enter(RunPhase.MEASURING)
+        return [Send(min(run.first_stages), messages.MeasureLayers())]
+
+    def on_costs(self, costs: messages.LayerCosts) -> list[Effect]:
+        both = [f + b for f, b in zip(costs.forward_s, costs.backward_s, strict=True)]
+        layers = equal_cut(both, self._run.shape.stages)
+        ranges = stage_ranges(layers, len(both))
+        forward = [sum(costs.forward_s[i] for i in of_stage) for of_stage in ranges]
+        backward = [sum(costs.backward_s[i] for i in of_stage) for of_stage in ranges]
+        measured = measured_costs(forward, backward)
+        return self._assign(Cut(layers, measured, False, "layers cut by measured time"))
+
+    def _assign(self, cut: Cut) -> list[Effect]:
+        run = self._run
+        first = Steady(self._schedule(cut.costs), 0.0, cut.reason)
+        run.plan.make(cut, first, run.first_stages)
+        run.life.enter(RunPhase.BUILDING)
+        return [run.assign(worker, stage) for worker, stage in sorted(run.first_stages.items())]
+
+    def _schedule(self, costs: Costs) -> Schedule:
+        run = self._run
+        if run.settings.schedule is not None:
+            return run.settings.schedule
+        memory = run.config.schedule.memory or default_memory(run.shape.stages)
+        name = run.config.schedule.name
+        schedule = make(name, run.shape, costs, memory, staggered=run.settings.staggered)
+        check(schedule, memory)
+        return schedule
+
+    def on_ready(self, worker: WorkerId, at_s: float) -> list[Effect]:
+        run = self._run
+        run.membership.handle(m.IsReady(worker, at_s))
+        if len(run.membership.all_in(m.WorkerPhase.READY)) < len(run.first_stages):
+            return []
+        for each in run.first_stages:
+            run.membership.handle(m.Entered(each, at_s))
+        run.life.enter(RunPhase.TRAINING)
+        run.placement.next_epoch()
+        run.placement.hold_all(run.first_stages)
+        _, first_step = run.start
+        told = dict.fromkeys(run.stages, (first_step, 0, 0))
+        self._tracker.adopt(run.epoch, (), run.plan.steady.schedule, told)
+        first = run.hellos[min(run.hellos)]
+        opened = OpenRun(first.traits, first.fingerprint)
+        started: list[Effect] = [opened, Emit(self._started(at_s, first_step))]
+        return [*started, *run.proceed(first_step=first_step)]
+
+    def _started(self, at_s: float, first_step: int) -> events.RunStarted:
+        run = self._run
+        own = run.settings.schedule is not None
+        return events.RunStarted(
+            at_s=at_s,
+            pipelines=run.shape.pipelines,
+            stages=run.shape.stages,
+            microbatches=run.shape.microbatches,
+            first_step=first_step,
+            steps=run.config.train.steps,
+            schedule=run.config.schedule.file if own else run.config.schedule.name,
+            reason=run.plan.cut.reason,
+            cut=run.plan.cut.layers,
+            address=run.settings.address,
+            join_with=run.settings.join_with,
+            limits=run.timeouts.describe(),
+        )
+
+
+def worker_ready(hello: messages.Hello, at_s: float) -> events.WorkerReady:
+    return events.WorkerReady(
+        at_s=at_s, worker=hello.worker, pid=hello.pid, versions=hello.fingerprint
+    )

@@ -1,0 +1,98 @@
+"""Who is silent, stuck, late or does not stop when told: looked for now and then.
+
+What a worker says of others, and what its agent says of its end, is heard elsewhere.
+"""
+
+from holdfast.cluster import WorkerId
+from holdfast.control.effects import AskStack, Effect, LookAtWorker, ReportStuck
+from holdfast.control.join.joining import Joining
+from holdfast.control.liveness.losing import Losing
+from holdfast.control.liveness.silence import Silence
+from holdfast.control.liveness.stuck import StuckDetector, stuck_event, stuck_words
+from holdfast.control.reconfigure.reconfiguring import Reconfigurations
+from holdfast.control.state import membership as m
+from holdfast.control.state.run import Run
+
+
+class FailureDetector:
+    def __init__(
+        self,
+        run: Run,
+        joining: Joining,
+        changes: Reconfigurations,
+        progress: StuckDetector,
+        losing: Losing,
+    ) -> None:
+        self._run, self._joining, self._changes = run, joining, changes
+        self._progress, self._losing = progress, losing
+        self._silence = Silence()
+        self._beats: set[WorkerId] = set()  # those that have begun to send heartbeats
+
+    def spoke(self, worker: WorkerId, at_s: float) -> None:
+        self._silence.spoke(worker, at_s)
+
+    def runs(self, worker: WorkerId, at_s: float) -> None:
+        """Its agent has looked."""
+        self._silence.runs(worker, at_s)
+
+    def came(self, worker: WorkerId) -> None:
+        """Whoever comes under a name has not begun to beat."""
+        self._beats.discard(worker)
+
+    def beat(self, worker: WorkerId) -> None:
+        self._beats.add(worker)
+
+    def tick(self, at_s: float) -> list[Effect]:
+        timeouts = self._run.timeouts
+        self._silence.forgive(at_s, timeouts.silence_s)
+        effects = [*self._stalls(at_s), *self._silent(at_s)]
+        for worker in self._changes.overdue(at_s, self._progress.busy()):
+            cause = f"did not stop within {timeouts.answer_s:g} s"
+            effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause)
+        for worker in self._joining.admission.late(at_s):
+            if worker in self._beats and self._changes.replays(worker):
+                continue  # that may take long, and its silence would be noticed
+            cause = f"not ready after workers.start_limit_s={timeouts.start_limit_s:g}"
+            effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause)
+        return effects
+
+    def _stalls(self, at_s: float) -> list[Effect]:
+        """Members that are in one operation for too long: named first, then lost."""
+        for worker in self._progress.known() - self._run.stages.keys():
+            self._progress.forget(worker)
+        standing = self._silence.standing(at_s)
+        mute = {w: seconds for w, seconds in standing.items() if self._is_judged(w)}
+        look = self._progress.look(at_s, mute)
+        effects: list[Effect] = [AskStack(stall.worker) for stall in look.ask]
+        for stall in look.report:
+            pid = self._run.hellos[stall.worker].pid
+            effects.append(ReportStuck(stuck_event(stall, at_s), pid))
+        for stall in look.lose:
+            lost = m.SilentTooLong(stall.worker, at_s)
+            effects += self._losing.lose(lost, stuck_words(stall))
+        return effects
+
+    def _is_judged(self, worker: WorkerId) -> bool:
+        """By the limits of its operations. A replay, a copy and a start have others."""
+        return worker in self._progress.known() and not self._changes.replays(worker)
+
+    def _silent(self, at_s: float) -> list[Effect]:
+        timeouts, effects = self._run.timeouts, list[Effect]()
+        standing = self._silence.standing(at_s)
+        for worker in self._run.membership.live:
+            silent_s = self._silence.of(worker, at_s)
+            if not self._should_beat(worker):
+                continue
+            stood_s = 0.0 if self._is_judged(worker) else standing.get(worker, 0.0)
+            if silent_s > timeouts.silence_s or stood_s > timeouts.start_limit_s:
+                cause = f"no heartbeat for {max(silent_s, stood_s):.1f} s"
+                effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause, silent=True)
+            elif self._silence.is_look_due(worker, at_s, timeouts):
+                effects.append(LookAtWorker(worker))
+        return effects
+
+    def _should_beat(self, worker: WorkerId) -> bool:
+        """From the first stage that it has built on."""
+        has_built = (m.WorkerPhase.READY, m.WorkerPhase.COPYING, m.WorkerPhase.MEMBER)
+        built = self._run.membership.phase(worker) in has_built
+        return built or worker in self._beats

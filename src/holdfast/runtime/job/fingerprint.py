@@ -1,0 +1,38 @@
+"""What the bits of a result depend on, besides the program: compared before workers are mixed."""
+
+import os
+import platform
+
+import numpy
+import torch
+
+import holdfast
+from holdfast.host import instruction_set
+from holdfast.runtime.job.torch_settings import torch_settings
+
+_SWITCHES = (
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+)
+
+
+def fingerprint() -> dict[str, str]:
+    found = {
+        "holdfast": holdfast.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "oneDNN instruction set": instruction_set.in_use(os.environ, instruction_set.read_cpu()),
+        "machine": platform.machine(),
+        "mkl": str(torch._C.has_mkl),
+        "onednn": str(torch._C._has_mkldnn),
+    }
+    return (
+        found
+        | torch_settings()
+        | {name: os.environ[name] for name in _SWITCHES if name in os.environ}
+    )

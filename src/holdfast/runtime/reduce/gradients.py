@@ -1,0 +1,260 @@
+"""Where a stage's weight gradients add up over the micro-batches of a step.
+
+Two accumulators with one interface: ``ExactGradients`` sums in fixed point, so that the result does
+not depend on who summed what in which order; ``FastGradients`` sums in fp32, in place, by autograd.
+A reduction reads them and never writes: a failed one can be started again.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.arrays import Ints
+from holdfast.errors import ConfigError
+
+ALIGNMENT = 16  # elements: a cache line of fp32, and what one pass of a summing kernel takes
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_CHUNK = 65536  # elements whose fp64 copy stays in cache
+_NO_SPILL = torch.empty((0, 3), dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSlot:
+    """One parameter's place in the flat vector."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    start: int
+    numel: int
+
+    @property
+    def stop(self) -> int:
+        """Where the next slot starts: behind this one's zero padding."""
+        return self.start + _aligned(self.numel)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatLayout:
+    """All parameters of a stage in one flat vector, each start a multiple of ALIGNMENT."""
+
+    slots: tuple[FlatSlot, ...]
+
+    @staticmethod
+    def of(parameters: Iterable[Tensor], names: Iterable[str] | None = None) -> "FlatLayout":
+        listed = list(parameters)
+        labels = [f"slot {i}" for i in range(len(listed))] if names is None else list(names)
+        slots: list[FlatSlot] = []
+        for name, parameter in zip(labels, listed, strict=True):
+            _check_dtype(name, parameter)
+            start = slots[-1].stop if slots else 0
+            slots.append(FlatSlot(name, parameter.shape, parameter.dtype, start, parameter.numel()))
+        return FlatLayout(tuple(slots))
+
+    @property
+    def numel(self) -> int:
+        return self.slots[-1].stop if self.slots else 0
+
+    def padded(self, flat: Tensor, slot: int) -> Tensor:
+        """The slot's part of ``flat`` with its padding: what travels."""
+        return flat[self.slots[slot].start : self.slots[slot].stop]
+
+    def view(self, flat: Tensor, slot: int) -> Tensor:
+        """The slot's part of ``flat`` in the parameter's shape."""
+        place = self.slots[slot]
+        return flat[place.start : place.start + place.numel].view(place.shape)
+
+
+class Gradients(Protocol):
+    """What a reduction needs to know of an accumulator."""
+
+    @property
+    def layout(self) -> FlatLayout: ...
+    @property
+    def flat(self) -> Tensor: ...
+    @property
+    def order_matters(self) -> bool:
+        """Whether adding partial sums in another order changes bits."""
+        ...
+
+    @property
+    def touched(self) -> tuple[bool, ...]: ...
+    @property
+    def nonfinite(self) -> bool: ...
+    @property
+    def exponents(self) -> tuple[int, ...]: ...
+    def spilled(self, slot: int) -> Tensor: ...
+    def round_into(self, out: Tensor, total: Tensor, exponent: int, spill: Tensor) -> None: ...
+    def measure(self, values: Tensor) -> tuple[float, float]: ...
+
+
+class ExactGradients:
+    """Sums in 64-bit fixed point, each slot with its own power-of-two scale.
+
+    ``num_contributions`` is the number of micro-batches of a step of the whole job, times the most
+    twins that a tied parameter has: a constant of the job, whatever the routing.
+    """
+
+    native = False
+    order_matters = False
+
+    def __init__(self, layout: FlatLayout, num_contributions: int) -> None:
+        from holdfast.runtime.reduce import fixed_point  # loads Numba: in exact mode only
+
+        if not 1 <= num_contributions <= fixed_point.MAX_CONTRIBUTIONS:
+            raise ConfigError(
+                f"exact gradients sum 1 to {fixed_point.MAX_CONTRIBUTIONS} micro-batches a step, "
+                f"not {num_contributions}; use gradients = 'fast'"
+            )
+        self.layout = layout
+        self.flat = torch.zeros(layout.numel, dtype=torch.int64)
+        self.nonfinite = False
+        self._fixed = fixed_point
+        self._num_contributions = num_contributions
+        self._limit_bits = fixed_point.contribution_bits(num_contributions)
+        self._sums = [layout.view(self.flat, i).view(-1).numpy() for i in range(len(layout.slots))]
+        self._exponents = (fixed_point.FIRST_EXPONENT,) * len(layout.slots)
+        self._touched = [False] * len(layout.slots)
+        self._spill: dict[int, Ints] = {}
+
+    def add(self, slot: int, gradient: Tensor) -> None:
+        """Add one micro-batch's gradient. NaN and Inf only raise the ``nonfinite`` flag."""
+        if gradient.shape != self.layout.slots[slot].shape:
+            raise ValueError(f"{self._describe(slot)} got a gradient of {tuple(gradient.shape)}")
+        values = gradient.detach().to(torch.float32).contiguous().view(-1)
+        scale, limit = 2.0 ** self._exponents[slot], 2.0**self._limit_bits
+        if self._fixed.add_scaled(self._sums[slot], values.numpy(), scale, limit):
+            self._add_left_out(slot, values)
+        self._touched[slot] = True
+
+    def _add_left_out(self, slot: int, values: Tensor) -> None:
+        self.nonfinite = self.nonfinite or not bool(values.isfinite().all())
+        rows = self._fixed.split(values.numpy(), self._exponents[slot], self._limit_bits)
+        before = self._spill.get(slot)
+        self._spill[slot] = rows if before is None else self._fixed.joined(before, rows)
+
+    @property
+    def touched(self) -> tuple[bool, ...]:
+        """For each slot: has any micro-batch contributed since ``clear``?"""
+        return tuple(self._touched)
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        return self._exponents
+
+    @exponents.setter
+    def exponents(self, exponents: Sequence[int]) -> None:
+        low, high = self._fixed.MIN_EXPONENT, self._fixed.MAX_EXPONENT
+        if any(self._touched):
+            raise ValueError("exponents change between steps only: clear the gradients first")
+        if len(exponents) != len(self.layout.slots):
+            raise ConfigError(f"{len(exponents)} exponents for {len(self.layout.slots)} slots")
+        if not all(low <= exponent <= high for exponent in exponents):
+            raise ConfigError(f"exponents must be within {low} and {high}, got {list(exponents)}")
+        self._exponents = tuple(exponents)
+
+    def next_exponents(self, maxima: Sequence[float]) -> tuple[int, ...]:
+        """Exponents for the next step, from each slot's largest reduced element of this one."""
+        return tuple(
+            self._fixed.next_exponent(largest, self._num_contributions)
+            if 0 < largest < math.inf
+            else current
+            for largest, current in zip(maxima, self._exponents, strict=True)
+        )
+
+    def clear(self) -> None:
+        """Begin a new step."""
+        self.flat.zero_()
+        self.nonfinite = False
+        self._touched = [False] * len(self.layout.slots)
+        self._spill.clear()
+
+    def spilled(self, slot: int) -> Tensor:
+        """What was too large for the slot's sums, as rows (bin, index in the slot, count)."""
+        rows = self._spill.get(slot)
+        return _NO_SPILL if rows is None else torch.from_numpy(rows)
+
+    def round_into(self, out: Tensor, total: Tensor, exponent: int, spill: Tensor) -> None:
+        """Sums and what was spilled, rounded to fp32 once."""
+        self._fixed.round_scaled(out.numpy(), total.numpy(), 2.0**-exponent)
+        self._fixed.round_split(out.numpy(), total.numpy(), exponent, spill.numpy())
+
+    def measure(self, values: Tensor) -> tuple[float, float]:
+        """Sum of squares in fp64, and the largest magnitude, of a padded slot."""
+        return self._fixed.measure(values.numpy())
+
+    def _describe(self, slot: int) -> str:
+        place = self.layout.slots[slot]
+        return f"{place.name} of shape {tuple(place.shape)}"
+
+
+class FastGradients:
+    """Sums in fp32. Autograd adds straight into the flat vector, through ``parameter.grad``.
+
+    What was touched is told by the version counter that torch raises with every in-place change;
+    the views must not share the flat vector's own counter, hence ``.data``.
+    """
+
+    order_matters = True
+    nonfinite = False  # not watched while adding: the reduced gradient shows it
+
+    def __init__(self, layout: FlatLayout) -> None:
+        self.layout = layout
+        self.flat = torch.zeros(layout.numel, dtype=torch.float32)
+        self.native = all(slot.dtype == torch.float32 for slot in layout.slots)
+        self.exponents = (0,) * len(layout.slots)
+        self._views = [layout.view(self.flat, i).data for i in range(len(layout.slots))]
+        self._versions = [view._version for view in self._views]
+
+    def attach(self, parameters: Sequence[Tensor]) -> None:
+        """Let autograd accumulate here from now on; again whenever ``.grad`` was replaced."""
+        if not self.native:
+            raise ValueError("autograd accumulates in place for fp32 parameters only: use add()")
+        for parameter, view in zip(parameters, self._views, strict=True):
+            parameter.grad = view
+
+    def add(self, slot: int, gradient: Tensor) -> None:
+        self._views[slot].add_(gradient.detach())
+
+    @property
+    def touched(self) -> tuple[bool, ...]:
+        """For each slot: has any micro-batch contributed since ``clear``?"""
+        now = [view._version for view in self._views]
+        return tuple(a != b for a, b in zip(now, self._versions, strict=True))
+
+    def clear(self) -> None:
+        """Begin a new step."""
+        self.flat.zero_()
+        self._versions = [view._version for view in self._views]
+
+    def spilled(self, slot: int) -> Tensor:
+        return _NO_SPILL
+
+    def round_into(self, out: Tensor, total: Tensor, exponent: int, spill: Tensor) -> None:
+        out.copy_(total)
+
+    def measure(self, values: Tensor) -> tuple[float, float]:
+        """Sum of squares in fp64, and the largest magnitude, of a padded slot."""
+        if not values.numel():
+            return 0.0, 0.0
+        norms = [
+            torch.linalg.vector_norm(chunk, dtype=torch.float64).item()
+            for chunk in torch.split(values, _CHUNK)
+        ]
+        low, high = values.aminmax()
+        return math.fsum(norm * norm for norm in norms), max(-low.item(), high.item())
+
+
+def _aligned(numel: int) -> int:
+    return -(-numel // ALIGNMENT) * ALIGNMENT
+
+
+def _check_dtype(name: str, parameter: Tensor) -> None:
+    if parameter.dtype not in _DTYPES:
+        raise ConfigError(
+            f"{name} is {parameter.dtype}; gradients are summed for float32, bfloat16 and float16"
+        )

@@ -1,0 +1,309 @@
+"""One part of the model and its micro-batches in flight: forward, and backward whole or split.
+
+The two parts together leave exactly the bits of the whole. Tensors come in, tensors go out,
+weight gradients go to a sink. Knows nothing of schedules, peers or optimizers.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import ConfigError, ScheduleError
+from holdfast.runtime.stage.deferred_ops import Deferred, Piece
+from holdfast.runtime.stage.layers import ForwardPass, LayerStack, Tensors, joined
+from holdfast.runtime.stage.seeding import DRAWING
+from holdfast.runtime.stage.split import DeferWeights, run_backward, weight_gradients
+
+BoundaryGradients = tuple[Tensor | None, ...]
+
+
+class GradientSink(Protocol):
+    """Where weight gradients add up."""
+
+    @property
+    def native(self) -> bool:
+        """True: every parameter's ``grad`` is the accumulator, so that a whole backward has
+        added its share already and only a split one calls ``add``."""
+        ...
+
+    def add(self, slot: int, gradient: Tensor) -> None:
+        """All that one micro-batch contributes to one parameter: called once for each pair."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSlot:
+    """A trainable parameter of a stage."""
+
+    layer: int
+    name: str
+    """Path inside the layer."""
+
+    parameter: nn.Parameter
+
+    @property
+    def key(self) -> str:
+        return f"{self.layer}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Forwarded:
+    """What a micro-batch holds between forward and backward."""
+
+    inputs: Tensors
+    outputs: Tensors
+    mode: DeferWeights | None
+
+    def run_backward(self, output_gradients: BoundaryGradients) -> BoundaryGradients:
+        given = zip(self.outputs, output_gradients, strict=True)
+        roots = [(out, grad) for out, grad in given if out.requires_grad and _is_present(grad, out)]
+        if roots:
+            run_backward(self.mode, *zip(*roots, strict=True))
+        return tuple(_take_gradient(tensor) for tensor in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Halfway:
+    """What a micro-batch holds between the two parts of a split backward."""
+
+    computed: dict[int, Tensor]
+    pieces: deque[Piece]
+
+
+class Stage:
+    """Layers ``first_layer``, ``first_layer + 1``, ... of the model.
+
+    Each micro-batch goes ``forward`` and then ``backward``, or ``backward_input`` and later
+    ``backward_weight``; any number may be in flight, in any order. Of the tensors that cross the
+    stage's boundaries, every floating one gets a gradient back, which is an empty tensor if
+    none reached it; integer and bool tensors get None. A micro-batch whose backward fails
+    is gone, and what the parameters held in ``grad`` is back in place.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        *,
+        first_layer: int = 0,
+        seed: int = 0,
+        unpack: bool = False,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        loss_scale: float = 1.0,
+        checkpoint_activations: bool = False,
+        sink: GradientSink | None = None,
+        ran: Callable[[str], None] = lambda who: None,
+    ) -> None:
+        """``unpack``: several tensors between two layers are passed as several arguments, not
+        as one tuple. ``loss``, of the last stage, is called with its output and the target;
+        gradients are those of the loss times ``loss_scale``. ``ran`` is told of every layer that
+        has run, and of the loss; it may raise.
+        """
+        self.slots = _slots(layers, first_layer)
+        self.sink = sink
+        self._stack = LayerStack(
+            layers,
+            first_layer=first_layer,
+            seed=seed,
+            unpack=unpack,
+            checkpoint_activations=checkpoint_activations,
+            ran=ran,
+        )
+        self._is_first = first_layer == 0
+        self._loss = _checked_loss(loss)
+        self._loss_scale = loss_scale
+        self._slot_of = {id(slot.parameter): index for index, slot in enumerate(self.slots)}
+        self._forwarded: dict[int, _Forwarded] = {}
+        self._halfway: dict[int, _Halfway] = {}
+        self._losses: dict[int, Tensor] = {}
+        self._buffer_changes: dict[int, dict[str, Tensor]] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches that hold memory: forwarded, and not yet all the way back."""
+        return len(self._forwarded) + len(self._halfway)
+
+    def forward(
+        self,
+        step: int,
+        microbatch: int,
+        inputs: Tensors,
+        target: Any = None,
+        *,
+        split: bool = False,
+        constants: Collection[int] = (),
+    ) -> Tensors:
+        """The tensors for the next stage; none on the last one, see :meth:`take_loss`.
+
+        With ``split``, a ``backward_input`` leaves most of the weights' share to
+        ``backward_weight``; without, both work too, but the first does it all.
+        """
+        if microbatch in self._forwarded or microbatch in self._halfway:
+            raise ScheduleError(f"forward of micro-batch {microbatch}, which is in flight already")
+        run = ForwardPass(step, microbatch, DeferWeights(self._slot_of) if split else None, {})
+        with DRAWING, torch.enable_grad():
+            leaves = tuple(
+                tensor.detach() if index in constants else self._leaf(tensor)
+                for index, tensor in enumerate(inputs)
+            )
+            with run.mode or nullcontext():
+                outputs = self._stack.forward(run, leaves)
+                if self._loss is not None:
+                    outputs = (self._run_loss(self._loss, run, outputs, target),)
+        self._forwarded[microbatch] = _Forwarded(leaves, outputs, run.mode)
+        self._buffer_changes[microbatch] = run.buffer_changes
+        if self._loss is not None:
+            return ()
+        return tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs)
+
+    def take_loss(self, microbatch: int) -> float:
+        """The loss of a forwarded micro-batch, not scaled. Can be taken once."""
+        return self._losses.pop(microbatch).item()
+
+    def take_buffer_changes(self, microbatch: int) -> dict[str, Tensor]:
+        """What the micro-batch's forward wants added to which buffers. Can be taken once.
+
+        Sums of these are exact: they do not depend on the order.
+        """
+        return dict(self._buffer_changes.pop(microbatch, {}))
+
+    def apply_buffer_changes(self, mean_changes: Mapping[str, Tensor]) -> None:
+        """Once a step: the mean over all micro-batches of the global batch."""
+        self._stack.apply_buffer_changes(mean_changes)
+
+    def backward(
+        self, microbatch: int, output_gradients: BoundaryGradients = ()
+    ) -> BoundaryGradients:
+        """Whole: gives the gradients of the inputs, and those of the weights to the sink.
+
+        On the last stage no ``output_gradients`` are passed; on the first none come back.
+        """
+        forwarded = self._take_forwarded(microbatch)
+        sink = self._require_sink()
+        with DRAWING:
+            if sink.native:
+                return forwarded.run_backward(self._roots(forwarded, output_gradients))
+            with self._own_gradients() as gradients:
+                input_gradients = forwarded.run_backward(self._roots(forwarded, output_gradients))
+            self._hand_over(gradients.items())
+        return input_gradients
+
+    def backward_input(
+        self, microbatch: int, output_gradients: BoundaryGradients = ()
+    ) -> BoundaryGradients:
+        """First part: the gradients of the inputs. The sink gets nothing yet."""
+        forwarded = self._take_forwarded(microbatch)
+        deferred = Deferred() if forwarded.mode is None else forwarded.mode.deferred
+        deferred.deferring = True
+        with DRAWING, self._own_gradients() as gradients:
+            input_gradients = forwarded.run_backward(self._roots(forwarded, output_gradients))
+        self._halfway[microbatch] = _Halfway(gradients, deferred.pieces)
+        return input_gradients
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Second part: the gradients of the weights, to the sink."""
+        halfway = self._halfway.pop(microbatch, None)
+        if halfway is None:
+            raise ScheduleError(
+                f"backward_weight of micro-batch {microbatch} before its first part"
+            )
+        with DRAWING, torch.no_grad():
+            self._hand_over(weight_gradients(halfway.pieces, halfway.computed))
+
+    def drop(self, microbatch: int) -> None:
+        """Forget a micro-batch wherever it is. What the sink has already got stays there."""
+        held: tuple[dict[int, Any], ...] = (self._forwarded, self._halfway)
+        for record in (*held, self._losses, self._buffer_changes):
+            record.pop(microbatch, None)
+
+    def drop_all(self) -> None:
+        for microbatch in {*self._forwarded, *self._halfway, *self._losses, *self._buffer_changes}:
+            self.drop(microbatch)
+
+    def _leaf(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().requires_grad_(not self._is_first and carries_gradient(tensor))
+
+    def _run_loss(
+        self, loss: Callable[[Any, Any], Tensor], run: ForwardPass, outputs: Tensors, target: Any
+    ) -> Tensor:
+        value = self._stack.run_loss(run, loss, (joined(outputs), target))
+        if value.numel() != 1:
+            raise ConfigError(
+                f"the loss has shape {tuple(value.shape)}; it must be a single number"
+            )
+        self._losses[run.microbatch] = value.detach()
+        return value
+
+    def _roots(self, forwarded: _Forwarded, given: BoundaryGradients) -> BoundaryGradients:
+        if self._loss is None:
+            return given
+        return (torch.full_like(forwarded.outputs[0], self._loss_scale),)
+
+    def _take_forwarded(self, microbatch: int) -> _Forwarded:
+        if microbatch not in self._forwarded:
+            raise ScheduleError(f"backward of micro-batch {microbatch} before its forward")
+        return self._forwarded.pop(microbatch)
+
+    def _require_sink(self) -> GradientSink:
+        assert self.sink is not None, "set Stage.sink before the first backward"
+        return self.sink
+
+    @contextmanager
+    def _own_gradients(self) -> Iterator[dict[int, Tensor]]:
+        """Set every ``grad`` aside; afterwards the dict holds what autograd left there."""
+        kept = [slot.parameter.grad for slot in self.slots]
+        gradients: dict[int, Tensor] = {}
+        for slot in self.slots:
+            slot.parameter.grad = None
+        try:
+            yield gradients
+            for index, slot in enumerate(self.slots):
+                if slot.parameter.grad is not None:
+                    gradients[index] = slot.parameter.grad
+        finally:
+            for slot, gradient in zip(self.slots, kept, strict=True):
+                slot.parameter.grad = gradient
+
+    def _hand_over(self, gradients: Iterable[tuple[int, Tensor]]) -> None:
+        sink = self._require_sink()
+        for index, gradient in gradients:
+            dense = gradient.to_dense() if gradient.is_sparse else gradient
+            sink.add(index, dense.to(self.slots[index].parameter.dtype))
+
+
+def carries_gradient(tensor: Tensor) -> bool:
+    """Whether a tensor can get a gradient back at all."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_present(gradient: Tensor | None, output: Tensor) -> bool:
+    return gradient is not None and gradient.shape == output.shape
+
+
+def _take_gradient(tensor: Tensor) -> Tensor | None:
+    if not tensor.requires_grad:
+        return None
+    return tensor.new_empty(0) if tensor.grad is None else tensor.grad
+
+
+def _slots(layers: Sequence[nn.Module], first_layer: int) -> tuple[ParameterSlot, ...]:
+    slots: dict[int, ParameterSlot] = {}
+    for number, layer in enumerate(layers, first_layer):
+        for name, parameter in layer.named_parameters():
+            slot = ParameterSlot(number, name, parameter)
+            other = slots.setdefault(id(parameter), slot) if parameter.requires_grad else slot
+            if other is not slot:
+                raise ConfigError(f"{slot.key} is the same parameter as {other.key}; untie them")
+    return tuple(slots.values())
+
+
+def _checked_loss(
+    loss: Callable[[Any, Any], Tensor] | None,
+) -> Callable[[Any, Any], Tensor] | None:
+    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+        raise ConfigError("the loss has trainable parameters; move them into the last layer")
+    return loss

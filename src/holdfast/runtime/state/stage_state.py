@@ -1,0 +1,83 @@
+"""All that makes a stage go on bit for bit: parameters, buffers, optimizer, exponents.
+
+One set of named tensors, whether it comes from a checkpoint or from a peer.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import CheckpointError
+from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
+from holdfast.runtime.stage.named_tensors import (
+    ASIDE,
+    Layers,
+    live_tensors,
+    load_state_tensors,
+    state_tensors,
+)
+from holdfast.runtime.stage.stage import ParameterSlot
+from holdfast.runtime.update.optimizer import StageOptimizer
+from holdfast.storage.checkpoint import read_layers
+from holdfast.storage.manifest import load_manifest
+
+OPTIMIZER = "optimizer"  # its kind, in a checkpoint's manifest
+_EXPONENT = "exponent"  # of a parameter's fixed-point sums: part of the state
+
+
+class StageState:
+    def __init__(
+        self,
+        layers: Layers,
+        slots: Sequence[ParameterSlot],
+        optimizer: StageOptimizer,
+        gradients: ExactGradients | FastGradients,
+    ) -> None:
+        self._layers, self._slots = layers, slots
+        self._optimizer, self._gradients = optimizer, gradients
+        self._exponents = tuple(gradients.exponents)  # of the next step's sums
+
+    def begin_step(self) -> None:
+        self._gradients.clear()
+        if isinstance(self._gradients, ExactGradients):
+            self._gradients.exponents = self._exponents
+
+    def choose_exponents(self, maxima: Sequence[float]) -> None:
+        """For the step after the one whose reduced gradient has these largest elements."""
+        if isinstance(self._gradients, ExactGradients):
+            self._exponents = self._gradients.next_exponents(maxima)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies, by layer."""
+        return self._whole(state_tensors(self._layers) | self._optimizer.state_tensors())
+
+    def live_tensors(self) -> dict[str, Tensor]:
+        """The same, but not copied: they are true until the next step is applied."""
+        return self._whole(live_tensors(self._layers) | self._optimizer.live_tensors())
+
+    def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if isinstance(self._gradients, ExactGradients):
+            for slot, exponent in zip(self._slots, self._exponents, strict=True):
+                tensors[f"{slot.key}/{_EXPONENT}"] = torch.tensor(exponent)
+        return tensors
+
+    def load(self, tensors: Mapping[str, Tensor], origin: str) -> None:
+        rest = dict(tensors)
+        exponents = {k: rest.pop(k) for k in list(rest) if k.endswith(f"/{_EXPONENT}")}
+        state = {k: rest.pop(k) for k in list(rest) if "/" in k and not k.endswith(ASIDE)}
+        load_state_tensors(self._layers, rest)
+        self._optimizer.load_state_tensors(state)
+        if isinstance(self._gradients, ExactGradients) and exponents:
+            keys = [f"{slot.key}/{_EXPONENT}" for slot in self._slots]
+            if missing := [key for key in keys if key not in exponents]:
+                raise CheckpointError(
+                    f"{origin} lacks {missing[0]}; resume with the job that wrote it"
+                )
+            self._exponents = tuple(int(exponents[key]) for key in keys)
+
+    def load_checkpoint(self, directory: Path) -> None:
+        checkpoint = load_manifest(directory)
+        self._optimizer.check_wrote({part.state.get(OPTIMIZER) for part in checkpoint.parts})
+        self.load(read_layers(checkpoint, self._layers), f"checkpoint {directory}")

@@ -1,0 +1,104 @@
+"""The operations of a stage on one worker: a neighbour's tensors in, tensors for a neighbour out.
+
+Loads data where the stage needs it and adds up what a step adds up. Where tensors come from, where
+they go to and in which order operations run is decided elsewhere.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from holdfast.batches import Batches, num_tokens
+from holdfast.runtime.job.job_code import JobCode
+from holdfast.runtime.link.activity import LOAD
+from holdfast.runtime.stage.seeding import DRAWING
+from holdfast.runtime.stage.stage import Stage
+from holdfast.runtime.step.attempt import Attempt
+from holdfast.runtime.step.builder import StageParts
+from holdfast.runtime.step.crossings import Crossings, Tensors
+from holdfast.schedule.operation import Kind, Op
+
+
+class StageOperations:
+    def __init__(self, built: StageParts, batches: Batches, code: JobCode) -> None:
+        self._built, self._batches, self._code = built, batches, code
+        self.crossings = Crossings()
+
+    def begin_step(self) -> None:
+        """From nothing: what an abandoned attempt left behind is void."""
+        self._built.stage.drop_all()
+        self._built.state.begin_step()
+        self._built.parts.sums.clear()
+
+    def run(self, op: Op, at: Attempt, incoming: Tensors) -> Tensors:
+        """What the job's code raises leaves the state as it was."""
+        assert op.microbatch is not None
+        with self._code.guarded(at.step, str(op)):
+            with self._code.activity.doing(op.kind.name, op.microbatch):
+                made = self._run(op, at, op.microbatch, incoming)
+            if op.kind in (Kind.B, Kind.BW):  # in a forward each layer is told of by itself
+                self._code.ran(f"a backward ({op})")
+            return made
+
+    def run_again(self, op: Op, at: Attempt, incoming: Tensors) -> Tensors:
+        """For others who lost its result: of a step that is over here and stays as it is."""
+        assert op.microbatch is not None
+        stage = self._built.again
+        with self._code.guarded(at.step, str(op)):
+            if op.kind is Kind.F:
+                return self._forward(stage, at, op.microbatch, incoming, counts=False)
+            given = self.crossings.placed(at.step, op.microbatch, incoming)
+            gradients = _present(stage.backward_input(op.microbatch, given))
+            stage.drop(op.microbatch)  # its weight gradient is in a sum already
+            return gradients
+
+    def end_run_again(self) -> None:
+        self._built.again.drop_all()
+
+    def _run(self, op: Op, at: Attempt, microbatch: int, incoming: Tensors) -> Tensors:
+        stage = self._built.stage
+        match op.kind:
+            case Kind.F:
+                return self._forward(stage, at, microbatch, incoming, counts=True)
+            case Kind.B:
+                given = self.crossings.placed(at.step, microbatch, incoming)
+                return _present(stage.backward_input(microbatch, given))
+            case Kind.BW:
+                given = self.crossings.placed(at.step, microbatch, incoming)
+                return _present(stage.backward(microbatch, given))
+            case _:
+                stage.backward_weight(microbatch)
+                return ()
+
+    def _forward(
+        self, stage: Stage, at: Attempt, microbatch: int, inputs: Tensors, *, counts: bool
+    ) -> Tensors:
+        """``counts``: its loss and its changes of buffers are part of the step."""
+        is_first, is_last = self._built.is_first, self._built.is_last
+        sums, target = self._built.parts.sums, None
+        if is_first or is_last:
+            with DRAWING, self._code.activity.doing(LOAD, microbatch):
+                loaded, target = self._batches.load(at.step, microbatch, self._code.pause)
+            self._code.ran("Job.data or Job.collate")
+            inputs = loaded if is_first else inputs
+        self.crossings.came_in(at.step, microbatch, inputs)
+        outputs = stage.forward(
+            at.step,
+            microbatch,
+            inputs,
+            target,
+            split=not counts or microbatch in at.split,
+            constants=[i for i, tensor in enumerate(inputs) if not tensor.requires_grad],
+        )
+        loss = stage.take_loss(microbatch) if is_last else 0.0
+        changes: Mapping[str, Tensor] = stage.take_buffer_changes(microbatch)
+        if counts:
+            sums.add(changes)
+            if is_last:
+                sums.add_loss(microbatch, loss, num_tokens(target))
+        self.crossings.went_out(at.step, microbatch, outputs)
+        return outputs
+
+
+def _present(gradients: tuple[Tensor | None, ...]) -> Tensors:
+    return tuple(gradient for gradient in gradients if gradient is not None)

@@ -1,0 +1,285 @@
+"""A worker's stage in training: built from an assignment, then run epoch after epoch.
+
+Wires the parts together and tells what it has. What to run comes with each ``Proceed``; an executor
+of its own runs each epoch.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from holdfast.batches import Batches
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.config import RunConfig
+from holdfast.faults.injection import Injector
+from holdfast.job import Job
+from holdfast.protocol import messages, records
+from holdfast.protocol.half_done import from_record
+from holdfast.runtime.job.hidden_state import HiddenState
+from holdfast.runtime.job.job_code import JobCode
+from holdfast.runtime.link.activity import Activity
+from holdfast.runtime.probe.emulation import EmulatedDevice
+from holdfast.runtime.probe.probing import Prober
+from holdfast.runtime.reduce.verdict import Verdict, VerdictExchange
+from holdfast.runtime.stage.named_tensors import layer_digest
+from holdfast.runtime.state.boundary_log import BoundaryLog, SendMessage, open_log
+from holdfast.runtime.state.copying import StateSender
+from holdfast.runtime.state.saving import StageSaver
+from holdfast.runtime.state.state_keeping import StateKeeping
+from holdfast.runtime.step.boundary import TransportBoundary
+from holdfast.runtime.step.builder import Builder, StageParts
+from holdfast.runtime.step.ending import StepEnding
+from holdfast.runtime.step.epoch import Epoch
+from holdfast.runtime.step.executor import (
+    EpochPlan,
+    Executor,
+    FirstOperation,
+    StepBegins,
+    StepSettled,
+)
+from holdfast.runtime.step.following import Follower
+from holdfast.runtime.step.ledger import Ledger
+from holdfast.runtime.step.operations import StageOperations
+from holdfast.runtime.step.schedule_switch import Lanes
+from holdfast.runtime.step.stage_saves import EpochSaves, StageSaves
+from holdfast.runtime.step.step_reports import StepReports
+from holdfast.storage.run_paths import Places
+from holdfast.transport.base import Transport
+
+_NOWHERE = -2  # far behind every stage
+_FLUSH_LIMIT_S = 10.0
+
+
+class StageTraining:
+    def __init__(
+        self,
+        *,
+        me: WorkerId,
+        config: RunConfig,
+        job: Job,
+        batches: Batches,
+        transport: Transport,
+        assign: messages.Assign,
+        keeping: StateKeeping,
+        places: Places,
+        tell: SendMessage,
+        check: Callable[[], None],
+        injector: Injector,
+        ran: Callable[[str], None] = lambda who: None,
+    ) -> None:
+        """``check`` raises when this worker is to stop at the next operation boundary, ``ran`` if
+        the code of the job that has just run did what it may not."""
+        self._me, self._transport, self._injector = me, transport, injector
+        self._wait_s, self._clip_norm = assign.wait_s, job.clip_norm
+        self.ledger, self.activity, self.lanes = Ledger(), Activity(), Lanes(check)
+        self._code = JobCode(check, ran, self.activity)
+        saver = _saver(me, keeping, assign, places, tell)
+        self.built = built = self._build(job, config, assign, saver)
+        hidden = HiddenState(job, built.layers, built.optimizer.plain)
+        self.log = self._open_log(config, assign, places, tell)
+        if assign.checkpoint:
+            built.state.load_checkpoint(places.state(assign.checkpoint))
+        self._copies = keeping.copies(built.state, assign.first_step)
+        self.saves = StageSaves(
+            me, built, saver, keeping.times(), config, tell=tell, check=check, reach=self._reach
+        )
+        self.sender = StateSender(transport, built.parts.form)
+        self._follower = Follower(
+            me,
+            built,
+            self._copies,
+            transport,
+            reach=injector.reach,
+            tell=tell,
+            wait_s=assign.wait_s,
+        )
+        self._device = EmulatedDevice(config.device.durations_s())
+        self.prober = Prober(me, transport, self._device, injector.slowdown, tell)
+        told = config.observe.operations or config.mitigation.watches
+        self._reports = StepReports(me, transport, hidden, tell, with_operations=told)
+        self._operations = StageOperations(built, batches, self._code)
+        self._boundary = TransportBoundary(
+            me, transport, self.ledger, self.log, self._operations.crossings, assign.wait_s
+        )
+
+    def _build(
+        self, job: Job, config: RunConfig, assign: messages.Assign, saver: StageSaver
+    ) -> StageParts:
+        return Builder(job, config, assign.cut, self._code).build(
+            [assign.stage],
+            first_step=assign.first_step,
+            keeps_old=bool(assign.cut),
+            before_update=saver.before_update,
+            reach=self._reach,
+            due=self._injector.due,
+        )
+
+    def _open_log(
+        self, config: RunConfig, assign: messages.Assign, places: Places, tell: SendMessage
+    ) -> BoundaryLog:
+        return open_log(
+            assign.log,
+            places,
+            worker=self._me,
+            stage=assign.stage,
+            slots=self.built.parts.slots,
+            ties=self.built.parts.ties,
+            every_steps=config.checkpoint.every_steps,
+            tell=tell,
+        )
+
+    # --- as a member ---
+
+    def run(self, proceed: messages.Proceed) -> None:
+        """Until the last step is committed and saved. EpochPast and PeerLost break it off."""
+        epoch, commit = self._enter(proceed), self.built.commit
+        saves = self.saves.enter(is_first_holder=epoch.is_first_holder, end_step=proceed.end_step)
+        executor = self._executor(proceed, epoch)
+        self._injector.reach(commit.reduced, "proceed", self.ledger.num_done)
+        for happened in executor.run():
+            match happened:
+                case FirstOperation():
+                    self._reports.resumed(proceed.epoch)
+                case StepBegins(step):
+                    self.prober.begin_step(step)
+                case StepSettled():
+                    self._after(happened, saves)
+        self.saves.ended(saves)
+
+    def _enter(self, proceed: messages.Proceed) -> Epoch:
+        stages = {parse_worker(name): stage for name, stage in proceed.stages.items()}
+        self.sender.forget([joiner for joiner in self.sender.joiners if joiner in stages])
+        self._follower.stop()
+        self.prober.forget()
+        self.lanes.start(proceed.epoch, proceed.schedule, proceed.first_step)
+        self.ledger.new_plan()
+        self.saves.saver.others = proceed.saved.get(self.built.number, 0)
+        self.saves.times.change(proceed.saves)
+        return Epoch(
+            self._me, self.built.number, stages, self._transport, self.built.parts, self._wait_s
+        )
+
+    def _executor(self, proceed: messages.Proceed, epoch: Epoch) -> Executor:
+        running = [from_record(one) for one in proceed.running]
+        ending = self._ending(proceed, epoch)
+        ending.tell()  # what was told in an earlier epoch is lost
+        for routes in running:
+            epoch.serve(routes, ending.commit.result)
+        plan = EpochPlan(
+            self._me,
+            running,
+            partial(self.lanes.of, timeout_s=self._wait_s),
+            first_step=proceed.first_step,
+            end_step=proceed.end_step,
+        )
+        return Executor(
+            plan,
+            self._operations,
+            self._boundary,
+            ending,
+            ledger=self.ledger,
+            injector=self._injector,
+            device=self._device,
+            check=self._code.check,
+        )
+
+    def _ending(self, proceed: messages.Proceed, epoch: Epoch) -> StepEnding:
+        commit = self.built.commit
+        known = {step: Verdict(*told) for step, told in proceed.verdicts.items()}
+        commit.verdicts = {**known, **commit.verdicts}
+        verdicts = VerdictExchange(
+            self._me,
+            self.built.number,
+            list(epoch.holders.values()),
+            self._transport,
+            self._clip_norm,
+            known,
+            timeout_s=self._wait_s,
+        )
+        return StepEnding(epoch, self.built.state, commit, verdicts, self.log, self._reach)
+
+    def _after(self, settled: StepSettled, saves: EpochSaves) -> None:
+        committed = settled.committed
+        self._code.ran("the optimizer or its LR schedule")
+        self._reports.committed(settled, warns=saves.is_first_holder)
+        self.sender.send_update(committed)
+        if self.sender.is_asked:
+            self.sender.send_state(committed.step + 1, self.built.state.tensors())
+        self._copies.committed(committed.step + 1)
+        saves.save_if_due(committed.step + 1)
+
+    # --- as a joiner ---
+
+    def follow(self, source: WorkerId) -> None:
+        self._follower.follow(source)
+
+    # --- what it has ---
+
+    def inventory(self, epoch: int) -> messages.Inventory:
+        """All that planning needs to know of this worker."""
+        commit, ledger = self.built.commit, self.ledger
+        self._injector.reach(commit.reduced, "halt", ledger.num_done)
+        self.log.flush(_FLUSH_LIMIT_S)  # whoever has to replay will read it
+        is_begun = ledger.step == commit.reduced
+        return messages.Inventory(
+            worker=str(self._me),
+            epoch=epoch,
+            reduced=_NOWHERE if self._follower.is_fresh else commit.reduced,
+            oldest=commit.oldest,
+            attempt=ledger.attempt if is_begun else 0,
+            progress={m: int(p) for m, p in ledger.progress.items()} if is_begun else {},
+            kept=[
+                records.KeptRow(step, sorted(kept.activations), sorted(kept.gradients))
+                for step, kept in sorted(ledger.kept.items())
+            ],
+            verdicts={
+                step: records.VerdictRow(told.norm, told.scale, told.skip)
+                for step, told in commit.verdicts.items()
+            },
+            kept_bytes=ledger.peak_bytes,
+            done=ledger.num_done if is_begun else 0,
+            saving=self.saves.saver.newest,
+            commits=self._copies.versions,
+        )
+
+    def finished(self, peak_memory_bytes: int) -> messages.Finished:
+        layers = self.built.layers
+        return messages.Finished(
+            worker=str(self._me),
+            digests={str(number): layer_digest(layer) for number, layer in layers.items()},
+            peak_memory_bytes=peak_memory_bytes,
+            kept_bytes=self.ledger.peak_bytes,
+            log_bytes=self.log.num_bytes,
+            old_bytes=self.built.commit.peak_kept_bytes,
+        )
+
+    def restore(self, version: int) -> None:
+        """Back to a copy in memory."""
+        self._copies.restore(version)
+        self.built.commit.restart(version)
+        self.ledger.clear()
+
+    def close(self) -> None:
+        """Another stage takes its place."""
+        self.sender.forget(self.sender.joiners)
+        self.log.close()
+
+    def reach(self, step: int, point: str) -> None:
+        """A point at which a fault may be injected, outside of any operation."""
+        self._injector.reach(step, point)
+
+    def _reach(self, step: int, point: str) -> None:
+        self._injector.reach(step, point, self.ledger.done_of(step))
+
+
+def _saver(
+    me: WorkerId,
+    keeping: StateKeeping,
+    assign: messages.Assign,
+    places: Places,
+    tell: SendMessage,
+) -> StageSaver:
+    def failed(version: int, reason: str) -> None:
+        tell(messages.PartFailed(worker=str(me), step=version, reason=reason))
+
+    return keeping.saver(Path(places.run_dir), assign.part, assign.wait_s, failed)

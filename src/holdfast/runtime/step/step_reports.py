@@ -1,0 +1,54 @@
+"""What a worker tells the coordinator of its steps. Decides nothing."""
+
+import time
+from collections.abc import Callable
+
+from holdfast.cluster import WorkerId
+from holdfast.protocol import messages, records
+from holdfast.runtime.job.hidden_state import HiddenState
+from holdfast.runtime.probe.transfer_times import summed_up
+from holdfast.runtime.step.executor import StepSettled
+from holdfast.transport.base import Transport
+
+
+class StepReports:
+    """``with_operations``: also when each operation ran."""
+
+    def __init__(
+        self,
+        me: WorkerId,
+        transport: Transport,
+        hidden: HiddenState,
+        tell: Callable[[messages.Message], None],
+        *,
+        with_operations: bool,
+    ) -> None:
+        self._me, self._transport, self._hidden, self._tell = me, transport, hidden, tell
+        self._with_operations = with_operations
+
+    def resumed(self, epoch: int) -> None:
+        """The first operation of an epoch begins."""
+        at_s = time.monotonic()
+        self._tell(messages.Resumed(worker=str(self._me), epoch=epoch, at_s=at_s))
+
+    def committed(self, settled: StepSettled, *, warns: bool) -> None:
+        """``warns``: this holder speaks for the others of its stage as well."""
+        committed = settled.committed
+        verdict, totals = committed.verdict, committed.result.totals
+        report = messages.StepReport(
+            worker=str(self._me),
+            step=committed.step,
+            losses=[records.MicrobatchLoss(*one) for one in sorted(totals.losses.items())],
+            num_tokens=totals.num_tokens,
+            norm=verdict.norm,
+            clipped=verdict.scale is not None,
+            skipped=verdict.skip,
+            taken_back=committed.taken_back,
+            nonfinite=committed.result.reduced.nonfinite,
+            operations=list(settled.operations) if self._with_operations else [],
+            transfers=summed_up(self._transport.take_transfers()),
+        )
+        self._tell(report)
+        for line in self._hidden.look():
+            if warns:
+                self._tell(messages.WorkerWarning(worker=str(self._me), reason=line))

@@ -1,0 +1,75 @@
+"""The job as a worker loads it: at its start, and again when its layers are used up or given away.
+
+Each time it must be the same job. Knows nothing of stages in training.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from holdfast.batches import Batches
+from holdfast.errors import ConfigError
+from holdfast.job import Job, load_job
+from holdfast.models.emulated import emulated_job
+from holdfast.protocol import messages
+from holdfast.protocol.spec import WorkerSpec
+from holdfast.runtime.job.bit_changers import before_loading, check_bits
+from holdfast.runtime.job.torch_settings import SettingsWatch
+from holdfast.runtime.job.traits import check_unchanged, job_traits
+from holdfast.runtime.stage.named_tensors import hash_of_each
+from holdfast.runtime.stage.seeding import DRAWING
+from holdfast.schedule.cut import stage_ranges
+
+
+class JobLoader:
+    """``warn`` is told of what the job does that it should not do."""
+
+    def __init__(self, spec: WorkerSpec, warn: Callable[[str], None]) -> None:
+        self._spec, self._config, self._warn = spec, spec.config, warn
+        self.traits: dict[str, str] = {}  # as it was first loaded
+        self.hashes: dict[int, str] = {}  # of the layers as they were first built
+        self.warnings: list[str] = []
+        self.settings = self._watch()
+
+    def load(self) -> Job:
+        with DRAWING:
+            before_loading(self._config)
+            job = load_job(self._spec.job, self._config.train.seed, self._spec.job_sha256)
+            self.settings = self._watch()  # what is set while loading is told by the fingerprint
+            if self._config.device.emulate:
+                torch.manual_seed(self._config.train.seed)
+                job = emulated_job(max(len(job.layers), self._config.parallel.stages))
+            else:
+                self.warnings = check_bits(job, self._config)
+        traits = job_traits(job, self._spec.job, self._spec.job_sha256)
+        self.traits = self.traits or traits
+        check_unchanged(str(self._spec.worker), self.traits, traits)
+        self.hashes = self.hashes or hash_of_each(dict(enumerate(job.layers)))
+        return job
+
+    def load_again(self, assign: messages.Assign) -> Job:
+        """The layers have been trained, or given away, since they were first built."""
+        job = self.load()
+        if not assign.checkpoint:
+            stage = stage_ranges(assign.cut, len(job.layers))[assign.stage]
+            for number, found in hash_of_each({n: job.layers[n] for n in stage}).items():
+                if found != self.hashes[number]:
+                    raise ConfigError(
+                        f"layer {number} differs from how worker {self._spec.worker} had built it "
+                        "before: the job must build the same layers every time. Seed all it draws "
+                        "at random"
+                    )
+        return job
+
+    def batches(self, job: Job) -> Batches:
+        config = self._config
+        return Batches(
+            job,
+            config.train.seed,
+            config.parallel.microbatches,
+            retries=config.data.retries,
+            pause_s=config.data.pause_s,
+        )
+
+    def _watch(self) -> SettingsWatch:
+        return SettingsWatch(exact=self._config.gradients.mode == "exact", say=self._warn)

@@ -1,0 +1,55 @@
+"""Workers as threads of this process, on the in-memory transport: for tests and for debugging.
+
+Arithmetic takes turns under one lock, because torch has one random number generator a process.
+A thread cannot be killed: an injected fault closes all that it has open and ends it there.
+"""
+
+import threading
+
+from holdfast.cluster import parse_worker
+from holdfast.errors import HoldfastError
+from holdfast.protocol.messages import StartWorkers
+from holdfast.protocol.spec import Access, WorkerSpec
+from holdfast.runtime.state.state_keeping import KeepingOf
+from holdfast.runtime.worker.process import prepare_torch, run_worker, transport_limits
+from holdfast.transport.local.transport import LocalHub, LocalTransport
+
+_END_LIMIT_S = 30.0
+
+
+class WorkerThreads:
+    """A starter, as the launcher wants it. Started again, it adds workers."""
+
+    def __init__(self, keeping_of: KeepingOf) -> None:
+        self._keeping_of = keeping_of
+        self._threads: list[threading.Thread] = []
+        self._hub = LocalHub()
+        self.woken = threading.Event()  # set: whoever was made to hang goes on
+
+    def start(self, access: Access, order: StartWorkers) -> None:
+        config = order.config
+        prepare_torch(config)
+        for name in order.workers:
+            worker = parse_worker(name)
+            spec = WorkerSpec(
+                worker, access, order.job, order.job_sha256, config, order.run_dir, order.resumed
+            )
+            transport = LocalTransport(spec.worker, self._hub, limits=transport_limits(config))
+            thread = threading.Thread(
+                target=run_worker,
+                args=(spec, transport, self._keeping_of, self.woken),
+                name=f"holdfast {name}",
+                daemon=True,
+            )
+            thread.start()
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+
+    def ended(self) -> str | None:
+        return None  # a thread that fails says so itself
+
+    def stop(self) -> None:
+        self.woken.set()
+        for thread in self._threads:
+            thread.join(_END_LIMIT_S)
+        if alive := [thread.name for thread in self._threads if thread.is_alive()]:
+            raise HoldfastError(f"worker threads did not end: {', '.join(alive)}")

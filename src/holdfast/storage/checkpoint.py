@@ -1,0 +1,67 @@
+"""Tensors of a checkpoint, on disk and back, through ``torch.distributed.checkpoint``.
+
+Keys are by layer ("3.attention.weight", "3.attention.weight/exp_avg"), never by stage, so any
+other cut can load them. Knows nothing of training: a flat dict of tensors in, a flat dict out.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from holdfast.errors import CheckpointError
+from holdfast.storage.manifest import Checkpoint, file_digest, sync_directory, verify
+
+
+def write_part(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Write the tensors of some layers; returns the SHA-256 of each file. All is on disk then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = {key: tensor.contiguous() for key, tensor in tensors.items()}  # safetensors want that
+    save(plain, storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
+    files = sorted(folder.iterdir())
+    for path in files:
+        _sync_file(path)  # the writer leaves out the index
+    for directory in (folder, folder.parent, folder.parent.parent):
+        sync_directory(directory)
+    return {path.name: file_digest(path) for path in files}
+
+
+def _sync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def read_layers(checkpoint: Checkpoint, layers: Iterable[int]) -> dict[str, Tensor]:
+    """All tensors of ``layers``, from whichever parts hold them, each part verified first."""
+    wanted: dict[str, set[int]] = {}
+    for layer in layers:
+        wanted.setdefault(checkpoint.part_of(layer).directory, set()).add(layer)
+    tensors: dict[str, Tensor] = {}
+    for part in checkpoint.parts:
+        if part.directory in wanted:
+            tensors |= _read_part(verify(checkpoint, part), wanted[part.directory])
+    return tensors
+
+
+def _read_part(folder: Path, layers: set[int]) -> dict[str, Tensor]:
+    reader = HuggingFaceStorageReader(str(folder))
+    tensors = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata) and int(key.partition(".")[0]) in layers
+    }
+    try:
+        load(dict(tensors), storage_reader=reader, no_dist=True)
+    except CheckpointException as why:
+        raise CheckpointError(f"checkpoint part {folder} cannot be read: {why}") from why
+    return tensors

@@ -1,0 +1,53 @@
+"""One attempt to reach a peer: connect, prove who calls, name the session, hear the answer."""
+
+import os
+import select
+import socket
+from collections.abc import Callable
+
+from holdfast.auth.stamps import Stamps
+from holdfast.transport.base import Limits, SocketAddress
+from holdfast.transport.tcp.greeting import ANSWER_BYTES, SessionHello, decode_answer, encode_hello
+from holdfast.transport.tcp.sockets import read_exactly, tune_outgoing
+
+
+class Dialer:
+    """``introduce`` proves to whoever has answered who we are, and that it is who it should be."""
+
+    def __init__(
+        self, address: SocketAddress, introduce: Callable[[socket.socket], Stamps], limits: Limits
+    ) -> None:
+        self.address = address
+        self._introduce, self._limits = introduce, limits
+
+    def new_socket(self) -> tuple[socket.socket, SocketAddress]:
+        """Not connected yet, so that its owner can break off what follows."""
+        family, kind, protocol, _, resolved = socket.getaddrinfo(
+            *self.address, type=socket.SOCK_STREAM
+        )[0]
+        return socket.socket(family, kind, protocol), (str(resolved[0]), int(resolved[1]))
+
+    def begin(self, connection: socket.socket, resolved: SocketAddress) -> None:
+        connection.setblocking(False)
+        tune_outgoing(connection, self._limits.silence_limit_s)
+        connection.connect_ex(resolved)
+
+    def finish(self, connection: socket.socket, hello: SessionHello) -> tuple[int, Stamps]:
+        """How many messages of the session the peer has, or GOODBYE; and what to stamp with."""
+        self._wait_connected(connection)
+        connection.settimeout(self._limits.connect_limit_s)
+        stamps = self._introduce(connection)
+        connection.sendall(stamps.stamped(encode_hello(hello)))
+        answer = bytearray(ANSWER_BYTES)
+        if read_exactly(connection, memoryview(answer)) < ANSWER_BYTES:
+            raise ConnectionError("it closed the connection before it answered")
+        connection.settimeout(None)
+        return decode_answer(stamps.opened_unnumbered(answer)), stamps
+
+    def _wait_connected(self, connection: socket.socket) -> None:
+        poll = select.poll()
+        poll.register(connection, select.POLLOUT)
+        if not poll.poll(self._limits.connect_limit_s * 1000):
+            raise TimeoutError(f"no connection within {self._limits.connect_limit_s} s")
+        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(code, os.strerror(code))

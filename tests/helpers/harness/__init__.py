@@ -1,0 +1,1 @@
+"""What tests are put into: scripted worlds, stages that take turns, transports."""

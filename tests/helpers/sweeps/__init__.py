@@ -1,0 +1,1 @@
+"""What the sweeps of kills and slowness share."""
