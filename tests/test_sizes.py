@@ -26,8 +26,10 @@ _WAYS = "imports holdfast.baselines.worker_registry"
 LATE_IMPORTS = {
     Finding("cli/agent.py", f"{_WAYS} in run"): "torch: the launcher needs none",
     Finding("cli/worker.py", f"{_WAYS} in _work"): "torch: the launcher needs none",
-    Finding("cli/agent.py", "imports holdfast.runtime in run"): "torch: the launcher needs none",
-    Finding("cli/worker.py", "imports holdfast.runtime in _work"): "torch: the launcher needs none",
+    Finding(
+        "cli/agent.py", "imports holdfast.runtime.worker in run"
+    ): "torch: the launcher needs none",
+    Finding("cli/worker.py", "imports holdfast.runtime.worker in _work"): "torch, as above",
     Finding("__init__.py", "imports for the type checker"): "names that are loaded when used",
     Finding("api/diagnosing.py", "imports pyarrow in read_trace"): "optional, for traces only",
     Finding("api/job_source.py", "imports for the type checker"): "torch: the launcher needs none",
@@ -47,9 +49,9 @@ LATE_IMPORTS = {
     Finding("planner/prove/solver_model.py", "imports for the type checker"): "OR-Tools, optional",
     Finding(
         "runtime/update/commit.py",
-        "imports holdfast.runtime.update.inverse_rollback in _taking_back",
+        "imports holdfast.runtime.update.inverse_rollback in _rollback",
     ): "Numba",
-    Finding("runtime/reduce/gradients.py", "imports holdfast.runtime in __init__"): "Numba",
+    Finding("runtime/reduce/gradients.py", "imports holdfast.runtime.reduce in __init__"): "Numba",
     Finding("watch/startup.py", "imports holdfast_watch_hooks in start"): "copied beside it",
     Finding("watch/startup.py", "imports traceback in keep_fault"): "slows every watched process",
 }

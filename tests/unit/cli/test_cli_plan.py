@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.cli import main, plan
 from holdfast.cli.flags import in_flags
-from holdfast.cli.report import plan
+from holdfast.cli.report import plan as plan_report
 from holdfast.errors import ConfigError
 from holdfast.planner.prove import certificate, checker
 
@@ -256,7 +256,7 @@ def test_a_certificate_names_the_gap_that_is_left(
     told, monkeypatch, optimum_s, bound_s, proven, said
 ):
     answer = certificate.Certificate(optimum_s, bound_s, proven, 1.0)
-    monkeypatch.setattr(plan, "certify", lambda *args, **options: answer)
+    monkeypatch.setattr(plan_report, "certify", lambda *args, **options: answer)
     found = told(*WORKED, "--dead", "1.2", "--one-stage", "--certify", "2m", "--width", "150")
     assert said in found["certificate"][0]
     assert ("not proven in 120 s" in found["certificate"][0]) == ("at most" in said)
