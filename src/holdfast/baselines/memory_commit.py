@@ -27,7 +27,7 @@ class MemoryCommits(StateCopies):
         self._copies.clear()
         self._keep(version)
 
-    def settled(self, version: int) -> None:
+    def committed(self, version: int) -> None:
         if version % self._every == 0:
             self._keep(version)
 

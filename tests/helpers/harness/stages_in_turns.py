@@ -153,7 +153,7 @@ class Cluster:
 
     def go(self, schedule: Schedule | None = None) -> None:
         """The first time it starts the training. ``schedule``: of whole steps; None: any."""
-        tells = {w: self.trainings[w].tell(self.epoch + 1) for w in self.stages}
+        tells = {w: self.trainings[w].inventory(self.epoch + 1) for w in self.stages}
         plan = remainders(
             self._problem(),
             self.stages,

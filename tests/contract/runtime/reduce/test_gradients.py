@@ -259,7 +259,7 @@ def test_fast_gradients_do_not_load_numba():
         "import sys, torch\n"
         "from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout\n"
         "import holdfast.runtime.reduce.reduction\n"
-        "FastGradients(Layout.of([torch.zeros(3)]))\n"
+        "FastGradients(FlatLayout.of([torch.zeros(3)]))\n"
         "sys.exit('numba' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -194,7 +194,7 @@ def test_a_worker_that_dies_at_the_end_of_a_step_takes_nothing_with_it(
 
 def reduced(cluster: Cluster, stage: int) -> list[int]:
     return [
-        cluster.trainings[worker].tell(0).reduced
+        cluster.trainings[worker].inventory(0).reduced
         for worker, held in cluster.stages.items()
         if held == stage
     ]
