@@ -121,12 +121,14 @@ asyncio.run(cell())
 """
 
 
+@pytest.mark.wide
 def test_a_notebook_is_told_what_to_do_and_can_train_in_threads(tmp_path, expected, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     done = python(NOTEBOOK.format(run_dir=str(tmp_path / "run")))
     assert (done.returncode, done.stdout) == (0, f"True\n{expected}\n"), done.stderr
 
 
+@pytest.mark.wide
 def test_it_trains_in_any_thread(tmp_path, expected):
     found = []
 
@@ -171,6 +173,7 @@ def test_the_result_has_the_losses_the_events_and_the_trained_model(tmp_path):
     assert model(torch.ones(3, api_jobs.WIDTH)).shape == (3, api_jobs.WIDTH)
 
 
+@pytest.mark.wide
 def test_a_run_can_be_opened_and_gone_on_with(tmp_path):
     whole = hf.testing.train_in_threads(api_jobs.small, stages=2, steps=6)
     options = {"run_dir": tmp_path / "run", "config": THREADS}
@@ -188,6 +191,7 @@ def test_a_run_can_be_opened_and_gone_on_with(tmp_path):
     assert again.config == result.config
 
 
+@pytest.mark.wide
 def test_runs_in_threads_take_turns_and_leave_torch_as_it_was(tmp_path, expected):
     before = torch.get_num_threads(), torch.get_rng_state()
     both = [
@@ -211,6 +215,7 @@ def live(run_dir, steps=400):
     return hf.start(api_jobs.small, stages=2, steps=steps, run_dir=run_dir, config=THREADS)
 
 
+@pytest.mark.wide
 def test_a_live_run_gives_its_events_one_by_one(tmp_path):
     with live(tmp_path / "run", steps=3) as run:
         steps = [event.step for event in run if isinstance(event, hf.events.StepFinished)]
@@ -245,6 +250,7 @@ def test_an_exception_of_a_callback_comes_after_an_orderly_end(tmp_path):
     assert opened.checkpoints[-1].step == opened.summary.steps >= 2
 
 
+@pytest.mark.wide
 def test_an_interrupt_by_the_program_is_an_error_of_its_own_kind(tmp_path):
     run = live(tmp_path / "run", steps=5000)
     for event in run:
@@ -281,6 +287,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_is_then_raised(tmp_path):
     assert opened.checkpoints[-1].step == opened.summary.steps >= 3
 
 
+@pytest.mark.wide
 def test_a_run_that_fails_raises_what_the_command_would_say(tmp_path):
     job = jobs.write(tmp_path, "bad", "def job():\n    raise KeyError('no data')\n")
     with pytest.raises(hf.ConfigError, match=r"bad\.py:2: KeyError: 'no data'"):
@@ -289,6 +296,7 @@ def test_a_run_that_fails_raises_what_the_command_would_say(tmp_path):
         hf.train(job, run_dir=tmp_path / "run", config=THREADS, faults=["kill 9.9 @ 1"])
 
 
+@pytest.mark.wide
 def test_settings_may_be_a_config_a_mapping_or_a_file(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text("[workers]\nkind = 'threads'\n[train]\nsteps = 2\n")
