@@ -37,6 +37,7 @@ def python(code: str, *words: str, cwd=None) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.wide
 def test_a_call_in_python_prints_what_the_command_prints(tmp_path):
     job = str(runs.TINY_GPT)
     called = python(MUST_HOLD.format(job=job, run_dir=str(tmp_path / "called")))
@@ -325,6 +326,7 @@ def test_a_job_that_survives_is_told_from_one_that_does_not():
         hf.testing.assert_same_bits(survived, other)
 
 
+@pytest.mark.wide
 def test_r8_a_standard_error_that_nobody_reads_does_not_hold_up_the_end(tmp_path):
     """The pipe is full before the run begins, and the run ends with an error."""
     read_end, write_end = os.pipe()

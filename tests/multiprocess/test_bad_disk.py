@@ -108,6 +108,7 @@ def test_a_directory_with_other_files_is_refused_and_left_alone(job, run_dir, tm
     refuse(job, run_dir, LOG, f"recovery.log_dir={folder}", part="holds files that are no log")
 
 
+@pytest.mark.wide
 def test_the_log_of_another_run_is_refused_and_left_alone(arena, job, run_dir, tmp_path):
     folder = tmp_path / "logs"
     faults = ["kill 0.2 @ 3.B1"]

@@ -148,6 +148,7 @@ def test_nor_does_one_killed_from_outside_at_a_random_moment(start, undisturbed_
     assert_recovered(live.outcome(), {worker})
 
 
+@pytest.mark.wide
 def test_when_both_holders_of_a_stage_die_all_go_back_to_the_checkpoint(tmp_path, undisturbed):
     faults = ["kill 0.1 @ 4.B0", "kill 1.1 @ 4.B0"]
     run = train(tmp_path, "2x2", faults, *EVERY_2)

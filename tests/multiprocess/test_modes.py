@@ -89,6 +89,7 @@ def test_a_killed_process_ends_all_and_all_are_new_processes_then(tmp_path, undi
     assert_nothing_left(run)
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_in_mode_commit_the_survivors_of_a_killed_process_go_on(tmp_path, undisturbed):
     faults = ["kill 1.0 @ 5.B1"]

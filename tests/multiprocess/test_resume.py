@@ -39,6 +39,7 @@ def first_step(run):
     return [event for event in run.events if isinstance(event, RunStarted)][-1].first_step
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_four_processes_resumed_in_place_at_step_5_end_as_if_never_stopped(reference, cut_short):
     words = [*runs.layout("2x2"), "--resume", str(cut_short / "checkpoints" / "step-00000005")]

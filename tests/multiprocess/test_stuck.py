@@ -117,6 +117,7 @@ def test_a_worker_that_is_stuck_in_a_layer_is_lost_by_itself(tmp_path, begin, un
     assert_named_and_left_behind(begin("forward"), tmp_path, "forward", undisturbed)
 
 
+@pytest.mark.wide
 def test_one_that_is_stuck_and_lets_no_heartbeat_through_is_named_and_left_behind(
     tmp_path, begin, undisturbed
 ):

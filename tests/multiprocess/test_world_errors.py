@@ -145,6 +145,7 @@ def test_an_optimizer_that_calls_exit_ends_the_run_with_its_name(tmp_path):
     assert "SystemExit: 3" in ended.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_a_killed_worker_is_replaced_by_default_and_the_result_is_the_same(tmp_path):
     numbers = {"steps": 60, "microbatches": 6}

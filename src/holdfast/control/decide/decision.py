@@ -20,7 +20,7 @@ Stages = Mapping[WorkerId, int]
 
 @dataclass(frozen=True, slots=True)
 class ProceedDecision:
-    """All go on, with these members; ``rest`` ends the half-done steps."""
+    """All go on, with these members; ``remainder`` ends the half-done steps."""
 
     stages: Stages
     remainder: Remainders
