@@ -37,7 +37,7 @@ def train(tree: Path, example: str, case: str) -> str:
         run_dir = Path(folder) / "run"
         done = subprocess.run(
             [
-                sys.executable, "-m", "holdfast", "train", str(HERE / "examples" / f"{example}.py"),
+                sys.executable, "-m", "holdfast", "train", str(tree / "examples" / f"{example}.py"),
                 "--pipelines", pipelines, "--stages", stages, "--microbatches", "4",
                 "--steps", str(STEPS), "--seed", "7", "--run-dir", str(run_dir), *more,
             ],
