@@ -79,7 +79,7 @@ class Plan:
         return found
 
     def tables(self) -> dict[WorkerId, Ints]:
-        """Every lane as a table [kind, stage, micro-batch][operation], without reductions."""
+        """Every lane as a table, without reductions: rows kind, stage, micro-batch."""
         workers, found = self.fleet.workers, {}
         for group in self.routing.groups:
             lanes = self._template_lanes(group)
