@@ -28,8 +28,10 @@ _SLOW_FILE = "slow"
 _ITEM = "    def __getitem__(self, index):\n"
 _SLOW_ITEM = f"""\
     def __getitem__(self, index):
-        if pathlib.Path(__file__).with_name("{_SLOW_FILE}").exists():
-            time.sleep(0.03)
+        try:
+            time.sleep(float(pathlib.Path(__file__).with_name("{_SLOW_FILE}").read_text()))
+        except FileNotFoundError:
+            pass
 """
 
 
@@ -89,9 +91,16 @@ def assert_nothing_left(outcome: runs.Outcome) -> None:
     wait_until(lambda: not processes_of(address), f"the processes of {address} to end", 20.0)
 
 
+def pace(folder: Path, sample_s: float) -> None:
+    """How long each sample takes from now on."""
+    new = folder / f"{_SLOW_FILE}.new"
+    new.write_text(str(sample_s))
+    new.replace(folder / _SLOW_FILE)
+
+
 def paced(folder: Path) -> Path:
     """The job ``mixed``, slow as long as a file lies beside it."""
-    (folder / _SLOW_FILE).touch()
+    pace(folder, 0.03)
     text = jobs.MIXED.replace("CLIP_NORM", "1.3").replace(_ITEM, _SLOW_ITEM)
     return jobs.write(folder, "paced", f"import pathlib\nimport time\n{text}")
 
@@ -203,6 +212,10 @@ class LiveRun:
         all_words = ["worker", "--join", self.address, "--run-dir", str(self.run_dir), *words]
         self.joined.append(Command(self._folder, name, *all_words, cwd=cwd))
         return self.joined[-1]
+
+    def slow_down(self, sample_s: float) -> None:
+        """A paced run takes longer still: for what may take a while on a busy machine."""
+        pace(self._folder, sample_s)
 
     def release(self) -> None:
         """A paced run goes on at full speed."""

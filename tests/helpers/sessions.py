@@ -91,6 +91,7 @@ def shape(line: str) -> str:
     line = line.strip().replace(f"{READERS_HOME}/", "")
     line = re.sub(r"\b[0-9a-f]{64}\b", "#", line)
     line = re.sub(r"\d[\d,.:]*(e-?\d+)?", "#", line)
+    line = re.sub(r"# (ms|s)\b", "# s", line)
     return re.sub(r"# (\w+?)(?:s|es)?\b", r"# \1", line)
 
 
