@@ -1,6 +1,6 @@
 """For tests of one's own jobs: train in threads of this process, kill at a point, compare.
 
-A run of a small job takes about a second. Threads are not killed as processes are: an injected
+A run of a small job takes a few seconds. Threads are not killed as processes are: an injected
 death closes all that the worker has open and ends it there; what the others do is the same.
 """
 
