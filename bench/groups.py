@@ -15,8 +15,8 @@ def groups_of(pid: int) -> list[int]:
         with suppress(ProcessLookupError, FileNotFoundError):
             group = os.getpgid(one)
             found += [] if group in found else [group]
-            children = Path(f"/proc/{one}/task/{one}/children").read_text()
-            left += map(int, children.split())
+            for thread in Path(f"/proc/{one}/task").iterdir():  # any of them may start processes
+                left += map(int, (thread / "children").read_text().split())
     return found
 
 
