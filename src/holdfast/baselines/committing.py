@@ -44,7 +44,7 @@ class Committing(RecoveryPolicy):
 
     def restore(self, change: Reconfiguration, decision: RestoreCopy, at_s: float) -> list[Effect]:
         """The step that was running is thrown away, and so are those since the copy."""
-        run, work, plans, reports, _ = self._parts
+        run, work, _, plans, reports, _ = self._parts
         version = decision.version
         redone = self._num_redone(change, version)
         num_thrown_away = max(0, reports.next_step - version)

@@ -8,12 +8,13 @@ from holdfast.baselines.global_restart import GlobalRestart
 from holdfast.baselines.save_interval import CheckFreq
 from holdfast.baselines.swift import Swift
 from holdfast.config import RunConfig
+from holdfast.control.join.recovery_parts import RecoveryParts
 from holdfast.control.plans import Plans
-from holdfast.control.reconfigure.policies import Policies, PolicyParts, RecoveryPolicy
+from holdfast.control.reconfigure.policies import Policies, RecoveryPolicy
 from holdfast.control.state.run import Run
 from holdfast.control.straggler.policy import StragglerPolicy
 
-RECOVERY: dict[str, Callable[[PolicyParts], RecoveryPolicy]] = {
+RECOVERY: dict[str, Callable[[RecoveryParts], RecoveryPolicy]] = {
     "holdfast": RecoveryPolicy,
     "swift": Swift,
     "checkfreq": CheckFreq,

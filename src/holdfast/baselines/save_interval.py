@@ -11,7 +11,7 @@ from statistics import mean
 from holdfast.baselines.global_restart import GlobalRestart
 from holdfast.config import RunConfig
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.reconfigure.policies import PolicyParts
+from holdfast.control.join.recovery_parts import RecoveryParts
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import SaveRule
@@ -38,7 +38,7 @@ def num_profiled(config: RunConfig) -> int:
 
 
 class CheckFreq(GlobalRestart):
-    def __init__(self, parts: PolicyParts) -> None:
+    def __init__(self, parts: RecoveryParts) -> None:
         super().__init__(parts)
         self._run, self._reports = parts.run, parts.reports
         self._written: dict[int, list[messages.CheckpointPart]] = {}  # by step

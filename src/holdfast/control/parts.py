@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from holdfast.control.inventory.losses import Losses, ProgressTracker
 from holdfast.control.join.joining import Joining
 from holdfast.control.join.moving import Moving
+from holdfast.control.join.recovery_parts import RecoveryParts
 from holdfast.control.join.replacing import Replacing
 from holdfast.control.join.starting import Starting
 from holdfast.control.join.switching import Switching
@@ -17,7 +18,7 @@ from holdfast.control.liveness.losing import Losing
 from holdfast.control.liveness.stuck import StuckDetector
 from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.progress.reports import Reports
-from holdfast.control.reconfigure.policies import Policies, PolicyParts, RecoveryPolicy
+from holdfast.control.reconfigure.policies import Policies, RecoveryPolicy
 from holdfast.control.reconfigure.reconfiguring import Reconfigurations
 from holdfast.control.restore.log_policy import LogPolicy
 from holdfast.control.state.run import Run
@@ -54,8 +55,9 @@ class CoordinatorParts:
         work, losses, links = ProgressTracker(), Losses(), LinkComplaints()
         plans, reports, starting = Plans(run, planner), Reports(run), Starting(run, work)
         joining = Joining(run, work, plans)
-        policy = policies.recovery(PolicyParts(run, work, plans, reports, joining))
-        changes = Reconfigurations(run, work, losses, plans, reports, joining, policy)
+        recovery = RecoveryParts(run, work, losses, plans, reports, joining)
+        policy = policies.recovery(recovery)
+        changes = Reconfigurations(recovery, policy)
         replacing = Replacing(run, reports, joining, policy)
         progress = StuckDetector(workers.stuck_limit_s, workers.start_limit_s)
         losing = Losing(run, work, losses, reports, joining, changes, links)

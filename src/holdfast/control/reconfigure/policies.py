@@ -6,35 +6,22 @@ that this one never imports, and whoever puts a run together hands them in.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from holdfast.control.decide.decision import Decision, Inventories, RestoreCopy, Situation, go_on
 from holdfast.control.decide.reconfiguration import Reconfiguration
 from holdfast.control.effects import Effect
-from holdfast.control.inventory.losses import ProgressTracker
-from holdfast.control.join.joining import Joining
+from holdfast.control.join.recovery_parts import RecoveryParts
 from holdfast.control.plans import Plans
-from holdfast.control.progress.reports import Reports
 from holdfast.control.state.recovery_rules import RecoveryRules
 from holdfast.control.state.run import Run
 from holdfast.control.straggler.policy import StragglerPolicy
 from holdfast.protocol import messages
 
 
-class PolicyParts(NamedTuple):
-    """All of the coordinator that a way to recover may use."""
-
-    run: Run
-    work: ProgressTracker
-    plans: Plans
-    reports: Reports
-    joining: Joining
-
-
 class RecoveryPolicy(RecoveryRules):
     """Ours: only lost work is done again, and nobody goes back while every stage has a holder."""
 
-    def __init__(self, parts: PolicyParts) -> None:
+    def __init__(self, parts: RecoveryParts) -> None:
         self._parts = parts
 
     def after_loss(self, inventories: Inventories, situation: Situation) -> Decision:
@@ -57,7 +44,7 @@ class RecoveryPolicy(RecoveryRules):
 class Policies:
     """Of one run."""
 
-    recovery: Callable[[PolicyParts], RecoveryPolicy] = RecoveryPolicy
+    recovery: Callable[[RecoveryParts], RecoveryPolicy] = RecoveryPolicy
     stragglers: Callable[[Run, Plans], StragglerPolicy] = StragglerPolicy
 
 

@@ -6,30 +6,17 @@ Which members, and what ends the half-done steps, was decided before.
 from holdfast.control.decide.decision import ProceedDecision
 from holdfast.control.decide.reconfiguration import Reconfiguration
 from holdfast.control.effects import Effect
-from holdfast.control.inventory.losses import Losses, ProgressTracker
 from holdfast.control.inventory.remainder import Remainders
-from holdfast.control.join.joining import Joining
-from holdfast.control.plans import Plans
-from holdfast.control.progress.reports import Reports
+from holdfast.control.join.recovery_parts import RecoveryParts
 from holdfast.control.restore.rebuilding import Rebuilding
 from holdfast.control.state import membership as m
-from holdfast.control.state.run import Run
 from holdfast.protocol.half_done import to_record
 
 
 class Proceeding:
-    def __init__(
-        self,
-        run: Run,
-        work: ProgressTracker,
-        losses: Losses,
-        plans: Plans,
-        reports: Reports,
-        joining: Joining,
-        rebuilding: Rebuilding,
-    ) -> None:
-        self._run, self._tracker, self._losses, self._plans = run, work, losses, plans
-        self._reports, self._joining, self._rebuilding = reports, joining, rebuilding
+    def __init__(self, parts: RecoveryParts, rebuilding: Rebuilding) -> None:
+        self._run, self._tracker, self._losses, self._plans = parts[:4]
+        self._reports, self._joining, self._rebuilding = parts.reports, parts.joining, rebuilding
 
     def go_on(
         self, change: Reconfiguration, decision: ProceedDecision, at_s: float

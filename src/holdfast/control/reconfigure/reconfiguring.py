@@ -23,11 +23,8 @@ from holdfast.control.decide.reconfiguration import (
 )
 from holdfast.control.decide.situation import Situations
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.inventory.losses import Losses, ProgressTracker
-from holdfast.control.join.joining import Joining
+from holdfast.control.join.recovery_parts import RecoveryParts
 from holdfast.control.join.restarting import Restarting
-from holdfast.control.plans import Plans
-from holdfast.control.progress.reports import Reports
 from holdfast.control.reconfigure.policies import RecoveryPolicy
 from holdfast.control.reconfigure.proceeding import Proceeding
 from holdfast.control.restore.rebuilding import CannotRebuild, HostsReady, Rebuilding, Waits
@@ -39,27 +36,17 @@ from holdfast.protocol import messages
 
 
 class Reconfigurations:
-    def __init__(
-        self,
-        run: Run,
-        work: ProgressTracker,
-        losses: Losses,
-        plans: Plans,
-        reports: Reports,
-        joining: Joining,
-        policy: RecoveryPolicy,
-    ) -> None:
+    def __init__(self, parts: RecoveryParts, policy: RecoveryPolicy) -> None:
+        run, work, losses, plans, reports, joining = parts
         self._run, self._tracker, self._losses, self._plans = run, work, losses, plans
         self._reports, self._joining, self._policy = reports, joining, policy
         self._situations = Situations(run, plans, work, joining, policy)
         self.restarting = Restarting(run, reports, joining)
-        self._rolling_back = RollingBack(
-            run, work, losses, plans, reports, joining, self.restarting, policy
-        )
+        self._rolling_back = RollingBack(parts, self.restarting, policy)
         self._rebuilding = Rebuilding(
             run, self._situations, reports, joining, self.restarting, policy
         )
-        self._proceeding = Proceeding(run, work, losses, plans, reports, joining, self._rebuilding)
+        self._proceeding = Proceeding(parts, self._rebuilding)
         self._current: Reconfiguration | None = None
 
     @property

@@ -9,34 +9,20 @@ from collections.abc import Mapping, Sequence
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.decide.decision import Rollback
 from holdfast.control.effects import Effect, Emit, Fence, Send
-from holdfast.control.inventory.losses import Losses, ProgressTracker
-from holdfast.control.join.joining import Joining
+from holdfast.control.join.recovery_parts import RecoveryParts
 from holdfast.control.join.restarting import Restarting
-from holdfast.control.plans import Plans
-from holdfast.control.progress.reports import Reports
 from holdfast.control.state import membership as m
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.recovery_rules import RecoveryRules
-from holdfast.control.state.run import Run
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
 
 
 class RollingBack:
-    def __init__(
-        self,
-        run: Run,
-        work: ProgressTracker,
-        losses: Losses,
-        plans: Plans,
-        reports: Reports,
-        joining: Joining,
-        restarting: Restarting,
-        policy: RecoveryRules,
-    ) -> None:
-        self._run, self._tracker, self._losses, self._plans = run, work, losses, plans
-        self._reports, self._joining, self._restarting = reports, joining, restarting
+    def __init__(self, parts: RecoveryParts, restarting: Restarting, policy: RecoveryRules) -> None:
+        self._run, self._tracker, self._losses, self._plans = parts[:4]
+        self._reports, self._joining, self._restarting = parts.reports, parts.joining, restarting
         self.all_again = policy.ends_all
         self._dead: list[tuple[WorkerId, int]] = []  # and the stage each held
         self._ended_s = -1.0  # when the survivors of a loss were ended
