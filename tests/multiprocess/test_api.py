@@ -278,6 +278,7 @@ except KeyboardInterrupt as why:
 """
 
 
+@pytest.mark.wide
 def test_ctrl_c_ends_with_a_checkpoint_and_is_then_raised(tmp_path):
     job = jobs.small(tmp_path)
     done = python(CTRL_C.format(job=str(job), run_dir=str(tmp_path / "run")))

@@ -191,6 +191,7 @@ def can_mount():
 FULL = 'mount -t tmpfs -o size=64k none "$0" && exec "$@"'
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 @pytest.mark.skipif(not can_mount(), reason="this machine lets nobody mount a small disk")
 @pytest.mark.parametrize("mirrored", first(1, [True, False]))

@@ -116,6 +116,7 @@ def test_a_bad_job_file_is_refused_with_its_name_line_and_reason(tmp_path, run_d
     refuse(job, run_dir, *runs.layout("2x2"), parts=[str(job), part])
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 def test_a_job_that_raises_in_four_processes_is_still_one_line(tmp_path, run_dir):
     job = jobs.write(tmp_path, "raises", BAD_JOBS["raises_in_job"][0])

@@ -64,11 +64,11 @@ def assert_nobody_noticed(live, undisturbed):
     assert_nothing_left(run)
 
 
-@pytest.mark.parametrize("num_cuts", [10, pytest.param(200, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("num_cuts", [5, pytest.param(200, marks=pytest.mark.wide)])
 def test_r4_no_worker_is_lost_for_a_broken_connection(live, undisturbed, num_cuts):
     dice = random.Random(SEED)
     print(f"HOLDFAST_SEED={SEED}")  # noqa: T201
-    num_resets = cut_often(live, num_cuts, dice, pause_s=0.05 if num_cuts > 10 else 0.2)
+    num_resets = cut_often(live, num_cuts, dice, pause_s=0.05 if num_cuts > 5 else 0.2)
     assert 0 < num_resets < num_cuts
     live.wait_for_more_steps(1)
     assert_nobody_noticed(live, undisturbed)

@@ -62,6 +62,7 @@ def test_a_worker_that_hangs_and_is_then_killed_is_lost_and_the_others_go_on(liv
     assert live.still_running() == [p for p in live.pids if p != pid]
 
 
+@pytest.mark.wide
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("hangs_first", first(1, [False, True]))
 def test_a_killed_agent_takes_its_workers_along_and_ends_the_run(live, hangs_first):

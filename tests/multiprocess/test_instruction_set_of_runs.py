@@ -12,6 +12,7 @@ from holdfast.observability.events import WorkerReady
 pytestmark = pytest.mark.multiprocess
 
 
+@pytest.mark.wide
 @pytest.mark.skipif("avx" not in read_cpu().flags, reason="names of another processor")
 def test_workers_compute_with_the_limit_and_tell_it(tmp_path):
     run_dir = tmp_path / "run"

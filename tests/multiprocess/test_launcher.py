@@ -111,6 +111,7 @@ def test_a_second_interrupt_ends_the_run_at_once(start):
     assert live.stderr.startswith("holdfast: interrupted; all workers were stopped. No checkpoint")
 
 
+@pytest.mark.wide
 def test_r8_a_run_whose_output_nobody_reads_ends_all_the_same(tmp_path):
     """The pipe is full before it begins, as that of a pager that waits."""
     read_end, write_end = os.pipe()
