@@ -89,7 +89,7 @@ class SgdInverse:
     def state(self, name: str, new: Floats, gradient: Floats, before: Floats) -> Floats:
         """Estimate a tensor of the state; ``before``: the parameter before the step, exactly."""
         out, kept = np.empty_like(new), _reciprocal(self.momentum)
-        _average(out, new, gradient, self.sign, before, self.decay, self.share, kept)
+        _average(out, new, gradient, self.sign, before, self.decay, self.share, kept, False)
         return out
 
 
@@ -120,9 +120,9 @@ class AdamInverse:
         out, (first, second) = np.empty_like(new), self.shares
         given = (out, new, gradient, self.sign, before, self.decay)
         if name == _FIRST:
-            _average(*given, first, _reciprocal(1 - first))
+            _average(*given, first, _reciprocal(1 - first), False)
         else:
-            _square_average(*given, second, _reciprocal(self.second_kept))
+            _average(*given, second, _reciprocal(self.second_kept), True)
         return out
 
 
@@ -180,13 +180,10 @@ def _sum(
         out[i] = _finite(total * factor)
 
 
-_AVERAGE = (
+@compiled(
     "void(float32[::1], float32[::1], float32[::1], float64, float32[::1], float64, float64, "
-    "float64)"
+    "float64, boolean)"
 )
-
-
-@compiled(_AVERAGE)
 def _average(
     out: Floats,
     new: Floats,
@@ -196,31 +193,19 @@ def _average(
     decay: float,
     share: float,
     factor: float,
+    squared: bool,
 ) -> None:
-    """``new`` is a share of the decayed gradient and 1 / factor of what was there before."""
-    for i in range(out.size):
-        decayed = np.float32(sign * np.float64(gradient[i]) + decay * np.float64(before[i]))
-        out[i] = _finite((np.float64(new[i]) - share * np.float64(decayed)) * factor)
+    """``new`` is a share of the decayed gradient and 1 / factor of what was there before.
 
-
-@compiled(_AVERAGE)
-def _square_average(
-    out: Floats,
-    new: Floats,
-    gradient: Floats,
-    sign: float,
-    before: Floats,
-    decay: float,
-    share: float,
-    factor: float,
-) -> None:
-    """The same of squares; rounding must not make one negative, nor a zero negative zero."""
+    ``squared``: of its square; rounding must not make one negative, nor a zero negative zero.
+    """
     for i in range(out.size):
         decayed = np.float64(
             np.float32(sign * np.float64(gradient[i]) + decay * np.float64(before[i]))
         )
-        value = (np.float64(new[i]) - share * decayed * decayed) * factor
-        out[i] = _finite(value if value > 0.0 else 0.0)
+        added = share * decayed * decayed if squared else share * decayed
+        value = (np.float64(new[i]) - added) * factor
+        out[i] = _finite(value if value > 0.0 or not squared else 0.0)
 
 
 @compiled(
