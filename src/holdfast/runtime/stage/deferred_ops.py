@@ -18,7 +18,7 @@ from torch.autograd import Function
 aten = torch.ops.aten
 
 GradientTuple = tuple[Tensor | None, ...]
-Mask = tuple[bool, ...]
+Mask = list[bool]
 Slots = tuple[int | None, int | None]
 """Of a call's weight and bias; None for what is not to be deferred."""
 
@@ -45,31 +45,37 @@ class Deferred:
     """Slots also used by calls that are not routed. A sum of three or more depends on its
     order, which then only autograd knows: none of their uses is put aside."""
 
-    def shares(self, slots: Slots, needed: Sequence[bool]) -> tuple[Mask, Mask]:
-        """Which of a call's weight gradients to compute now, and which later."""
-        later = tuple(
-            self.deferring and need and slot is not None and slot not in self.used_natively
-            for slot, need in zip(slots, needed, strict=True)
-        )
-        return tuple(n and not wait for n, wait in zip(needed, later, strict=True)), later
 
-    def put_aside(self, slots: Slots, later: Mask, compute: Callable[[], GradientTuple]) -> None:
-        waiting = tuple(s for s, wait in zip(slots, later, strict=True) if wait and s is not None)
+@dataclass(slots=True)
+class RoutedCall:
+    """Of a function with weights: which of their gradients are put aside, and where."""
+
+    deferred: Deferred
+    slots: Slots
+
+    def shares(self, needed: Sequence[bool]) -> tuple[Mask, Mask]:
+        """Which of the weight gradients to compute now, and which later."""
+        deferring, used_natively = self.deferred.deferring, self.deferred.used_natively
+        later = [
+            deferring and need and slot is not None and slot not in used_natively
+            for slot, need in zip(self.slots, needed, strict=True)
+        ]
+        return [n and not wait for n, wait in zip(needed, later, strict=True)], later
+
+    def put_aside(self, later: Mask, compute: Callable[[], GradientTuple]) -> None:
+        waiting = tuple(
+            slot for slot, wait in zip(self.slots, later, strict=True) if wait and slot is not None
+        )
         if waiting:
-            self.pieces.append(Piece(waiting, compute))
+            self.deferred.pieces.append(Piece(waiting, compute))
 
 
 class DeferredLinear(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        deferred: Deferred,
-        slots: Slots,
-        data: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
+        ctx: Any, call: RoutedCall, data: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        ctx.deferred, ctx.slots = deferred, slots
+        ctx.call = call
         ctx.save_for_backward(data, weight)
         return _not_a_view(F.linear(data, weight, bias))
 
@@ -77,15 +83,13 @@ class DeferredLinear(Function):
     def backward(ctx: Any, *gradients: Tensor) -> GradientTuple:
         (gradient,) = gradients
         data, weight = ctx.saved_tensors
-        now, later = ctx.deferred.shares(ctx.slots, ctx.needs_input_grad[3:])
+        now, later = ctx.call.shares(ctx.needs_input_grad[2:])
         rows = gradient.reshape(-1, gradient.shape[-1])
         data_rows = data.reshape(-1, data.shape[-1])
-        ctx.deferred.put_aside(
-            ctx.slots, later, partial(_linear_weights, rows, data_rows.detach(), later)
-        )
-        needs_data = ctx.needs_input_grad[2]
+        ctx.call.put_aside(later, partial(_linear_weights, rows, data_rows.detach(), later))
+        needs_data = ctx.needs_input_grad[1]
         data_gradient = torch.mm(rows, weight).view(data.shape) if needs_data else None
-        return None, None, data_gradient, *_linear_weights(rows, data_rows, now)
+        return None, data_gradient, *_linear_weights(rows, data_rows, now)
 
 
 def _linear_weights(gradient: Tensor, data: Tensor, mask: Mask) -> GradientTuple:
@@ -98,8 +102,7 @@ class DeferredLayerNorm(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        deferred: Deferred,
-        slots: Slots,
+        call: RoutedCall,
         data: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -107,66 +110,55 @@ class DeferredLayerNorm(Function):
         eps: float,
     ) -> Tensor:
         result, mean, scale = torch.native_layer_norm(data, shape, weight, bias, eps)
-        ctx.deferred, ctx.slots, ctx.shape = deferred, slots, shape
+        ctx.call, ctx.shape = call, shape
         ctx.save_for_backward(data, weight, bias, mean, scale)
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> GradientTuple:
         data, weight, bias, mean, scale = ctx.saved_tensors
-        now, later = ctx.deferred.shares(ctx.slots, ctx.needs_input_grad[3:5])
+        now, later = ctx.call.shares(ctx.needs_input_grad[2:4])
         run = partial(
             aten.native_layer_norm_backward.default,
             *(gradients[0], _plain(data), ctx.shape, mean, scale),
             *(_plain(weight), None if bias is None else _plain(bias)),
         )
-        ctx.deferred.put_aside(ctx.slots, later, partial(run, [False, *later]))
-        found = _masked(run, [ctx.needs_input_grad[2], *now])
-        return None, None, *found, None, None
+        ctx.call.put_aside(later, partial(run, [False, *later]))
+        found = _masked(run, [ctx.needs_input_grad[1], *now])
+        return None, *found, None, None
 
 
 class DeferredEmbedding(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        deferred: Deferred,
-        slots: Slots,
-        indices: Tensor,
-        weight: Tensor,
-        padding: int,
+        ctx: Any, call: RoutedCall, indices: Tensor, weight: Tensor, padding: int
     ) -> Tensor:
-        ctx.deferred, ctx.slots, ctx.num_rows, ctx.padding = (
-            deferred,
-            slots,
-            weight.shape[0],
-            padding,
-        )
+        ctx.call, ctx.num_rows, ctx.padding = call, weight.shape[0], padding
         ctx.save_for_backward(indices)
         return _not_a_view(torch.embedding(weight, indices, padding))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> GradientTuple:
         (indices,) = ctx.saved_tensors
-        now, later = ctx.deferred.shares(ctx.slots, (ctx.needs_input_grad[3], False))
+        now, later = ctx.call.shares((ctx.needs_input_grad[2], False))
         kernel = aten.embedding_dense_backward.default
         run = partial(kernel, gradients[0], indices, ctx.num_rows, ctx.padding, False)
-        ctx.deferred.put_aside(ctx.slots, later, lambda: (run(),))
-        return None, None, None, run() if now[0] else None, None
+        ctx.call.put_aside(later, lambda: (run(),))
+        return None, None, run() if now[0] else None, None
 
 
 class DeferredConvolution(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        deferred: Deferred,
-        slots: Slots,
+        call: RoutedCall,
         data: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         geometry: tuple[list[int], list[int], list[int], int],
     ) -> Tensor:
         stride, padding, dilation, groups = geometry
-        ctx.deferred, ctx.slots, ctx.geometry = deferred, slots, geometry
+        ctx.call, ctx.geometry = call, geometry
         ctx.bias_shape = None if bias is None else list(bias.shape)
         ctx.save_for_backward(data, weight)
         return torch.convolution(
@@ -177,15 +169,15 @@ class DeferredConvolution(Function):
     def backward(ctx: Any, *gradients: Tensor) -> GradientTuple:
         data, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.geometry
-        now, later = ctx.deferred.shares(ctx.slots, ctx.needs_input_grad[3:5])
+        now, later = ctx.call.shares(ctx.needs_input_grad[2:4])
         run = partial(
             aten.convolution_backward.default,
             *(gradients[0], _plain(data), _plain(weight), ctx.bias_shape),
             *(stride, padding, dilation, False, [0] * len(stride), groups),
         )
-        ctx.deferred.put_aside(ctx.slots, later, partial(run, [False, *later]))
-        found = _masked(run, [ctx.needs_input_grad[2], *now])
-        return None, None, *found, None
+        ctx.call.put_aside(later, partial(run, [False, *later]))
+        found = _masked(run, [ctx.needs_input_grad[1], *now])
+        return None, *found, None
 
 
 def _not_a_view(tensor: Tensor) -> Tensor:

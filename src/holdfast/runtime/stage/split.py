@@ -24,6 +24,7 @@ from holdfast.runtime.stage.deferred_ops import (
     DeferredLayerNorm,
     DeferredLinear,
     Piece,
+    RoutedCall,
     Slots,
 )
 
@@ -175,7 +176,7 @@ class DeferWeights(TorchFunctionMode):
         return None if cast is None else self._apply(DeferredConvolution, slots, *cast, geometry)
 
     def _apply(self, function: type[Function], slots: Slots, *arguments: Any) -> Tensor:
-        result: Tensor = function.apply(self.deferred, slots, *arguments)  # type: ignore[no-untyped-call]
+        result: Tensor = function.apply(RoutedCall(self.deferred, slots), *arguments)  # type: ignore[no-untyped-call]
         return result
 
     def _autocast(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...] | None:
