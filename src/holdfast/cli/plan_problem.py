@@ -15,6 +15,11 @@ from holdfast.schedule.generate import default_memory
 from holdfast.schedule.operation import Shape
 
 _MOST_CERTIFY_S = 24 * 3600
+_SPEED = (
+    "worker=speed with a speed from 1e-06 to 1 (1 = normal, 0.5 = takes twice as long); "
+    "who does nothing belongs in --dead"
+)
+_DELAY = "two workers and the delay in seconds, e.g. 0.1-0.2=0.5"
 
 
 class MemoryRoom(NamedTuple):
@@ -85,8 +90,8 @@ def problem_of(args: argparse.Namespace, shape: Shape, costs: Costs, room: Memor
         costs,
         memory=room.num_microbatches,
         dead=_words(args.dead),
-        slow=[_slow(word) for word in _words(args.slow)],
-        slow_links=[_slow_link(word) for word in _words(args.slow_link)],
+        slow=_numbers("--slow", args.slow, _SPEED),
+        slow_links=_numbers("--slow-link", args.slow_link, _DELAY),
         optimizer=args.optimizer,
         horizon=args.horizon,
         move_cost=args.move_cost,
@@ -100,25 +105,16 @@ def _words(given: Sequence[str] | None) -> list[str]:
     return [word.strip() for text in given or () for word in text.split(",")]
 
 
-def _slow(word: str) -> tuple[str, float]:
-    name, _, value = word.partition("=")
-    speed = _number(value)
-    if speed is None:
-        raise ConfigError(
-            f"--slow {word}: expected worker=speed with a speed from 1e-06 to 1 (1 = normal, "
-            "0.5 = takes twice as long); who does nothing belongs in --dead"
-        )
-    return name.strip(), speed
-
-
-def _slow_link(word: str) -> tuple[str, float]:
-    names, _, value = word.partition("=")
-    delay_s = _number(value)
-    if delay_s is None:
-        raise ConfigError(
-            f"--slow-link {word}: expected two workers and the delay in seconds, e.g. 0.1-0.2=0.5"
-        )
-    return names.strip(), delay_s
+def _numbers(option: str, given: Sequence[str] | None, expected: str) -> list[tuple[str, float]]:
+    """``--slow 0.1=0.5,1.0=0.8``: each name with its number."""
+    found = []
+    for word in _words(given):
+        name, _, value = word.partition("=")
+        number = _number(value)
+        if number is None:
+            raise ConfigError(f"{option} {word}: expected {expected}")
+        found.append((name.strip(), number))
+    return found
 
 
 def _number(text: str) -> float | None:
