@@ -74,7 +74,7 @@ INNER: dict[str, list[str]] = {
         "receiving",
         "mailbox | outbox",
         "frame | link_shaping | room | senders",
-        "base",
+        "base | timed_wait",
     ],
     "storage": [
         "run_paths | checkpoint",

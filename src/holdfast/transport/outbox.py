@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import EpochPast, PeerLost, TransportClosed, WaitTimeout
+from holdfast.errors import EpochPast, PeerLost, TransportClosed
 from holdfast.transport.base import Limits
 from holdfast.transport.link_shaping import UNSHAPED, LinkShaping
+from holdfast.transport.timed_wait import wait_until
 
 
 class Waiting:
@@ -31,27 +32,24 @@ class Waiting:
         return self.epoch is None or self.epoch >= epoch
 
 
+class OutboxRules(NamedTuple):
+    """When a send waits for room."""
+
+    may_wait_in: Callable[[int], bool]  # an epoch; ``Outbox.wake`` when that has changed
+    while_held_up: Callable[[], AbstractContextManager[None]]  # entered while it waits
+    limits: Limits
+
+
 _Message = TypeVar("_Message", bound=Waiting)
 
 
 class Outbox(Generic[_Message]):
     def __init__(
-        self,
-        me: WorkerId,
-        peer: WorkerId,
-        *,
-        may_wait_in: Callable[[int], bool],
-        while_held_up: Callable[[], AbstractContextManager[None]],
-        limits: Limits,
-        shaping: LinkShaping = UNSHAPED,
+        self, me: WorkerId, peer: WorkerId, rules: OutboxRules, shaping: LinkShaping
     ) -> None:
-        """``while_held_up`` is entered for the time that a send waits for room.
-
-        It waits only while ``may_wait_in`` its epoch; ``wake`` when that has changed.
-        """
         self.peer = peer
-        self._me, self._limits = me, limits
-        self._may_wait_in, self._while_held_up = may_wait_in, while_held_up
+        self._me = me
+        self._may_wait_in, self._while_held_up, self._limits = rules
         self._shaping = shaping
         self._narrow_until_s = 0.0  # a link of limited rate is busy with earlier messages
         self._changed = threading.Condition(threading.Lock())
@@ -116,13 +114,14 @@ class Outbox(Generic[_Message]):
             raise EpochPast(f"worker {self._me} waited for room in epoch {epoch}, which ended")
 
     def _wait_until(self, deadline_s: float, what_for: str) -> None:
-        left_s = deadline_s - monotonic()
-        if left_s <= 0:
-            raise WaitTimeout(
+        wait_until(
+            deadline_s,
+            self._changed,
+            lambda: (
                 f"worker {self._me} waited {what_for}: {self._queued_bytes} bytes "
                 f"still wait to leave for worker {self.peer}"
-            )
-        self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+            ),
+        )
 
     def _enqueue(self, message: _Message) -> None:
         if self._shaping != UNSHAPED:

@@ -7,6 +7,7 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.transport.base import ALONE, Bundle, Channel, Limits, Tag, TransferTime
 from holdfast.transport.mailbox import Mailbox
+from holdfast.transport.outbox import OutboxRules
 
 
 class MailboxTransport:
@@ -21,6 +22,8 @@ class MailboxTransport:
             inbox_bytes=self._limits.inbox_bytes,
             reconnect_limit_s=self._limits.reconnect_limit_s,
         )
+        mailbox = self._mailbox
+        self._rules = OutboxRules(mailbox.may_wait_in, mailbox.room.held_up, self._limits)
 
     def send(self, to: WorkerId, tag: Tag, tensor: Tensor, bundle: Bundle = ALONE) -> None:
         raise NotImplementedError

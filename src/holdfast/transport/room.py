@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from holdfast.cluster import WorkerId
-from holdfast.errors import WaitTimeout
+from holdfast.transport.timed_wait import wait_until
 
 
 class Room:
@@ -78,12 +78,13 @@ class Room:
                 while self.is_full(source):
                     if check is not None:
                         check()
-                    left_s = deadline_s - monotonic()
-                    if left_s <= 0:
-                        raise WaitTimeout(
+                    wait_until(
+                        deadline_s,
+                        self._changed,
+                        lambda: (
                             f"worker {source} waited {timeout_s} s for room at worker {self._me}, "
                             f"which has {self.unread_bytes[source]} unread bytes of it"
-                        )
-                    self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+                        ),
+                    )
             finally:
                 self._num_paused -= 1

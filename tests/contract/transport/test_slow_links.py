@@ -33,6 +33,7 @@ from holdfast.transport.base import Channel, Limits, Tag, Transport
 from holdfast.transport.link_shaping import LinkShaping
 from holdfast.transport.local.delayed_link import DelayedLink, InFlight
 from holdfast.transport.mailbox import Mailbox
+from holdfast.transport.outbox import OutboxRules
 
 FOR_EVER_S = 100 * LIMIT_S  # longer than any test waits
 DELAY_S = 0.05
@@ -452,9 +453,7 @@ def test_a_line_given_up_in_the_middle_of_a_delivery_has_nothing_left_to_leave()
         ALICE,
         inbox,
         deliver=lambda *_: line.abandon("it was disconnected"),
-        may_wait_in=lambda _: True,
-        while_held_up=nullcontext,
-        limits=Limits(),
+        rules=OutboxRules(lambda _: True, nullcontext, Limits()),
         shaping=LinkShaping(),
     )
     line.start()

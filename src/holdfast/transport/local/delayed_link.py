@@ -5,17 +5,16 @@ Serves one sender and one life of its receiver. Knows nothing of greetings: ``de
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import PeerLost, TransportClosed
-from holdfast.transport.base import Limits, Tag
+from holdfast.transport.base import Tag
 from holdfast.transport.frame import FRAME_HEADER_BYTES
 from holdfast.transport.link_shaping import LinkShaping
 from holdfast.transport.mailbox import Mailbox
-from holdfast.transport.outbox import Outbox, Waiting
+from holdfast.transport.outbox import Outbox, OutboxRules, Waiting
 
 
 class InFlight(Waiting):
@@ -40,19 +39,10 @@ class DelayedLink(Outbox[InFlight]):
         inbox: Mailbox,
         *,
         deliver: Callable[[Mailbox, int, Tag, Tensor, int, int], None],
-        may_wait_in: Callable[[int], bool],
-        while_held_up: Callable[[], AbstractContextManager[None]],
-        limits: Limits,
+        rules: OutboxRules,
         shaping: LinkShaping,
     ) -> None:
-        super().__init__(
-            me,
-            inbox.me,
-            may_wait_in=may_wait_in,
-            while_held_up=while_held_up,
-            limits=limits,
-            shaping=shaping,
-        )
+        super().__init__(me, inbox.me, rules, shaping)
         self._inbox, self._deliver = inbox, deliver
         name = f"holdfast-{me}-line-{inbox.me}"
         self._carrier = threading.Thread(target=self._run, name=name, daemon=True)

@@ -184,9 +184,7 @@ class LocalTransport(MailboxTransport):
             self.me,
             inbox,
             deliver=self._deliver,
-            may_wait_in=self._mailbox.may_wait_in,
-            while_held_up=self._mailbox.room.held_up,
-            limits=self._limits,
+            rules=self._rules,
             shaping=shaping,
         )
         link.start()

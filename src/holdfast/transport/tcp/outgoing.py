@@ -12,16 +12,15 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from time import monotonic
 
 from holdfast.auth.stamps import Stamps
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError, TransportClosed
-from holdfast.transport.base import Limits
 from holdfast.transport.frame import Note, encode_note
 from holdfast.transport.link_shaping import LinkShaping
-from holdfast.transport.outbox import Outbox
+from holdfast.transport.outbox import Outbox, OutboxRules
 from holdfast.transport.tcp.departing import Departing, Trouble
 from holdfast.transport.tcp.dialing import Dialer
 from holdfast.transport.tcp.greeting import ANSWER_BYTES, GOODBYE, SessionHello, decode_answer
@@ -46,19 +45,10 @@ class Outgoing(Outbox[Departing]):
         dialer: Dialer,
         *,
         epoch: Callable[[], int],
-        may_wait_in: Callable[[int], bool],
-        while_held_up: Callable[[], AbstractContextManager[None]],
-        limits: Limits,
+        rules: OutboxRules,
         shaping: LinkShaping,
     ) -> None:
-        super().__init__(
-            me,
-            peer,
-            may_wait_in=may_wait_in,
-            while_held_up=while_held_up,
-            limits=limits,
-            shaping=shaping,
-        )
+        super().__init__(me, peer, rules, shaping)
         self.sent_messages = self.sent_bytes = self.reconnections = 0
         self._dialer, self._epoch = dialer, epoch
         self._session = secrets.randbits(64)
@@ -66,7 +56,7 @@ class Outgoing(Outbox[Departing]):
         self._connection: socket.socket | None = None  # the same, once it was answered
         self._stamps: Stamps | None = None  # of that connection
         self._was_answered = False
-        self._trouble = Trouble(limits.reconnect_limit_s)
+        self._trouble = Trouble(rules.limits.reconnect_limit_s)
         self._unconfirmed: Unconfirmed[Departing] = Unconfirmed()
         self._begun: deque[Departing] = deque()  # numbered, not yet written: before the queue
         self._answers = bytearray()

@@ -209,9 +209,7 @@ class TcpTransport(MailboxTransport):
                 peer,
                 Dialer(self._addresses[peer], partial(self._introduce, peer), self._limits),
                 epoch=lambda: self._mailbox.epoch,
-                may_wait_in=self._mailbox.may_wait_in,
-                while_held_up=self._mailbox.room.held_up,
-                limits=self._limits,
+                rules=self._rules,
                 shaping=self._shapings.get(peer, UNSHAPED),
             )
             link.start()
