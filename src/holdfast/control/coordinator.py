@@ -63,7 +63,7 @@ class Coordinator:
             resume_with,
         )
         self.run = Run.of(settings)
-        self.parts = CoordinatorParts.of(self.run, planner, policies)
+        self.parts = CoordinatorParts(self.run, planner, policies)
         self._finish = Finish(self.run, self.parts)
         self.agenda = Agenda(self.run, self.parts, self._finish)
         handlers = Handlers(self.run, self.parts, self.agenda, self._finish)

@@ -1,7 +1,5 @@
 """The parts that a coordinator consists of, and who knows whom. Does nothing itself."""
 
-from dataclasses import dataclass
-
 from holdfast.control.inventory.losses import Losses, ProgressTracker
 from holdfast.control.join.joining import Joining
 from holdfast.control.join.moving import Moving
@@ -18,7 +16,7 @@ from holdfast.control.liveness.losing import Losing
 from holdfast.control.liveness.stuck import StuckDetector
 from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.progress.reports import Reports
-from holdfast.control.reconfigure.policies import Policies, RecoveryPolicy
+from holdfast.control.reconfigure.policies import Policies
 from holdfast.control.reconfigure.reconfiguring import Reconfigurations
 from holdfast.control.restore.log_policy import LogPolicy
 from holdfast.control.state.run import Run
@@ -26,65 +24,31 @@ from holdfast.control.straggler.mitigation import Mitigating
 from holdfast.control.straggler.monitor import StragglerMonitor
 
 
-@dataclass(frozen=True)
 class CoordinatorParts:
-    work: ProgressTracker
-    losses: Losses
-    plans: Plans
-    reports: Reports
-    starting: Starting
-    joining: Joining
-    changes: Reconfigurations
-    replacing: Replacing
-    progress: StuckDetector
-    losing: Losing
-    complaints: Complaints
-    liveness: FailureDetector
-    notices: FailureNotices
-    log_policy: LogPolicy
-    deadline: Deadline
-    policy: RecoveryPolicy
-    switching: Switching
-    slowness: StragglerMonitor
-    mitigating: Mitigating
-    moving: Moving
+    """In the order in which each needs those before it."""
 
-    @classmethod
-    def of(cls, run: Run, planner: SomePlanner | None, policies: Policies) -> "CoordinatorParts":
-        workers = run.config.workers
-        work, losses, links = ProgressTracker(), Losses(), LinkComplaints()
-        plans, reports, starting = Plans(run, planner), Reports(run), Starting(run, work)
-        joining = Joining(run, work, plans)
+    def __init__(self, run: Run, planner: SomePlanner | None, policies: Policies) -> None:
+        workers, links = run.config.workers, LinkComplaints()
+        self.work = work = ProgressTracker()
+        self.losses = losses = Losses()
+        self.plans = plans = Plans(run, planner)
+        self.reports = reports = Reports(run)
+        self.starting = starting = Starting(run, work)
+        self.joining = joining = Joining(run, work, plans)
         recovery = RecoveryParts(run, work, losses, plans, reports, joining)
-        policy = policies.recovery(recovery)
-        changes = Reconfigurations(recovery, policy)
-        replacing = Replacing(run, reports, joining, policy)
-        progress = StuckDetector(workers.stuck_limit_s, workers.start_limit_s)
-        losing = Losing(run, work, losses, reports, joining, changes, links)
-        complaints = Complaints(run, reports, joining, changes, losing, links)
-        liveness = FailureDetector(run, joining, changes, progress, losing)
-        switching = Switching(run, work)
-        return cls(
-            work=work,
-            losses=losses,
-            plans=plans,
-            reports=reports,
-            starting=starting,
-            joining=joining,
-            changes=changes,
-            replacing=replacing,
-            progress=progress,
-            losing=losing,
-            complaints=complaints,
-            liveness=liveness,
-            notices=FailureNotices(
-                run, work, losses, starting, reports, replacing, losing, complaints, liveness
-            ),
-            log_policy=LogPolicy(run, reports),
-            deadline=Deadline(run),
-            policy=policy,
-            switching=switching,
-            slowness=StragglerMonitor(run),
-            mitigating=Mitigating(run, plans, policy, policies.stragglers(run, plans)),
-            moving=Moving(run, plans, work, switching),
+        self.policy = policy = policies.recovery(recovery)
+        self.changes = changes = Reconfigurations(recovery, policy)
+        self.replacing = replacing = Replacing(run, reports, joining, policy)
+        self.progress = progress = StuckDetector(workers.stuck_limit_s, workers.start_limit_s)
+        self.losing = losing = Losing(run, work, losses, reports, joining, changes, links)
+        self.complaints = complaints = Complaints(run, reports, joining, changes, losing, links)
+        self.liveness = liveness = FailureDetector(run, joining, changes, progress, losing)
+        self.notices = FailureNotices(
+            run, work, losses, starting, reports, replacing, losing, complaints, liveness
         )
+        self.switching = switching = Switching(run, work)
+        self.log_policy = LogPolicy(run, reports)
+        self.deadline = Deadline(run)
+        self.slowness = StragglerMonitor(run)
+        self.mitigating = Mitigating(run, plans, policy, policies.stragglers(run, plans))
+        self.moving = Moving(run, plans, work, switching)
