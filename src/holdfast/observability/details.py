@@ -2,71 +2,55 @@
 
 from collections.abc import Iterator
 
-from holdfast.observability.events import (
-    CheckpointSaved,
-    ConnectionDropped,
-    Diagnosed,
-    Event,
-    IntervalChosen,
-    LogChanged,
-    MitigationChosen,
-    PlanSwitched,
-    Recovered,
-    ReplayBegan,
-    RunStarted,
-    StageRebuilt,
-    StepTakenBack,
-    WorkerMoved,
-    WorkerStuck,
-)
+from holdfast.observability import events
 from holdfast.observability.lines import seconds_after_fault, stages
 from holdfast.observability.text import count, duration, size
 
 
-def details(event: Event) -> Iterator[str]:
+def details(event: events.Event) -> Iterator[str]:
     """Any number of lines, which may be long."""
     match event:
-        case RunStarted():
+        case events.RunStarted():
             yield f"plan: {event.reason}"
             yield from [event.limits] if event.limits else []
-        case CheckpointSaved():
+        case events.CheckpointSaved():
             yield f"{event.path}, written in {duration(event.took_s)}"
-        case Recovered():
+        case events.Recovered():
             yield from _recovered(event)
-        case IntervalChosen() | WorkerMoved():
+        case events.IntervalChosen() | events.WorkerMoved():
             yield f"because: {event.reason}"
-        case MitigationChosen():
+        case events.MitigationChosen():
             yield f"mitigation of {', '.join(event.subjects)}: {event.reason}"
-        case Diagnosed():
+        case events.Diagnosed():
             yield f"{event.evidence} ({event.confidence:.0%} sure)"
-        case PlanSwitched():
+        case events.PlanSwitched():
             yield f"new plan from step {event.step + 1} on, without a stop{_planned(event)}"
             yield f"plan: {event.reason}"
-        case WorkerStuck():
+        case events.WorkerStuck():
             yield from event.stack.splitlines()
             yield from [f"stacks of all its threads: {event.path}"] if event.path else []
         case _:
             yield from _of_log(event)
 
 
-def _of_log(event: Event) -> Iterator[str]:
+def _of_log(event: events.Event) -> Iterator[str]:
     match event:
-        case LogChanged(logging=True):
+        case events.LogChanged(logging=True):
             whose = f" of worker {event.worker}" if event.worker else ""
             yield f"step {event.step + 1}  log{whose}: {event.reason}"
-        case ReplayBegan():
+        case events.ReplayBegan():
             yield f"by {', '.join(event.workers)}; {stages(event.replayed)} together"
-        case StageRebuilt() if event.operations:
+        case events.StageRebuilt() if event.operations:
             done = f"{count(event.operations, 'operation')}, {size(event.read_bytes)} of log read"
             yield f"as after step {event.version}: {done}"
-        case StepTakenBack():
+        case events.StepTakenBack():
             how = f"undone and repeated ({event.reason})"
             yield f"step {event.step + 1}  early update of worker {event.worker} {how}"
-        case ConnectionDropped():
+        case events.ConnectionDropped():
             yield f"closed a connection of {event.who}: {event.reason}"
 
 
-def _recovered(event: Recovered) -> Iterator[str]:
+def _recovered(event: events.Recovered) -> Iterator[str]:
     notice_s, plan_s, _ = seconds_after_fault(event)
     redone = f"{count(event.redone, 'operation')} run again, {event.operations} were left"
     timing = f"noticed after {duration(notice_s)}, planned after {duration(plan_s)}"
@@ -74,5 +58,5 @@ def _recovered(event: Recovered) -> Iterator[str]:
     yield from [f"plan: {event.reason}"] if event.reason else []
 
 
-def _planned(event: Recovered | PlanSwitched) -> str:
+def _planned(event: events.Recovered | events.PlanSwitched) -> str:
     return f"; {event.period_s:.3f} s/step planned" if event.period_s else ""
