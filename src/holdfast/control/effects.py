@@ -17,31 +17,24 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class StartWorker:
+class _WorkerEffect:
+    worker: WorkerId
+
+
+class StartWorker(_WorkerEffect):
     """A missing worker is to come back: start a process (or thread) for it."""
 
-    worker: WorkerId
 
-
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(_WorkerEffect):
     """Close the connection of a lost worker: whatever it still does reaches nobody."""
 
-    worker: WorkerId
 
-
-@dataclass(frozen=True, slots=True)
-class AskStack:
+class AskStack(_WorkerEffect):
     """Have a worker write down where its threads are, in a file of the run directory."""
 
-    worker: WorkerId
 
-
-@dataclass(frozen=True, slots=True)
-class LookAtWorker:
+class LookAtWorker(_WorkerEffect):
     """Have the agent of a silent worker look whether its process runs; it tells only if so."""
-
-    worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
