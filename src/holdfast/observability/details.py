@@ -11,7 +11,7 @@ def details(event: events.Event) -> Iterator[str]:
     """Any number of lines, which may be long."""
     match event:
         case events.RunStarted():
-            yield f"plan: {event.reason}"
+            yield f"plan: {event.reason}{_cut(event)}"
             yield from [event.limits] if event.limits else []
         case events.CheckpointSaved():
             yield f"{event.path}, written in {duration(event.took_s)}"
@@ -31,6 +31,10 @@ def details(event: events.Event) -> Iterator[str]:
             yield from [f"stacks of all its threads: {event.path}"] if event.path else []
         case _:
             yield from _of_log(event)
+
+
+def _cut(event: events.RunStarted) -> str:
+    return f" (parallel.cut={list(event.cut)}; set it for another cut)" if event.cut else ""
 
 
 def _of_log(event: events.Event) -> Iterator[str]:

@@ -1,9 +1,13 @@
 """Where to cut a list of layers into stages. Pure: costs in, layer numbers out."""
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 from holdfast.errors import ConfigError
+
+_NOISE = 1.05  # times that were measured twice may differ by this
+_Weight: TypeAlias = tuple[float, ...]
 
 
 def stage_ranges(cut: Sequence[int], num_layers: int) -> list[range]:
@@ -18,26 +22,45 @@ def stage_ranges(cut: Sequence[int], num_layers: int) -> list[range]:
 
 
 def equal_cut(costs_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """The cut whose dearest stage is cheapest; every stage gets at least one layer."""
+    """The cut whose dearest stage is cheapest; every stage gets at least one layer.
+
+    Of cuts that differ by less than times do from one measurement to the next, the one with the
+    fewest layers in its largest stage: equal layers are cut evenly.
+    """
     num_layers = len(costs_s)
     if num_stages > num_layers:
         raise ConfigError(
             f"parallel.stages={num_stages}: the job has only {num_layers} layers; "
             f"use at most {num_layers} stages or split its layers further"
         )
-    sums = [0.0]
-    for cost_s in costs_s:
-        sums.append(sums[-1] + cost_s)
-    # best[n] = (dearest stage, cut) of the first n layers in as many stages as rounds were run
-    best: dict[int, tuple[float, tuple[int, ...]]] = {
-        n: (sums[n], ()) for n in range(1, num_layers + 1)
+    sums = list(accumulate(costs_s, initial=0.0))
+    dearest_s, _ = _best(num_layers, num_stages, lambda first, after: (sums[after] - sums[first],))
+    limit_s = dearest_s[0] * _NOISE
+    _, cut = _best(
+        num_layers,
+        num_stages,
+        lambda first, after: (max(sums[after] - sums[first], limit_s), after - first),
+    )
+    return cut
+
+
+def _best(
+    num_layers: int, num_stages: int, weight: Callable[[int, int], _Weight]
+) -> tuple[_Weight, tuple[int, ...]]:
+    """(heaviest stage, cut), where that stage is lightest.
+
+    ``weight``: of a stage, by its first layer and the first one after it.
+    """
+    # best[n]: of the first n layers, in as many stages as rounds were run
+    best: dict[int, tuple[_Weight, tuple[int, ...]]] = {
+        n: (weight(0, n), ()) for n in range(1, num_layers + 1)
     }
     for stages in range(2, num_stages + 1):
         best = {
             n: min(
-                (max(best[boundary][0], sums[n] - sums[boundary]), (*best[boundary][1], boundary))
+                (max(best[boundary][0], weight(boundary, n)), (*best[boundary][1], boundary))
                 for boundary in range(stages - 1, n)
             )
             for n in range(stages, num_layers + 1)
         }
-    return best[num_layers][1]
+    return best[num_layers]

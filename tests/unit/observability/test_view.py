@@ -532,7 +532,7 @@ def test_the_command_to_join_is_never_folded():
 def test_verbose_lines_tell_why_and_how():
     start = replace(START, limits="heartbeat timeout 10 s")
     assert plain(start, RECOVERED, verbose=True)[2:] == [
-        "    plan: stages of equal measured cost",
+        "    plan: stages of equal measured cost (parallel.cut=[2, 4]; set it for another cut)",
         "    heartbeat timeout 10 s",
         "step 6  recovered in 84 ms: micro-batches re-routed over 5 of 6 workers; 0 steps lost",
         "    noticed after 6 ms, planned after 31 ms; 3 operations run again, 17 were left; "

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +12,21 @@ from holdfast.batches import Batches
 from holdfast.job import Job
 from holdfast.runtime.stage.layers import flat, named
 
-_ROUNDS = 2  # the first also warms up; the faster of the two counts
+# A busy machine makes any time too long, none too short: the shortest of some counts.
+_LEAST_ROUNDS, _MOST_ROUNDS = 2, 10
+_ENOUGH_S = 0.5  # no round beyond the least is begun after this
+
+_Times: TypeAlias = tuple[list[float], list[float]]
 
 
-def measure_layers(job: Job, batches: Batches) -> tuple[list[float], list[float]]:
+def measure_layers(job: Job, batches: Batches) -> _Times:
     """Seconds of each layer. Leaves parameters, gradients and buffers as they were."""
     unpack = not isinstance(job.layers, nn.Sequential)
     layers = list(job.layers)
     buffers = [buffer.clone() for layer in layers for buffer in layer.buffers()]
-    rounds = [_one_round(layers, job.loss, batches, unpack) for _ in range(_ROUNDS)]
+    one_round = partial(_one_round, layers, job.loss, batches, unpack)
+    one_round()  # warms up
+    rounds = _timed(one_round)
     for layer in layers:
         layer.zero_grad(set_to_none=True)
     with torch.no_grad():
@@ -32,9 +39,19 @@ def measure_layers(job: Job, batches: Batches) -> tuple[list[float], list[float]
     )  # type: ignore[return-value]
 
 
+def _timed(one_round: Callable[[], _Times]) -> list[_Times]:
+    start_s = time.perf_counter()
+    rounds: list[_Times] = []
+    while len(rounds) < _LEAST_ROUNDS or (
+        len(rounds) < _MOST_ROUNDS and time.perf_counter() - start_s < _ENOUGH_S
+    ):
+        rounds.append(one_round())
+    return rounds
+
+
 def _one_round(
     layers: Sequence[nn.Module], loss: Callable[[Any, Any], Tensor], batches: Batches, unpack: bool
-) -> tuple[list[float], list[float]]:
+) -> _Times:
     values, target = batches.load(0, 0)
     forward_s: list[float] = []
     steps: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []

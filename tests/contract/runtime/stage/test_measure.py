@@ -1,5 +1,7 @@
 """Timing the layers: finds the slow ones and leaves the model as it was."""
 
+import time
+
 import pytest
 import torch
 from torch import Tensor, nn, optim
@@ -9,6 +11,7 @@ from holdfast.job import Job
 from holdfast.runtime.stage.measure import measure_layers
 
 WIDTH = 96
+SLEEP_S = 0.3
 
 
 class Repeated(nn.Module):
@@ -22,6 +25,19 @@ class Repeated(nn.Module):
         for _ in range(self.times):
             values = self.inner(values)
         return values
+
+
+class Sleepy(nn.Module):
+    """Takes long in its first ``times`` calls."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times, self.num_calls = times, 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.num_calls += 1
+        time.sleep(SLEEP_S * (self.num_calls <= self.times))
+        return values * 2
 
 
 class Noisy(nn.Module):
@@ -99,6 +115,18 @@ def test_the_slow_layer_is_found(slow):
         assert len(times) == 4
         others = [time_s for number, time_s in enumerate(times) if number != slow]
         assert times[slow] > 3 * sorted(others)[1]  # the middle one: a pause may hit any layer
+
+
+def test_neither_the_warm_up_nor_one_disturbed_time_counts():
+    forward_s, _ = measured([nn.Linear(WIDTH, WIDTH), Sleepy(times=2)])
+    assert forward_s[1] < SLEEP_S
+
+
+def test_slow_layers_are_timed_twice_only():
+    slow = Sleepy(times=100)
+    forward_s, _ = measured([nn.Linear(WIDTH, WIDTH), slow])
+    assert forward_s[1] >= SLEEP_S
+    assert slow.num_calls == 3  # one warms up
 
 
 def test_every_time_is_positive():
