@@ -101,7 +101,7 @@ def choose(
         return InstructionLimit()
     return InstructionLimit(
         WITHOUT_AMX,
-        f"this CPU reports AMX, but it does not work here: oneDNN is limited to {WITHOUT_AMX}",
+        "this CPU's AMX does not work: harmless, torch runs without it (bfloat16 may be slower)",
     )
 
 

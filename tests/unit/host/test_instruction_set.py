@@ -52,11 +52,11 @@ def child(code):
 # --- what is done ---
 
 
-def test_amx_that_is_refused_is_left_out_and_said_in_one_line():
+def test_amx_that_is_refused_is_left_out_and_one_line_says_what_that_means():
     choice = choose({}, cpu(SAPPHIRE), lambda _: False)
     assert choice.limit == WITHOUT_AMX
-    assert "AMX" in choice.why
-    assert WITHOUT_AMX in choice.why
+    for words in ("harmless", "AMX does not work", "torch runs without it", "slower"):
+        assert words in choice.why
     assert len(f"holdfast: {choice.why}") <= 100
 
 
