@@ -4,6 +4,7 @@ Keys are by layer ("3.attention.weight", "3.attention.weight/exp_avg"), never by
 other cut can load them. Knows nothing of training: a flat dict of tensors in, a flat dict out.
 """
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,6 +22,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from holdfast.errors import CheckpointError
 from holdfast.storage.manifest import Checkpoint, file_digest, sync_directory, verify
+
+# torch logs each call at DEBUG, to nobody; pytest shows it all when a test fails.
+logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
 
 
 def write_part(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:

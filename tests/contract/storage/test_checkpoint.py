@@ -1,6 +1,7 @@
 """Tensors to disk and back: every bit, any cut, and nothing read that was not written."""
 
 import errno
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,6 +63,22 @@ def layers_of(*layers: int) -> dict[str, Tensor]:
 def test_every_type_comes_back_with_all_its_bits(tmp_path):
     checkpoint = written(tmp_path, [[0]])
     assert_same_bits(read_layers(checkpoint, [0]), of_layer(0))
+
+
+def test_nothing_is_logged_when_all_is_well(tmp_path):
+    """A logger of torch's would fill the output of a test that fails."""
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = told.append
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        read_layers(written(tmp_path, [[0]]), [0])
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+    assert not told
 
 
 @pytest.mark.parametrize("wanted", [[0], [1, 2], [3], [2, 0], range(12)])
