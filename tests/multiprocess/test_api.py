@@ -327,6 +327,28 @@ def test_a_job_that_survives_is_told_from_one_that_does_not():
         hf.testing.assert_same_bits(survived, other)
 
 
+@pytest.mark.parametrize(
+    ("kill", "error", "said", "trained"),
+    [
+        ("1.0 @ 2", hf.errors.ConfigError, "there is no step 2; expected 1 to 1", 0),
+        ("1.0 @ 1.halt", AssertionError, "no worker came to that point: kill 1.0 @ 1.halt", 1),
+    ],
+)
+def test_a_kill_that_does_not_happen_is_said_before_the_undisturbed_training(
+    kill, error, said, trained, monkeypatch
+):
+    finished, train = [], hf.testing.train_in_threads
+    monkeypatch.setattr(
+        hf.testing,
+        "train_in_threads",
+        lambda *a, **b: finished.append(train(*a, **b)) or finished[-1],
+    )
+    with pytest.raises(error, match=said) as caught:
+        hf.testing.assert_survives(api_jobs.small, kill=kill, steps=1)
+    assert len(finished) == trained
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.wide
 def test_r8_a_standard_error_that_nobody_reads_does_not_hold_up_the_end(tmp_path):
     """The pipe is full before the run begins, and the run ends with an error."""
