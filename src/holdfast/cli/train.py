@@ -273,7 +273,8 @@ def _shown(run_dir: Path, given: str | None) -> Path:
 
 
 def _closing_lines(summary: Summary, run_dir: Path) -> str:
-    rate = f"{summary.tokens_per_s:,.0f} tokens/s" if summary.tokens_per_s else "too short to time"
+    per_s = summary.tokens_per_s
+    rate = f"{per_s:,.0f} {summary.counted}/s" if per_s else "too short to time"
     rate += " (emulated)" if summary.config["device"]["emulate"] else ""
     return (
         f"speed: {rate}\n"

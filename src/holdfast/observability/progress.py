@@ -27,6 +27,7 @@ from holdfast.observability.events import (
     WorkerStep,
 )
 from holdfast.observability.lines import UNKNOWN, Standing
+from holdfast.observability.throughput import counted, tokens_per_s
 
 _RECENT_STEPS = 20  # that speed and ETA are taken from
 _AWAY = ("lost", "joining")  # words of a worker that takes no part any more, or not yet again
@@ -227,8 +228,11 @@ class RunProgress:
 
     @property
     def tokens_per_s(self) -> float:
-        took_s = sum(event.took_s for event in self._recent)
-        return sum(event.tokens for event in self._recent) / took_s if took_s else 0.0
+        return tokens_per_s(self._recent) or 0.0
+
+    @property
+    def counted(self) -> str:
+        return counted(self.run, self._recent)
 
     @property
     def eta_s(self) -> float | None:

@@ -11,6 +11,7 @@ from holdfast.errors import ConfigError
 from holdfast.observability import events as happened
 from holdfast.observability.jsonfile import write_json
 from holdfast.observability.lines import seconds_after_fault
+from holdfast.observability.throughput import counted, tokens_per_s
 
 EventKind = TypeVar("EventKind", bound=happened.Event)
 SUMMARY_FILE = "summary.json"  # inside the directory of a run
@@ -43,6 +44,7 @@ class Summary:
     parameters_sha256: str | None
     step_s: float | None  # median; the first step warms up and is left out
     tokens_per_s: float | None  # likewise without the first step
+    counted: str = "tokens"  # or "samples": what these are, if the job has no tokens
     workers: tuple[str, ...]
     peak_memory_bytes: Mapping[str, int]  # of each worker
     kept_bytes: Mapping[str, int]  # of each worker: most that kept boundary tensors ever took
@@ -85,7 +87,8 @@ def summarize(events: Iterable[happened.Event], *, config: Mapping[str, Any]) ->
         losses=tuple(event.loss for event in steps),
         parameters_sha256=finished[-1].parameters_sha256 if finished else None,
         step_s=_median_s(steps),
-        tokens_per_s=_tokens_per_s(steps),
+        tokens_per_s=tokens_per_s(_warm(steps)),
+        counted=counted(started[-1] if started else None, _warm(steps)),
         workers=tuple(sorted(ready)),
         peak_memory_bytes=finished[-1].peak_memory_bytes if finished else {},
         kept_bytes=finished[-1].kept_bytes if finished else {},
@@ -177,11 +180,6 @@ def _outcome(events: Iterable[happened.Event]) -> str:
 
 def _median_s(steps: list[happened.StepFinished]) -> float | None:
     return median(event.took_s for event in _warm(steps)) if steps else None
-
-
-def _tokens_per_s(steps: list[happened.StepFinished]) -> float | None:
-    took_s = sum(event.took_s for event in _warm(steps))
-    return sum(event.tokens for event in _warm(steps)) / took_s if took_s else None
 
 
 def _warm(steps: list[happened.StepFinished]) -> list[happened.StepFinished]:

@@ -205,6 +205,13 @@ def test_the_report_says_who_and_how_fast_and_counts_steps_from_one(capsys, tmp_
     assert "only in the recorded times" not in shown
 
 
+@pytest.mark.parametrize(("samples", "counted"), [(100, "samples"), (10, "tokens")])
+def test_the_report_counts_samples_where_a_job_has_no_tokens(capsys, tmp_path, samples, counted):
+    start = sample(events.RunStarted, samples=samples)
+    assert main(["diagnose", str(written(tmp_path, [start, *run_events()]))]) == 0
+    assert f" {counted} a second\n" in capsys.readouterr().out
+
+
 def test_the_same_choice_step_after_step_is_told_once(capsys, tmp_path):
     again = [replace(TOLD[1], step=step) for step in (34, 35, 36)]
     assert main(["diagnose", str(written(tmp_path, run_events(told=(TOLD[0], *again))))]) == 0

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,14 @@ def test_the_first_step_warms_up_and_does_not_count_for_the_speed():
     summary = summarize([step(0, took_s=60.0), step(1), step(2, took_s=1.5)], config={})
     assert summary.step_s == 1.0
     assert summary.tokens_per_s == 100.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "counted"), [(0, "tokens"), (10, "tokens"), (100, "samples"), (200, "samples")]
+)
+def test_what_is_no_more_than_one_a_sample_is_counted_as_samples(samples, counted):
+    run = replace(started(), samples=samples)
+    assert summarize([run, step(0), step(1)], config={}).counted == counted
 
 
 def test_a_single_step_is_all_the_speed_there_is():

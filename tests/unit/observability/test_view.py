@@ -122,6 +122,11 @@ def test_the_panel_shows_how_far_how_well_and_how_fast():
     assert "ETA 0:02:30" in seen
 
 
+def test_the_speed_of_a_job_without_tokens_is_in_samples():
+    assert "2,000 samples/s" in Screen().show(replace(START, samples=4000), *READY, step(0))
+    assert "2,000 tokens/s" in Screen().show(replace(START, samples=40), *READY, step(0))
+
+
 def test_a_falling_loss_falls_in_the_sparkline():
     seen = Screen().show(START, *(step(n, loss=3 - n / 100) for n in range(8)))
     assert "█▇▆▅▄▃▂▁" in seen

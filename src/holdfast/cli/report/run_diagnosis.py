@@ -23,7 +23,7 @@ def as_json(outcome: RunOutcome) -> dict[str, Any]:
 def report(outcome: RunOutcome) -> Iterator[str]:
     yield (
         f"{outcome.source}: {outcome.num_steps} steps, {outcome.step_s:.4g} s a step (median), "
-        f"{outcome.tokens_per_s:.4g} tokens a second"
+        f"{outcome.tokens_per_s:.4g} {outcome.counted} a second"
     )
     for fault in outcome.faults:
         yield line(fault) or fault.fault

@@ -287,7 +287,8 @@ def _step_line(progress: RunProgress) -> str:
 
 
 def _speed(progress: RunProgress) -> str:
-    return f"{progress.tokens_per_s:,.0f} tokens/s  {progress.step_s or 0:.3f} s/step"
+    rate = f"{progress.tokens_per_s:,.0f} {progress.counted}/s"
+    return f"{rate}  {progress.step_s or 0:.3f} s/step"
 
 
 def _mishaps(progress: RunProgress) -> str:

@@ -141,6 +141,7 @@ class Starting:
             pipelines=run.shape.pipelines,
             stages=run.shape.stages,
             microbatches=run.shape.microbatches,
+            samples=self._samples(),
             first_step=first_step,
             steps=run.config.train.steps,
             schedule=run.config.schedule.file if own else run.config.schedule.name,
@@ -150,6 +151,12 @@ class Starting:
             join_with=run.settings.join_with,
             limits=run.timeouts.describe(),
         )
+
+    def _samples(self) -> int:
+        """Of a step."""
+        run = self._run
+        size = run.hellos[min(run.hellos)].traits.get(messages.MICROBATCH_SIZE, "")
+        return int(size) * run.shape.microbatches if size.isdecimal() else 0
 
 
 def worker_ready(hello: messages.Hello, at_s: float) -> events.WorkerReady:

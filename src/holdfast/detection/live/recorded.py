@@ -18,6 +18,7 @@ from holdfast.detection.live.watcher import Watcher
 from holdfast.detection.observation import OpTime, StepObservation, Transfer
 from holdfast.errors import ConfigError
 from holdfast.observability import events
+from holdfast.observability.throughput import counted, tokens_per_s
 from holdfast.schedule.operation import Kind, parse_op
 
 _MACHINE = "the machine"  # events do not tell machines apart
@@ -55,6 +56,7 @@ class RunOutcome:
     num_steps: int
     step_s: float  # median
     tokens_per_s: float
+    counted: str  # "tokens", or "samples" of a job that has none
     by_run: tuple[SlowEpisode, ...]  # as the run itself told
     by_replay: tuple[SlowEpisode, ...]  # as found in the recorded times
     num_worker_steps: int  # with times; 0: nothing to look at afterwards
@@ -67,10 +69,10 @@ def look(source: str, recorded: Iterable[events.Event]) -> RunOutcome:
     steps = _finished(source, recorded)
     if not steps:
         raise ConfigError(f"{source}: no step of this run has finished; there is nothing to judge")
+    started = next((each for each in recorded if isinstance(each, events.RunStarted)), None)
     chosen = tuple(each for each in recorded if isinstance(each, events.MitigationChosen))
     changed = _changed(recorded)
     warm = list(steps.values())[1:] or list(steps.values())
-    took_s = sum(each.took_s for each in warm)
 
     def timed(found: Iterable[SlowEpisode]) -> tuple[SlowEpisode, ...]:
         return tuple(replace(each, speeds=_speeds(each, steps, changed)) for each in found)
@@ -79,7 +81,8 @@ def look(source: str, recorded: Iterable[events.Event]) -> RunOutcome:
         source=source,
         num_steps=len(steps),
         step_s=median(each.took_s for each in warm),
-        tokens_per_s=sum(each.tokens for each in warm) / took_s if took_s else 0.0,
+        tokens_per_s=tokens_per_s(warm) or 0.0,
+        counted=counted(started, warm),
         by_run=timed(_episodes(_told(source, recorded))),
         by_replay=timed(_episodes(_watched(source, recorded))),
         num_worker_steps=sum(bool(e.ops) for e in recorded if isinstance(e, events.WorkerStep)),

@@ -22,6 +22,7 @@ class RunStarted(Timed):
     schedule: str
     reason: str  # the planner's own words, shown as they are
     cut: tuple[int, ...]  # first layer of each stage after the first
+    samples: int = 0  # of a step, over all pipelines; 0: not known
     first_step: int = 0  # above 0: resumed from a checkpoint
     address: str = ""  # HOST:PORT where workers may join; empty: they may not
     join_with: str = ""  # words of the command by which they join, for the run's secret
@@ -51,7 +52,7 @@ class StepFinished(Timed):
     step: int
     loss: float
     gradient_norm: float | None
-    tokens: int
+    tokens: int  # or samples, if the job has no tokens
     took_s: float
     clipped: bool = False
     skipped: bool = False  # a gradient was not finite: parameters are as before the step

@@ -57,6 +57,7 @@ from holdfast.protocol.messages.saving import (
     StateHashes,
 )
 from holdfast.protocol.messages.starting import (
+    MICROBATCH_SIZE,
     SAMPLES,
     Assign,
     Copied,
@@ -88,6 +89,7 @@ Message = (
 )
 
 __all__ = [
+    "MICROBATCH_SIZE",
     "OFFER_AHEAD",
     "SAMPLES",
     "Adopt",

@@ -22,6 +22,7 @@ from holdfast.protocol.messages.what_to_run import WhatToRun
 from holdfast.protocol.records import LogOrder
 
 SAMPLES = "len(Job.data)"  # the trait of a job that is about its data
+MICROBATCH_SIZE = "Job.microbatch_size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from holdfast.errors import ConfigError
 from holdfast.job import Job
 from holdfast.job_file import imports
 from holdfast.job_reference import Reference
-from holdfast.protocol.messages import SAMPLES
+from holdfast.protocol.messages import MICROBATCH_SIZE, SAMPLES
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -20,7 +20,7 @@ def job_traits(job: Job, reference: str, sha256: str) -> dict[str, str]:
     return {
         **{f"imports of the job ({file})": digest for file, digest in imported.items()},
         SAMPLES: str(len(job.data)),
-        "Job.microbatch_size": str(job.microbatch_size),
+        MICROBATCH_SIZE: str(job.microbatch_size),
         "Job.clip_norm": str(job.clip_norm),
         **_of_optimizer(job),
     }

@@ -89,6 +89,13 @@ def test_training_starts_when_all_are_ready_and_opens_the_run_first() -> None:
     assert "heartbeat timeout 10 s" in started.limits
 
 
+def test_the_start_of_a_run_tells_how_many_samples_a_step_has() -> None:
+    world = World()
+    say_hello(world, traits={messages.MICROBATCH_SIZE: "16"})
+    (started,) = emitted(world.pump(), events.RunStarted)
+    assert started.samples == 16 * started.microbatches
+
+
 def test_a_schedule_of_the_users_own_says_who_is_started(tmp_path) -> None:
     whole = one_f_one_b(Shape(1, 2, 4))
     file = tmp_path / "lanes.txt"
