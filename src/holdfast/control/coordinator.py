@@ -48,6 +48,7 @@ class Coordinator:
         now: Callable[[], float] | None = None,
         run_id: str = "",
         accepted: Accepted = NOTHING,
+        num_cores: int = 0,
     ) -> None:
         settings = Settings(
             config,
@@ -61,6 +62,7 @@ class Coordinator:
             join_with,
             accepted,
             resume_with,
+            num_cores,
         )
         self.run = Run.of(settings)
         self.parts = CoordinatorParts(self.run, planner, policies)

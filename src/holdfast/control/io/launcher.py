@@ -92,6 +92,7 @@ class Launcher:
             now=time.monotonic,
             run_id=secrets.token_hex(8),
             accepted=request.accepted,
+            num_cores=len(os.sched_getaffinity(0)),
         )
         origin = Origin(_from_anywhere(self._config), request.job.origin, request.job.sha256)
         self._recorder = RunRecorder(

@@ -32,6 +32,7 @@ class Settings:
     join_with: str = ""  # what else they have to say on the command line
     accepted: Accepted = NOTHING
     resume_with: Callable[[str], str] = resume_call  # a directory -> how to go on from there
+    num_cores: int = 0  # of the machine that the run is started on; 0: not known
 
     @cached_property
     def shape(self) -> Shape:

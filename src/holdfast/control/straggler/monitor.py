@@ -3,6 +3,8 @@
 Orders benchmarks of suspects. What is done about a slow worker or link is decided elsewhere.
 """
 
+from dataclasses import replace
+
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.state.known_health import HEALTHY
@@ -12,6 +14,7 @@ from holdfast.detection.live.probe_rounds import rounds
 from holdfast.detection.live.watcher import Watcher
 from holdfast.detection.observation import OpTime, StepObservation, Transfer
 from holdfast.observability import events
+from holdfast.observability.text import count
 from holdfast.protocol import messages
 from holdfast.protocol.records import LinkProbe
 from holdfast.schedule.operation import Kind, parse_op
@@ -59,11 +62,21 @@ class StragglerMonitor:
                 case Suspicion():
                     effects += self._probe(finding, step)
                 case Diagnosis():
-                    effects.append(Emit(_diagnosed(finding, step, at_s)))
+                    effects.append(Emit(_diagnosed(self._in_context(finding), step, at_s)))
                 case Over():
                     effects.append(Emit(_over(finding, step, at_s)))
         self._run.health.note(self._beside_each_other(self._watcher.health()))
         return effects
+
+    def _in_context(self, found: Diagnosis) -> Diagnosis:
+        """Where workers outnumber the cores, whoever is short of CPU time is not to blame."""
+        hosts = [self._run.hellos[worker].host for worker in self._run.stages]
+        num_cores = self._run.settings.num_cores
+        is_crowded = len(set(hosts)) == 1 and len(hosts) > num_cores > 0
+        if not found.hint or not is_crowded:
+            return found
+        shared = f"{len(hosts)} workers share {count(num_cores, 'core')}"
+        return replace(found, hint=shared)
 
     def _beside_each_other(self, health: Health) -> Health:
         """If all are slow, nobody is the slow one: speeds count next to the fastest member's."""

@@ -91,6 +91,37 @@ def test_a_slow_worker_is_told_and_gets_less_to_do_and_nobody_stops() -> None:
     assert share(now_runs(world), "1.0") < usual
 
 
+class Starved(Pace):
+    """Who is slow takes no more CPU time than before."""
+
+    def operations(self, name, lane):
+        factor = self.slow.get(name, 1.0)
+        return [one._replace(cpu_s=one.cpu_s / factor) for one in super().operations(name, lane)]
+
+    def benchmark(self, name, step):
+        found = super().benchmark(name, step)
+        return replace(found, cpu_s=found.cpu_s / self.slow.get(name, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "hint"),
+    [
+        (0, "short of CPU time"),
+        (1, "4 workers share 1 core"),
+        (3, "4 workers share 3 cores"),
+        (4, "short of CPU time"),
+    ],
+)
+def test_whoever_lacks_cpu_time_on_too_few_cores_is_told_with_that(num_cores, hint) -> None:
+    world = slow(pace=Starved(), given={"num_cores": num_cores})
+    assert emitted(world.effects, events.Diagnosed)[0].hint == hint
+
+
+def test_that_cores_are_few_explains_nothing_if_more_is_computed() -> None:
+    world = slow(given={"num_cores": 1})
+    assert emitted(world.effects, events.Diagnosed)[0].hint == ""
+
+
 def test_the_choice_says_what_it_gains() -> None:
     world = slow()
     chosen = emitted(world.effects, events.MitigationChosen)[0]
