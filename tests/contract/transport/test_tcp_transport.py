@@ -598,15 +598,19 @@ def test_a_secret_of_the_wrong_size_is_refused():
 def test_a_message_that_has_left_in_part_is_finished_in_the_next_epoch(cluster) -> None:
     """Else the rest of its bytes would be read from the message after it."""
     alice, bob = cluster.start(ALICE, BOB, limits=Limits(inbox_bytes=MB))
+    between = Meddler(cluster.addresses[BOB])
+    alice.connect({BOB: between.address})
+    sizes: list[int] = []
+    between.change = lambda data: sizes.append(len(data))
     alice.send(BOB, activation(0), HUGE)
     alice.send(BOB, activation(1), HUGE)  # Bob is full: of this one the kernel takes a part
-    link = alice._outgoing[BOB]
-    wait_until(lambda: link._unconfirmed.num_sent == 2 and bob.statistics.received_messages == 1)
+    wait_until(lambda: sum(sizes) > HUGE.nbytes + MB and bob.statistics.received_messages == 1)
     alice.advance(1)
     alice.send(BOB, activation(2), torch.tensor(7))
     bob.advance(1)
     assert bob.receive(ALICE, activation(2), LIMIT_S) == 7
     assert bob.statistics.refused_past_epoch == 2
+    between.close()
 
 
 # --- what is damaged or repeated ---

@@ -76,9 +76,16 @@ class Cluster:
     """Live workers, and what a coordinator would do for them."""
 
     def __init__(
-        self, make_job: Callable[[], Job], random: Random, shape: Shape, mode: str
+        self,
+        make_job: Callable[[], Job],
+        random: Random,
+        shape: Shape,
+        mode: str,
+        *,
+        consistency: str = "keep-old",
     ) -> None:
         self.random, self.shape, self.mode = random, shape, mode
+        self.consistency = consistency
         self.turns, self.hub = Turns(random), LocalHub()
         self.epoch, self.halted_before = 0, 0
         self.seen: set[str] = set()
@@ -102,6 +109,7 @@ class Cluster:
                 "train": {"steps": STEPS},
                 "checkpoint": {"every_steps": 0, "at_end": False},
                 "optimizer": {"mode": self.mode},
+                "recovery": {"consistency": self.consistency},
             }
         )
         assign = messages.Assign(

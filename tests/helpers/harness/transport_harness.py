@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -19,6 +20,7 @@ from holdfast.transport.base import ALONE, Bundle, Channel, Limits, Tag, Transpo
 from holdfast.transport.frame import checksum_of, encode_frame, numbered, payload_view
 from holdfast.transport.link_shaping import FaultyTransport
 from holdfast.transport.local.transport import LocalHub, LocalTransport
+from holdfast.transport.tcp.dialing import Dialer
 from holdfast.transport.tcp.greeting import ANSWER_BYTES, SessionHello, decode_answer, encode_hello
 from holdfast.transport.tcp.transport import TcpTransport
 
@@ -205,6 +207,16 @@ class TcpCluster:
         self._transports: dict[WorkerId, TcpTransport] = {}
         self._replaced: list[TcpTransport] = []
         self.addresses: dict[WorkerId, tuple[str, int]] = {}
+        self._dialed: list[socket.socket] = []
+        new_socket = Dialer.new_socket
+
+        def noted(dialer: Dialer) -> tuple[socket.socket, tuple[str, int]]:
+            connection, resolved = new_socket(dialer)
+            self._dialed.append(connection)
+            return connection, resolved
+
+        self._noting = patch.object(Dialer, "new_socket", noted)
+        self._noting.start()
 
     def start(self, *workers: WorkerId, limits: Limits | None = None) -> list[Transport]:
         made = {worker: TcpTransport(worker, SECRET, limits=limits) for worker in workers}
@@ -225,16 +237,14 @@ class TcpCluster:
     def cut(self) -> int:
         """Break every connection, as the kernel or the network would; returns how many."""
         num_cut = 0
-        for transport in self._transports.values():
-            for link in list(transport._outgoing.values()):
-                connection = link._socket
-                if connection is not None:
-                    with suppress(OSError):
-                        connection.shutdown(socket.SHUT_RDWR)
-                        num_cut += 1
+        for connection in list(self._dialed):
+            with suppress(OSError):  # it is closed already
+                connection.shutdown(socket.SHUT_RDWR)
+                num_cut += 1
         return num_cut
 
     def close(self) -> None:
+        self._noting.stop()
         for transport in [*self._transports.values(), *self._replaced]:
             transport.close()
 

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +13,7 @@ from holdfast.cli.flags import in_flags
 from holdfast.cli.report import plan as plan_report
 from holdfast.errors import ConfigError
 from holdfast.planner.prove import certificate, checker
+from holdfast.schedule.timeline import timeline
 
 SMALL = ("--pipelines", "2", "--stages", "4", "--microbatches", "16", "--width", "100")
 WORKED = ("--pipelines", "3", "--stages", "4", "--microbatches", "18", "--width", "100")
@@ -127,10 +129,16 @@ def test_a_slow_worker_takes_longer_in_the_picture(told):
     assert found["lanes"][1].startswith("0.1 ..F---")
 
 
+def given_period(found: list[float | None], *lanes, period_s=None, **options):
+    found.append(period_s)
+    return timeline(*lanes, period_s=period_s, **options)
+
+
 def test_the_picture_has_the_planners_period(monkeypatch, tmp_path):
     """Which is known: to work it out again from all the lanes would take long."""
-    monkeypatch.setattr("holdfast.schedule.timeline._period", lambda *_: 1.0)
+    monkeypatch.setattr(plan, "timeline", partial(given_period, found := []))
     run(*WORKED, "--first", "--one-stage", "--dead", "1.2", "--svg", str(tmp_path / "plan.svg"))
+    assert found == [27]
     assert "<title>period 27 s</title>" in (tmp_path / "plan.svg").read_text()
 
 
@@ -316,11 +324,16 @@ def test_the_svg_replaces_the_old_file_and_leaves_no_other(tmp_path, schedule):
     assert list(tmp_path.iterdir()) == [target]
 
 
+def forbid_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first_plan", "refine"):
+        monkeypatch.setattr(plan, name, lambda *_, **__: pytest.fail("planned in vain"))
+
+
 @pytest.mark.parametrize("name", ["missing/plan.svg", "."])
 def test_an_unwritable_file_is_one_clear_error_before_anything_is_drawn(
     tmp_path, capsys, monkeypatch, name
 ):
-    monkeypatch.setattr(plan, "_plan", lambda *_, **__: pytest.fail("planned in vain"))
+    forbid_planning(monkeypatch)
     with pytest.raises(ConfigError, match=r"--svg .*: cannot be written: "):
         run(*SMALL, "--svg", str(tmp_path / name))
     assert capsys.readouterr().out == ""
@@ -381,7 +394,7 @@ def test_an_unwritable_file_is_one_clear_error_before_anything_is_drawn(
     ],
 )
 def test_a_wrong_value_is_one_clear_error(words, message, monkeypatch):
-    monkeypatch.setattr(plan, "_plan", lambda *_, **__: pytest.fail("planned in vain"))
+    forbid_planning(monkeypatch)
     with pytest.raises(ConfigError) as caught:
         run(*SMALL, *words)
     assert re.search(message, in_flags(caught.value))

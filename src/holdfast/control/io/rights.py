@@ -8,7 +8,7 @@ from holdfast.errors import ProtocolError
 from holdfast.protocol import messages
 
 # All others are the coordinator's own: nobody may say them to it.
-_MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
+MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
     AGENT: (
         messages.AgentHello,
         messages.WorkerStarted,
@@ -74,7 +74,7 @@ def granted(worker: WorkerId, order: messages.StartWorkers) -> messages.JoinGran
 def check_right(peer: Identity, message: messages.Message, *, has_said_hello: bool) -> None:
     """ProtocolError: it may not say this."""
     kind = type(message).__name__
-    if not isinstance(message, _MAY_SAY.get(peer.role, ())):
+    if not isinstance(message, MAY_SAY.get(peer.role, ())):
         raise ProtocolError(f"{peer}: sent {kind}, which is not for {peer.role}s to say")
     if peer.role == AGENT:
         return  # of whom it may speak is known only to who has heard it before

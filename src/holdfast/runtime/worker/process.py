@@ -71,7 +71,7 @@ def run_worker(
         connection,
         transport,
         lambda message: worker.aside(message),
-        (lambda: None) if woken else _end_soon,
+        (lambda: None) if woken else end_soon,
     )
 
     def die() -> None:
@@ -107,7 +107,7 @@ def run_worker(
     return 0
 
 
-def _end_soon() -> None:
+def end_soon() -> None:
     """One that is stuck in the user's code would stay for ever, with all its memory."""
     timer = threading.Timer(END_LIMIT_S, os._exit, (1,))
     timer.daemon = True

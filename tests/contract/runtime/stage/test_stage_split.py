@@ -20,6 +20,7 @@ from helpers.harness.module_cases import (
     same,
 )
 from holdfast.runtime.stage.seeding import seed_layer
+from holdfast.runtime.stage.split import DeferWeights, run_backward
 from holdfast.runtime.stage.stage import BoundaryGradients, Stage
 
 MICROBATCHES = range(3)
@@ -129,23 +130,36 @@ def test_checkpointing_changes_no_bit(case: Case) -> None:
         check_equal(plain, found)
 
 
-def halfway(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Stage, set[str]]:
-    """A stage after a split backward's first part, and whose weights it has left for later."""
+def halfway(module: nn.Module, x: Tensor) -> Stage:
+    """A stage after a split backward's first part."""
     stage = make_stage(module)
-    outputs = stage.forward(0, 0, inputs, split=True)
+    outputs = stage.forward(0, 0, (x,), split=True)
     stage.backward_input(0, gradients_for(outputs, 0))
-    pieces = stage._halfway[0].pieces
-    return stage, {stage.slots[slot].name for piece in pieces for slot in piece.slots}
+    return stage
+
+
+def first_part(module: nn.Module, x: Tensor) -> tuple[set[str], set[str]]:
+    """Whose weights it leaves for later, and whose it computes."""
+    names = [name for name, _ in module.named_parameters()]
+    mode = DeferWeights({id(p): slot for slot, p in enumerate(module.parameters())})
+    with mode:
+        y = module(x.clone().requires_grad_(x.is_floating_point()))
+    mode.deferred.deferring = True
+    run_backward(mode, (y,), gradients_for((y,), 0))
+    computed = {name for name, p in module.named_parameters() if p.grad is not None}
+    module.zero_grad(set_to_none=True)
+    return {names[slot] for piece in mode.deferred.pieces for slot in piece.slots}, computed
 
 
 def test_every_weight_of_a_gpt_stage_waits_for_the_second_part() -> None:
-    for module, inputs in (
-        (Block(dropout=0.1), (torch.randn(2, 8, 32),)),
-        (nn.Sequential(Embed(), Block(fused=False)), (torch.zeros(2, 8, dtype=torch.int64),)),
+    for module, x in (
+        (Block(dropout=0.1), torch.randn(2, 8, 32)),
+        (nn.Sequential(Embed(), Block(fused=False)), torch.zeros(2, 8, dtype=torch.int64)),
     ):
-        stage, deferred = halfway(module, inputs)
+        deferred, computed = first_part(module, x)
         assert deferred == {name for name, _ in module.named_parameters()}
-        assert not stage._halfway[0].computed
+        assert not computed
+        stage = halfway(module, x)
         assert not stage.sink.sums
         stage.backward_weight(0)
         assert set(stage.sink.num_added.values()) == {1}
@@ -153,8 +167,7 @@ def test_every_weight_of_a_gpt_stage_waits_for_the_second_part() -> None:
 
 def test_what_is_not_recognised_is_computed_in_the_first_part() -> None:
     module = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
-    stage, deferred = halfway(module, (torch.randn(2, 8, 32),))
-    computed = {stage.slots[slot].name for slot in stage._halfway[0].computed}
+    deferred, computed = first_part(module, torch.randn(2, 8, 32))
     assert "linear1.weight" in deferred
     assert "self_attn.in_proj_weight" in computed
     assert not deferred & computed
@@ -166,8 +179,9 @@ def test_a_parameter_with_a_hook_stays_with_autograd() -> None:
     twin = copy.deepcopy(module)
     twin[0].weight.register_hook(lambda gradient: gradient * 2)
     x = torch.randn(4, 32)
-    stage, deferred = halfway(module, (x,))
+    deferred, _ = first_part(module, x)
     assert deferred == {"1.weight", "1.bias"}
+    stage = halfway(module, x)
     stage.backward_weight(0)
     twin(x).backward(gradients_for((x,), 0)[0])
     assert same(stage.sink.sums[0], twin[0].weight.grad)
@@ -177,7 +191,7 @@ def test_reading_a_weights_shape_does_not_keep_it_from_waiting() -> None:
     module = Calls(
         lambda m, x: m.a(x) * m.a.weight.shape[0] + m.a.weight.detach().sum(), **linears(1)
     )
-    _, deferred = halfway(module, (torch.randn(4, 32),))
+    deferred, _ = first_part(module, torch.randn(4, 32))
     assert deferred == {"a.weight", "a.bias"}
 
 

@@ -1,6 +1,7 @@
 """Workers die while the others undo instead of keeping copies: the same bits as ever."""
 
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -15,21 +16,18 @@ from helpers.harness.stages_in_turns import (
     Cluster,
 )
 from holdfast.cluster import WorkerId
-from holdfast.runtime.update import commit
+from holdfast.job import Job
 from holdfast.runtime.update.inverse_rollback import InverseRollback
-from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.schedule.generate import gpipe
+from holdfast.schedule.operation import Shape
 
 pytestmark = IN_TURNS
 
 
 @pytest.fixture
 def seen(monkeypatch) -> Counter[str]:
-    """All stages undo from now on; how often each part of it was needed."""
+    """How often each part of undoing was needed."""
     counts: Counter[str] = Counter()
-
-    def undo(consistency: str, optimizer: StageOptimizer, keeps_old: bool) -> InverseRollback:
-        return InverseRollback(optimizer, keeps_old=keeps_old)
 
     def counted(name: str):
         plain = getattr(InverseRollback, name)
@@ -40,10 +38,13 @@ def seen(monkeypatch) -> Counter[str]:
 
         monkeypatch.setattr(InverseRollback, name, call)
 
-    for name in ("apply", "take_back", "_before"):
+    for name in ("apply", "take_back", "old"):
         counted(name)
-    monkeypatch.setattr(commit, "_rollback", undo)
     return counts
+
+
+def undoing(maker: Callable[[], Job], seed: int, shape: Shape, mode: str = "staggered") -> Cluster:
+    return Cluster(maker, Random(seed), shape, mode, consistency="undo")
 
 
 def live_through(cluster: Cluster, calm: Calm, name: str) -> None:
@@ -63,14 +64,14 @@ def live_through(cluster: Cluster, calm: Calm, name: str) -> None:
 @pytest.mark.parametrize("name", [SOMETIMES, ALWAYS, UNTIED])
 @pytest.mark.parametrize("seed", range(4))
 def test_whoever_dies_the_result_is_that_of_the_undisturbed_run(makers, calm, seen, name, seed):
-    cluster = Cluster(makers[name], Random(seed), SHAPES[seed % len(SHAPES)], "staggered")
+    cluster = undoing(makers[name], seed, SHAPES[seed % len(SHAPES)])
     live_through(cluster, calm, name)
     assert seen["apply"], "nothing was applied so that it can be undone: this test proves nothing"
 
 
 def test_steps_on_trust_were_taken_back(makers, calm, seen):
     for seed in (3, 4, 5):  # whether a stop comes in such a moment depends on the turns
-        live_through(Cluster(makers[ALWAYS], Random(seed), SHAPES[0], "staggered"), calm, ALWAYS)
+        live_through(undoing(makers[ALWAYS], seed, SHAPES[0]), calm, ALWAYS)
     assert seen["take_back"]
 
 
@@ -82,7 +83,7 @@ def test_lost_gradients_of_a_step_that_is_over_are_made_again_by_undoing_it(
     """One of stage 1 has applied step 0; its result is lost with all of stage 0 that had it."""
     stays, knows = WorkerId(1, 0), WorkerId(2, 1)
     dying = [WorkerId(0, 0), WorkerId(2, 0), WorkerId(0, 1), WorkerId(1, 1)]
-    cluster = Cluster(makers[name], Random(5), SHAPES[1], mode)
+    cluster = undoing(makers[name], 5, SHAPES[1], mode)
     cluster.go(gpipe(SHAPES[1]))
     runners = cluster.turns.runners
     assert cluster.turns.run(lambda: runners[stays].at.startswith("wait for BUFFERS of step 0"))
@@ -95,4 +96,4 @@ def test_lost_gradients_of_a_step_that_is_over_are_made_again_by_undoing_it(
     cluster.go()
     cluster.assert_ends_as(calm[name])
     assert "run for others" in cluster.seen
-    assert seen["_before"], "no old weights were made: this test proves nothing"
+    assert seen["old"], "no old weights were made: this test proves nothing"

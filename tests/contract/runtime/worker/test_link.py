@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +18,7 @@ from holdfast.protocol.connection import Connection
 from holdfast.runtime.link.activity import Activity
 from holdfast.runtime.link.control_link import ControlLink, HeartbeatSender, Stopped
 from holdfast.runtime.worker import process
+from holdfast.runtime.worker.failures import worker_failed
 from holdfast.runtime.worker.heartbeat import heartbeat
 from holdfast.transport.local.transport import LocalHub, LocalTransport
 
@@ -70,13 +70,11 @@ def test_r9_an_exception_aside_ends_the_worker_with_its_reason(linked, why) -> N
 
 
 def test_r9_the_reading_thread_outlives_what_went_wrong_aside(linked) -> None:
-    link, theirs = linked(broken(ArithmeticError()))
+    stopped = threading.Event()
+    _, theirs = linked(broken(ArithmeticError()), stopped.set)
     theirs.send(ASIDE)
-    theirs.send(messages.Halt(epoch=4))
-    deadline_s = time.monotonic() + LIMIT_S
-    while link._halted_before != 4:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    theirs.send(messages.Stop(reason="done"))
+    assert stopped.wait(LIMIT_S)
 
 
 def test_an_aside_that_finds_the_launcher_gone_cuts_the_worker_off(linked) -> None:
@@ -92,7 +90,7 @@ def test_a_worker_that_cannot_end_is_ended(linked, monkeypatch) -> None:
     codes, ended = [], threading.Event()
     monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), ended.set()))
     monkeypatch.setattr(process, "END_LIMIT_S", 0.01)
-    _, theirs = linked(lambda message: None, process._end_soon)
+    _, theirs = linked(lambda message: None, process.end_soon)
     theirs.send(messages.Stop(reason="done"))
     assert ended.wait(LIMIT_S)
     assert codes == [1]
@@ -139,6 +137,5 @@ def test_a_worker_without_a_thread_to_hear_or_to_beat_waits_for_one(linked, monk
     ],
 )
 def test_a_worker_that_ends_says_whether_its_machine_is_out_of_something(why, is_scarce) -> None:
-    told: list[messages.Message] = []
-    process._tell_failure(SimpleNamespace(worker="0.0"), SimpleNamespace(send=told.append), why)
-    assert [(failed.lost, failed.scarce) for failed in told] == [("", is_scarce)]
+    failed = worker_failed(WorkerId(0, 0), why)
+    assert (failed.lost, failed.scarce) == ("", is_scarce)

@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.harness.coordinator_world import World, emitted, report, sent
-from holdfast.control.io.rights import _MAY_SAY
+from holdfast.control.io.rights import MAY_SAY
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -180,7 +180,7 @@ def test_an_interrupted_run_whose_last_step_fails_ends_before_it():
 
 def test_whatever_the_coordinator_understands_somebody_may_say():
     handled = set(World().run.understands)
-    assert handled - {kind for kinds in _MAY_SAY.values() for kind in kinds} == set()
+    assert handled - {kind for kinds in MAY_SAY.values() for kind in kinds} == set()
 
 
 # --- what is said at a fatal end ---

@@ -150,7 +150,7 @@ def test_what_breaks_whoever_says_it_is_our_own_mistake(monkeypatch) -> None:
 
 def test_an_error_without_a_message_ends_the_run(monkeypatch) -> None:
     world = World().start()
-    monkeypatch.setattr(world.run, "_on_tick", broken)
+    monkeypatch.setattr(world.run.parts.liveness, "tick", broken)
     world.take(world.run.tick(world.at_s))
     assert "the coordinator failed: ZeroDivisionError" in str(world.run.failure)
 
