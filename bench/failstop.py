@@ -5,8 +5,8 @@ Real processes and transport on emulated devices: F, B and W sleep 20 ms each.
 stall: from a SIGKILL, to any worker at any moment, to the next operation of the last survivor;
 "ready" leaves out survivors that must first wait for lost work to be done again, or for a
 pipeline to fill.
-hang: the same from a SIGSTOP, with a silence limit of 1 s. throughput: the steady step with some
-dead over the period that the plan predicts, beside two policies on the same runtime: whole
+hang: the same from a SIGSTOP, with a heartbeat timeout of 1 s. throughput: the steady step with
+some dead over the period that the plan predicts, beside two policies on the same runtime: whole
 pipelines dropped, and re-routing alone. restart: the whole run is killed and resumed from a
 checkpoint; what one such failure costs.
 
@@ -43,9 +43,9 @@ from failstop_pace import (
 from failstop_run import START_LIMIT_S, Job, Run, Trial, names, trial_of
 from holdfast.observability.events import FaultFired, StepFinished
 
-SILENCE_LIMIT_S = 1.0
+HEARTBEAT_TIMEOUT_S = 1.0
 STALL_BAR_S = {"2x2": 0.120, "4x4": 0.250}
-HANG_BAR_S, PERIOD_BAR = SILENCE_LIMIT_S + 0.150, 1.05
+HANG_BAR_S, PERIOD_BAR = HEARTBEAT_TIMEOUT_S + 0.150, 1.05
 # Steps from one death to the next, and from a death to the order to start the worker again.
 GAP_STEPS, ABSENT_STEPS = 10, 3
 KILLS_A_RUN, MOST_FAILED = 10, 3
@@ -188,8 +188,8 @@ def stalls(bench: Bench) -> Figures:
 
 
 def hangs(bench: Bench) -> Figures:
-    stall_headline(f"From a SIGSTOP, ms, with a silence limit of {SILENCE_LIMIT_S:g} s")
-    job = stall_job(2, 2, f"workers.silence_limit_s={SILENCE_LIMIT_S:g}")
+    stall_headline(f"From a SIGSTOP, ms, with a heartbeat timeout of {HEARTBEAT_TIMEOUT_S:g} s")
+    job = stall_job(2, 2, f"workers.heartbeat_timeout_s={HEARTBEAT_TIMEOUT_S:g}")
     found = trials(bench, max(1, bench.kills // 2), signal.SIGSTOP, job)
     row = print_trials("2x2", found, HANG_BAR_S)
     return {

@@ -50,7 +50,7 @@ class Case(NamedTuple):
     name: str
     system: str
     number: signal.Signals
-    silence_s: float = 0.0  # torchft: heartbeat of the lighthouse; Holdfast: silence limit
+    heartbeat_timeout_s: float = 0.0  # torchft: of the lighthouse
     group_s: float = 0.0  # torchft only: limit of the process group
     says: str = "defaults"
 
@@ -62,7 +62,7 @@ CASES = (
     Case("torchft_frozen", "torchft", signal.SIGSTOP),
     Case("torchft_1s_frozen", "torchft", signal.SIGSTOP, 1.0, 1.0, "heartbeat and group limit 1 s"),
     Case("holdfast_frozen", "holdfast", signal.SIGSTOP),
-    Case("holdfast_1s_frozen", "holdfast", signal.SIGSTOP, 1.0, says="silence limit 1 s"),
+    Case("holdfast_1s_frozen", "holdfast", signal.SIGSTOP, 1.0, says="heartbeat timeout 1 s"),
 )
 
 
@@ -184,9 +184,9 @@ class Torchft(System):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{probe.getsockname()[1]}"
-        limit = ["--heartbeat_timeout_ms", str(round(self.case.silence_s * 1e3))]
+        limit = ["--heartbeat_timeout_ms", str(round(self.case.heartbeat_timeout_s * 1e3))]
         command = [self._bin / "torchft_lighthouse", "--bind", address, "--min_replicas", "1"]
-        self.spawn("lighthouse", [*command, *(limit if self.case.silence_s else ())])
+        self.spawn("lighthouse", [*command, *(limit if self.case.heartbeat_timeout_s else ())])
         for number in range(2):
             log = self._folder / f"{number}.jsonl"
             arguments = [JOB, str(number), str(MOST_STEPS), str(self.case.group_s), log]
@@ -212,8 +212,8 @@ class Holdfast(System):
 
     def start(self) -> None:
         settings = ["checkpoint.every_steps=0", "checkpoint.at_end=false", "workers.replace=0"]
-        if self.case.silence_s:
-            settings.append(f"workers.silence_limit_s={self.case.silence_s}")
+        if self.case.heartbeat_timeout_s:
+            settings.append(f"workers.heartbeat_timeout_s={self.case.heartbeat_timeout_s}")
         command = [
             sys.executable, "-m", "holdfast", "train", JOB,
             "--pipelines", "2", "--stages", "1", "--microbatches", "2",

@@ -24,7 +24,7 @@ WARM_UP_STEPS = 15  # also: until checkfreq has its profile
 LAST_STEPS = 3  # after the last turn, so that it does not end by itself
 SPANNING_STEPS = 2  # at the begin of a turn: part of their time was before the stop
 # A stopped run must not take its own stop for a loss.
-PATIENT = "workers.silence_limit_s=300"
+PATIENT = "workers.heartbeat_timeout_s=300"
 
 
 class Cost(NamedTuple):

@@ -113,7 +113,7 @@ HANGS = ["2.F1", "3.partials", "3.half", "4.B1", "4.W0.done", "4.check", "4.sett
 @pytest.mark.parametrize("point", first(1, HANGS[:3] if QUICK else HANGS))
 def test_a_worker_that_hangs_is_as_good_as_dead(arena, table, point):
     layout = LAYOUTS["3x2"]
-    story = arena.run(layout, [f"hang 1.0 @ {point}"], "workers.silence_limit_s=1")
+    story = arena.run(layout, [f"hang 1.0 @ {point}"], "workers.heartbeat_timeout_s=1")
     check_story(table, story, arena.undisturbed(layout))
     assert len(story.fired) == 1, str(story)
     arena.clean(story)

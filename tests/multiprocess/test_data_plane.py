@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 STEPS, MICROBATCHES = 40, 6
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 NUM_CALLS, MOST_GROWTH_BYTES = 5000, 100 << 20  # they bring about 1 GB
-PATIENT = runs.settings("workers.silence_limit_s=30")
+PATIENT = runs.settings("workers.heartbeat_timeout_s=30")
 
 
 @pytest.fixture(scope="module")

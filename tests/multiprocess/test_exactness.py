@@ -109,7 +109,7 @@ def test_a_step_that_was_applied_on_trust_and_had_to_be_clipped_is_taken_back(
     job = jobs.write(tmp_path, "held_verdict", HELD_VERDICT)
     (tmp_path / "moment").write_text(moment)
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
-    limit = runs.settings("workers.silence_limit_s=4")
+    limit = runs.settings("workers.heartbeat_timeout_s=4")
     run = finished(runs.processes(job, tmp_path / "run", *runs.layout("1x4"), *limit))
     [first, *_] = [event for event in run.events if isinstance(event, StepFinished)]
     taken_back = [event for event in run.events if isinstance(event, StepTakenBack)]

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 STEPS, MICROBATCHES = 6, 6
 PACED_STEPS = 60  # at their slow pace they take longer than any test
 EVERY_2 = runs.settings("checkpoint.every_steps=2")
-PATIENT = runs.settings("workers.silence_limit_s=30")  # a busy machine is no fault
+PATIENT = runs.settings("workers.heartbeat_timeout_s=30")  # a busy machine is no fault
 NUMBERS = {"steps": STEPS, "microbatches": MICROBATCHES}
 
 
@@ -133,7 +133,7 @@ def test_nor_does_one_killed_at_a_random_point(tmp_path, undisturbed, number):
 
 @pytest.mark.wide
 def test_nor_does_one_killed_from_outside_at_a_random_moment(start, undisturbed_paced):
-    live = start("workers.silence_limit_s=30")
+    live = start("workers.heartbeat_timeout_s=30")
     dice = random.Random(SEED)
     worker, wait_s = f"{dice.choice((0, 1))}.{dice.choice((0, 1))}", dice.uniform(0, 1)
     print(f"HOLDFAST_SEED={SEED}: {worker} after {wait_s:.3f} s")  # noqa: T201
@@ -176,7 +176,7 @@ def test_too_few_workers_for_all_stages_end_the_run_which_can_be_resumed(tmp_pat
 
 @pytest.mark.wide
 def test_a_worker_that_stands_still_is_left_behind_and_may_come_back(start, undisturbed_paced):
-    live = start("workers.silence_limit_s=1")
+    live = start("workers.heartbeat_timeout_s=1")
     pid = live.kill("1.0", signal.SIGSTOP)
     live.wait_for(WorkerLost, worker="1.0")
     live.wait_for_more_steps(1)

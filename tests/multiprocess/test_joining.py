@@ -32,7 +32,7 @@ def live(tmp_path):
     """2 x 2 workers, slow until released; who joins as 0.1 first dies while it copies."""
     words = ["train", str(paced(tmp_path)), *runs.layout("2x2"), "--steps", str(STEPS)]
     words += ["--microbatches", str(MICROBATCHES), "--fault", "kill 0.1 @ 1.copy"]
-    run = LiveRun(tmp_path, *words, *runs.settings("workers.silence_limit_s=30"))
+    run = LiveRun(tmp_path, *words, *runs.settings("workers.heartbeat_timeout_s=30"))
     try:
         run.wait_for_steps(1)
         yield run

@@ -33,7 +33,7 @@ def start(tmp_path):
     def start_one(*settings):
         words = ["train", str(paced(tmp_path)), *runs.layout("2x2"), "--steps", str(STEPS)]
         words += ["--microbatches", str(MICROBATCHES)]
-        words += runs.settings("workers.silence_limit_s=30", *settings)
+        words += runs.settings("workers.heartbeat_timeout_s=30", *settings)
         started.append(LiveRun(tmp_path, *words))
         started[-1].wait_for_steps(2)
         return started[-1]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 STEPS, MICROBATCHES = 8, 4
 NUMBERS = {"steps": STEPS, "microbatches": MICROBATCHES}
 EVERY_2 = "checkpoint.every_steps=2"
-PATIENT = "workers.silence_limit_s=30"  # a busy machine is no fault
+PATIENT = "workers.heartbeat_timeout_s=30"  # a busy machine is no fault
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_in_mode_commit_the_survivors_of_a_killed_process_go_on(tmp_path, undist
 @pytest.mark.multiprocess
 def test_a_process_that_only_hangs_ends_all_others_too(tmp_path, undisturbed):
     faults = ["hang 0.1 @ 5.F1"]
-    quick = "workers.silence_limit_s=2"
+    quick = "workers.heartbeat_timeout_s=2"
     settings = ("recovery.mode=global", EVERY_2, quick)
     run = train(runs.processes, tmp_path, "2x2", faults, *settings)
     assert_as_undisturbed(run, undisturbed, faults)

@@ -21,7 +21,7 @@ from holdfast.protocol.spec import Access
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.wide, pytest.mark.timeout(600)]
 STEPS, MICROBATCHES = 60, 4
-OFTEN = runs.settings("checkpoint.every_steps=5", "workers.silence_limit_s=30")
+OFTEN = runs.settings("checkpoint.every_steps=5", "workers.heartbeat_timeout_s=30")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ NUMBERS = {"steps": STEPS, "microbatches": MICROBATCHES}
 LOG = (
     "recovery.log=boundary",
     f"checkpoint.every_steps={EVERY}",
-    "workers.silence_limit_s=30",  # a busy machine is no fault
+    "workers.heartbeat_timeout_s=30",  # a busy machine is no fault
 )
 
 
@@ -144,7 +144,7 @@ def test_the_command_line_of_the_manual(tmp_path):
     """On the example, as a user would type it, with fewer steps."""
     words = ["--pipelines", "1", "--stages", "4", "--set", "recovery.log=boundary"]
     words += ["--set", "recovery.log_budget=2GB", "--fault", "kill 0.2 @ 7"]
-    words += runs.settings("workers.silence_limit_s=30")
+    words += runs.settings("workers.heartbeat_timeout_s=30")
     run = runs.finished(runs.processes(runs.TINY_GPT, tmp_path / "run", *words, steps=10))
     calm = runs.finished(runs.threads(runs.TINY_GPT, tmp_path / "calm", steps=10))
     assert (run.sha256, run.losses) == (calm.sha256, calm.losses)

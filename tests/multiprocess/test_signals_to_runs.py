@@ -31,7 +31,7 @@ def start(tmp_path):
     def start_one(*more, steps=NUMBERS["steps"]):
         words = ["train", str(paced(tmp_path)), *runs.layout("2x2"), "--steps", str(steps)]
         words += ["--microbatches", "4", *more]
-        words += runs.settings("workers.silence_limit_s=30", "checkpoint.every_steps=2")
+        words += runs.settings("workers.heartbeat_timeout_s=30", "checkpoint.every_steps=2")
         started.append(LiveRun(tmp_path, *words))
         return started[-1]
 

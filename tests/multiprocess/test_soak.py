@@ -66,7 +66,7 @@ def live(tmp_path):
     words = ["train", str(paced(tmp_path)), *runs.layout("2x2"), "--steps", str(STEPS)]
     words += ["--microbatches", str(MICROBATCHES)]
     words += [word for step in range(1, STEPS) for word in ("--fault", f"join @ {step}")]
-    words += runs.settings("checkpoint.every_steps=20", "workers.silence_limit_s=30")
+    words += runs.settings("checkpoint.every_steps=20", "workers.heartbeat_timeout_s=30")
     run = LiveRun(tmp_path, *words)
     try:
         run.wait_for_steps(1)

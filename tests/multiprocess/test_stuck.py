@@ -121,15 +121,15 @@ def test_a_worker_that_is_stuck_in_a_layer_is_lost_by_itself(tmp_path, begin, un
 def test_one_that_is_stuck_and_lets_no_heartbeat_through_is_named_and_left_behind(
     tmp_path, begin, undisturbed
 ):
-    live = begin("held", "workers.silence_limit_s=1", "workers.stuck_limit_s=4")
+    live = begin("held", "workers.heartbeat_timeout_s=1", "workers.stuck_limit_s=4")
     assert_named_and_left_behind(live, tmp_path, "held", undisturbed, "__getitem__")
 
 
 @pytest.mark.wide
-def test_one_that_lets_no_heartbeat_through_for_longer_than_the_silence_limit_is_not_lost(
+def test_one_that_lets_no_heartbeat_through_for_longer_than_the_heartbeat_timeout_is_not_lost(
     tmp_path, begin, undisturbed
 ):
-    live = begin("held", "workers.silence_limit_s=1")
+    live = begin("held", "workers.heartbeat_timeout_s=1")
     stuck = named(live, tmp_path, "held", "__getitem__")
     assert (stuck.operation, stuck.seconds > 1) == ("mute", True)
     pipe = os.open(tmp_path / "pipe", os.O_RDWR)

@@ -117,7 +117,7 @@ def test_a_sample_that_is_bad_in_a_replay_sends_all_back_and_changes_no_bit(tmp_
     path.write_text(path.read_text().replace("\n        phase = noise", counted))
     count = tmp_path / "count"
     count.unlink(missing_ok=True)
-    log = runs.settings("recovery.log=boundary", "data.retries=0", "workers.silence_limit_s=10")
+    log = runs.settings("recovery.log=boundary", "data.retries=0", "workers.heartbeat_timeout_s=10")
     # a speculative step is loaded twice if it is void
     log += runs.settings("optimizer.mode=global")
     kill = ["--fault", "kill 0.0 @ 7.reduce"]

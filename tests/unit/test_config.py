@@ -1,5 +1,8 @@
 """Settings are typed and checked; an error names the key, the value and what was expected."""
 
+import math
+import re
+
 import pytest
 
 from holdfast.config import RunConfig, config_from, known_keys, parse_assignment, set_value
@@ -33,8 +36,8 @@ def test_the_defaults_are_valid_and_survive_a_round_trip() -> None:
         ({"device": {"emulate": "F=0ms,B=1ms,W=1ms"}}, ["device.emulate=F=0ms", "some time"]),
         ({"control": {"port": 70000}}, ["control.port=70000", "65535"]),
         ({"control": {"host": "0.0.0.0"}}, ["control.host=0.0.0.0", "loopback"]),
-        ({"workers": {"silence_limit_s": float("inf")}}, ["workers.silence_limit_s=inf", "0.1 to"]),
-        ({"workers": {"silence_limit_s": 0.05}}, ["workers.silence_limit_s=0.05", "0.1"]),
+        ({"workers": {"heartbeat_timeout_s": math.inf}}, ["heartbeat_timeout_s=inf", "0.1 to"]),
+        ({"workers": {"heartbeat_timeout_s": 0.05}}, ["workers.heartbeat_timeout_s=0.05", "0.1"]),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name_and_what_was_expected(values, words) -> None:
@@ -52,7 +55,7 @@ def test_a_bad_value_is_refused_with_its_name_and_what_was_expected(values, word
         ("parallel.cut=[2, 4]", ("parallel.cut", [2, 4])),
         ("parallel.cut=2,4", ("parallel.cut", [2, 4])),
         ("workers.allow_mixed=true", ("workers.allow_mixed", True)),
-        ("workers.silence_limit_s=2.5", ("workers.silence_limit_s", 2.5)),
+        ("workers.heartbeat_timeout_s=2.5", ("workers.heartbeat_timeout_s", 2.5)),
         ("device.emulate=F=1ms,B=1ms,W=1ms", ("device.emulate", "F=1ms,B=1ms,W=1ms")),
     ],
 )
@@ -78,6 +81,14 @@ def test_an_assignment_is_read_by_the_type_of_its_key(text, expected) -> None:
 def test_a_bad_assignment_is_refused(text, word) -> None:
     with pytest.raises(ConfigError, match=word):
         parse_assignment(text)
+
+
+def test_the_old_name_of_a_setting_is_refused_with_the_new_one() -> None:
+    said = "workers.silence_limit_s: unknown setting; its name is workers.heartbeat_timeout_s now"
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        parse_assignment("workers.silence_limit_s=3")
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        config_from({"workers": {"silence_limit_s": 3}})
 
 
 def test_every_setting_can_be_listed() -> None:

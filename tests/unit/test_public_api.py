@@ -10,6 +10,8 @@ import pytest
 import holdfast as hf
 from holdfast.cli.flags import in_flags
 from holdfast.errors import Argument, ConfigError, ResumeFrom
+from holdfast.observability.event_files import EVENTS_FILE
+from holdfast.observability.summary import SUMMARY_FILE, summarize, write_summary
 
 INIT = Path(hf.__file__)
 
@@ -66,3 +68,12 @@ def test_errors_say_what_a_call_gives_and_the_command_says_flags():
     assert in_flags(error) == "--run-dir runs/a b: or holdfast train --resume 'runs/a b'"
     accepted = ConfigError("add ", Argument("changed_job", True))
     assert (str(accepted), in_flags(accepted)) == ("add changed_job=True", "add --changed-job")
+
+
+def test_a_run_whose_settings_have_other_names_now_can_be_opened(tmp_path):
+    (tmp_path / EVENTS_FILE).touch()
+    old = {"workers": {"silence_limit_s": 3.0, "replace": 1}, "telepathy": {"range": 9}}
+    write_summary(tmp_path / SUMMARY_FILE, summarize([], config=old))
+    record = hf.open_run(tmp_path)
+    assert record.config.workers.replace == 1
+    assert record.summary.config == old

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.api.job_source import JobLike, job_source
-from holdfast.config import RunConfig, config_from
+from holdfast.config import RunConfig, config_from, known_settings
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.job_reference import forget_here
 from holdfast.observability.events import EVENTS_FILE, Event, RunStarted, read_events
@@ -68,7 +68,7 @@ class RunRecord:
                 f"{self.run_dir}: its settings are in its summary or in a checkpoint, and there is "
                 "none yet"
             )
-        return config_from(settings)
+        return config_from(known_settings(settings))
 
     @cached_property
     def checkpoints(self) -> tuple[Checkpoint, ...]:

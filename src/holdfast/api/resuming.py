@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.api.job_source import JobLike, job_source
-from holdfast.config import RunConfig, known_keys
+from holdfast.config import RunConfig, known_settings
 from holdfast.errors import Argument, CheckpointError, ConfigError
 from holdfast.job_reference import JobSource, Reference
 from holdfast.storage.manifest import Checkpoint
@@ -22,15 +22,8 @@ _OF_A_LAYOUT = {  # given for one layout, of no use in another
 
 
 def remembered(checkpoint: Checkpoint, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the run that wrote it, with those that are ``given`` now on top.
-
-    Those that are not known here, of a newer version or of one long ago, are left out.
-    """
-    known = set(known_keys())
-    values: dict[str, Any] = {}
-    for section, settings in checkpoint.origin.settings.items():
-        kept = {name: value for name, value in settings.items() if f"{section}.{name}" in known}
-        values |= {section: kept} if kept else {}
+    """Settings of the run that wrote it, with those that are ``given`` now on top."""
+    values: dict[str, Any] = known_settings(checkpoint.origin.settings)
     for key, causes in _OF_A_LAYOUT.items():
         if any(_get(given, cause) not in (None, _get(values, cause)) for cause in causes):
             section, _, name = key.partition(".")

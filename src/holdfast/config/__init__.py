@@ -21,6 +21,7 @@ from holdfast.config.operating import (
 from holdfast.config.reading import (
     config_from,
     known_keys,
+    known_settings,
     parse_assignment,
     set_value,
     typed,
@@ -61,6 +62,7 @@ __all__ = [
     "WorkersConfig",
     "config_from",
     "known_keys",
+    "known_settings",
     "parse_assignment",
     "parse_size",
     "set_value",

@@ -22,7 +22,7 @@ class WorkersConfig:
     start_limit_s: float = 180.0
     """Longest wait for all workers to start, load the job and build their stages."""
 
-    silence_limit_s: float = 0.0
+    heartbeat_timeout_s: float = 0.0
     """A worker that is silent for longer is lost; 0: twice a step, from 2 to 60 s."""
 
     stuck_limit_s: float = 0.0
@@ -38,10 +38,10 @@ class WorkersConfig:
     def __post_init__(self) -> None:
         at_least(0, "workers.restarts", self.restarts, "must be 0 or more")
         at_least(0, "workers.replace", self.replace, "must be 0 or more")
-        silence_s = self.silence_limit_s
-        good = silence_s == 0 or 0.1 <= silence_s <= MAX_LIMIT_S
+        timeout_s = self.heartbeat_timeout_s
+        good = timeout_s == 0 or 0.1 <= timeout_s <= MAX_LIMIT_S
         expected = f"must be 0 (automatic), or from 0.1 to {MAX_LIMIT_S}"
-        require(good, "workers.silence_limit_s", silence_s, expected)
+        require(good, "workers.heartbeat_timeout_s", timeout_s, expected)
         stuck_s = self.stuck_limit_s
         good = stuck_s == 0 or 1 <= stuck_s <= MAX_LIMIT_S
         expected = f"must be 0 (automatic), or from 1 to {MAX_LIMIT_S}"

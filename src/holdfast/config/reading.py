@@ -1,6 +1,6 @@
 """Settings from plain values and from text: typed by their key, refused by name."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -8,9 +8,21 @@ from holdfast.config.checks import require
 from holdfast.config.run import RunConfig
 from holdfast.errors import Argument, ConfigError
 
+_RENAMED = {"workers.silence_limit_s": "workers.heartbeat_timeout_s"}  # since 0.2.0
+
 
 def known_keys() -> list[str]:
     return [f"{s.name}.{f.name}" for s in fields(RunConfig) for f in fields(_section(s.name))]
+
+
+def known_settings(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of a run of any version: those that are not known here, newer or given up, are left out."""
+    known = set(known_keys())
+    found = {
+        section: {name: value for name, value in settings.items() if f"{section}.{name}" in known}
+        for section, settings in values.items()
+    }
+    return {section: settings for section, settings in found.items() if settings}
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:
@@ -43,9 +55,14 @@ def _build_section(name: str, values: Mapping[str, Any]) -> object:
     hints = get_type_hints(section)
     for key in values:
         if key not in hints:
-            known = ", ".join(f"{name}.{field_name}" for field_name in hints)
-            raise ConfigError(f"{name}.{key}: unknown setting; known are {known}")
+            raise _unknown(f"{name}.{key}", [f"{name}.{field_name}" for field_name in hints])
     return section(**{key: typed(f"{name}.{key}", v, hints[key]) for key, v in values.items()})
+
+
+def _unknown(key: str, known: Iterable[str]) -> ConfigError:
+    if key in _RENAMED:
+        return ConfigError(f"{key}: unknown setting; its name is {_RENAMED[key]} now")
+    return ConfigError(f"{key}: unknown setting; known are {', '.join(known)}")
 
 
 def typed(key: str, value: object, hint: Any) -> object:
@@ -84,7 +101,7 @@ def parse_assignment(text: str) -> tuple[str, object]:
         raise ConfigError(Argument("set", text), ": expected section.field=value")
     section, _, name = key.partition(".")
     if section not in _section_names() or name not in get_type_hints(_section(section)):
-        raise ConfigError(f"{key}: unknown setting; known are {', '.join(known_keys())}")
+        raise _unknown(key, known_keys())
     return key, _from_text(key, raw.strip(), get_type_hints(_section(section))[name])
 
 

@@ -150,12 +150,12 @@ def test_it_is_named_once_if_heartbeats_come_again_in_the_same_operation(number)
 
 
 def held_world(*, usual_s=0.05, **more) -> World:
-    """Steps are measured, so the silence limit is 2 s."""
+    """Steps are measured, so the heartbeat timeout is 2 s."""
     world = World(2, **more).start()
     for actor in world.live():
         actor.longest = {"load": usual_s}
     world.step(4)
-    assert world.run.run.timeouts.silence_s == 2.0
+    assert world.run.run.timeouts.heartbeat_timeout_s == 2.0
     return world
 
 
@@ -190,7 +190,7 @@ def test_a_silent_member_whose_process_runs_may_come_back() -> None:
     assert not emitted(world.effects, events.WorkerLost)
 
 
-def test_one_that_is_stopped_is_looked_at_and_lost_after_the_silence_limit() -> None:
+def test_one_that_is_stopped_is_looked_at_and_lost_after_the_heartbeat_timeout() -> None:
     world = held_world()
     stopped = world.actors["1.0"]
     stopped.silent = stopped.mute = True
@@ -204,7 +204,7 @@ def test_one_that_is_stopped_is_looked_at_and_lost_after_the_silence_limit() -> 
     assert lost(world)["1.0"].startswith("no heartbeat for 2.")
 
 
-def test_one_that_ran_and_is_then_stopped_is_lost_after_the_silence_limit() -> None:
+def test_one_that_ran_and_is_then_stopped_is_lost_after_the_heartbeat_timeout() -> None:
     world = held_world()
     held = world.actors["1.0"]
     held.held = held.mute = True

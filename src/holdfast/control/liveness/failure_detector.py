@@ -44,7 +44,7 @@ class FailureDetector:
 
     def tick(self, at_s: float) -> list[Effect]:
         timeouts = self._run.timeouts
-        self._silence.forgive(at_s, timeouts.silence_s)
+        self._silence.forgive(at_s, timeouts.heartbeat_timeout_s)
         effects = [*self._stalls(at_s), *self._silent(at_s)]
         for worker in self._changes.overdue(at_s, self._progress.busy()):
             cause = f"did not stop within {timeouts.answer_s:g} s"
@@ -84,7 +84,7 @@ class FailureDetector:
             if not self._should_beat(worker):
                 continue
             stood_s = 0.0 if self._is_judged(worker) else standing.get(worker, 0.0)
-            if silent_s > timeouts.silence_s or stood_s > timeouts.start_limit_s:
+            if silent_s > timeouts.heartbeat_timeout_s or stood_s > timeouts.start_limit_s:
                 cause = f"no heartbeat for {max(silent_s, stood_s):.1f} s"
                 effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause, silent=True)
             elif self._silence.is_look_due(worker, at_s, timeouts):

@@ -118,7 +118,7 @@ class RollingBack:
         num_stages = self._run.shape.stages
         stages = f"{num_stages} {'stage' if num_stages == 1 else 'stages'}"
         silent = any(self._losses.last[worker].silent for worker, _ in self._dead)
-        hint = "If they were only busy, raise workers.silence_limit_s. " if silent else ""
+        hint = "If they were only busy, raise workers.heartbeat_timeout_s. " if silent else ""
         return (
             f"{'; '.join(who)}: {nobody}{live} cannot hold {stages}; all "
             f"workers were stopped. {self._restarting.tried}{hint}{self._run.advice}"

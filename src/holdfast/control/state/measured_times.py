@@ -8,7 +8,7 @@ from holdfast.control.state.timeouts import Timeouts
 
 class MeasuredTimes:
     def __init__(self, config: RunConfig) -> None:
-        self._limits_s = (config.workers.silence_limit_s, config.workers.start_limit_s)
+        self._limits_s = (config.workers.heartbeat_timeout_s, config.workers.start_limit_s)
         self._steps_s: list[float] = []
         self._stop_s = 0.1
         self._copy_s = 1.0

@@ -18,9 +18,9 @@ _STEPS_TO_END = 3  # those that are running, and time to save
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """All that the silence limit decides. ``measured``: whether steps have been timed."""
+    """All that the heartbeat timeout decides. ``measured``: whether steps have been timed."""
 
-    silence_s: float
+    heartbeat_timeout_s: float
     configured: bool
     measured: bool
     start_limit_s: float
@@ -30,16 +30,16 @@ class Timeouts:
     def of(cls, configured_s: float, start_limit_s: float, steps_s: Sequence[float]) -> "Timeouts":
         """``configured_s`` 0: twice a usual step, within bounds."""
         measured = len(steps_s) >= NUM_MEASURED
-        silence_s = configured_s or _FIRST_S
+        heartbeat_timeout_s = configured_s or _FIRST_S
         if measured and not configured_s:
-            silence_s = min(max(2 * median(steps_s[-_NUM_KEPT:]), _LEAST_S), _MOST_S)
+            heartbeat_timeout_s = min(max(2 * median(steps_s[-_NUM_KEPT:]), _LEAST_S), _MOST_S)
         step_s = median(steps_s[-_NUM_KEPT:]) if steps_s else 0.0
-        return cls(silence_s, configured_s > 0, measured, start_limit_s, step_s)
+        return cls(heartbeat_timeout_s, configured_s > 0, measured, start_limit_s, step_s)
 
     @property
     def beat_s(self) -> float:
         """Fixed for a run, since workers hear of it once: right for the shortest limit."""
-        return (self.silence_s if self.configured else _LEAST_S) / _BEATS
+        return (self.heartbeat_timeout_s if self.configured else _LEAST_S) / _BEATS
 
     @property
     def look_s(self) -> float:
@@ -49,7 +49,7 @@ class Timeouts:
     @property
     def answer_s(self) -> float:
         """A member that lives but does not stop for so long is lost."""
-        return _ANSWERS * self.silence_s
+        return _ANSWERS * self.heartbeat_timeout_s
 
     @property
     def interrupt_s(self) -> float:
@@ -60,16 +60,20 @@ class Timeouts:
     @property
     def wait_s(self) -> float:
         """Longest wait of a worker for a tensor; by then somebody was found to be lost."""
-        return max(_ANSWERS * self.silence_s, _LEAST_WAIT_S) if self.measured else self._first_s
+        return (
+            max(_ANSWERS * self.heartbeat_timeout_s, _LEAST_WAIT_S)
+            if self.measured
+            else self._first_s
+        )
 
     @property
     def _first_s(self) -> float:
-        return max(self.start_limit_s, _ANSWERS * self.silence_s)
+        return max(self.start_limit_s, _ANSWERS * self.heartbeat_timeout_s)
 
     def describe(self) -> str:
         later = f" at first, then twice a step, {_LEAST_S:g} to {_MOST_S:g} s"
         return (
-            f"heartbeat timeout {self.silence_s:g} s{'' if self.configured else later}; "
+            f"heartbeat timeout {self.heartbeat_timeout_s:g} s{'' if self.configured else later}; "
             f"a heartbeat every {self.beat_s:g} s; a worker that does not stop when asked to is "
             f"lost after {_ANSWERS} timeouts"
         )

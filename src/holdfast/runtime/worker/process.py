@@ -132,11 +132,11 @@ def transport_limits(config: RunConfig) -> Limits:
     wait for a tensor would end before it.
     """
     wait_s, usual = config.workers.start_limit_s, Limits()
-    silent_s = config.workers.silence_limit_s or usual.reconnect_limit_s
+    timeout_s = config.workers.heartbeat_timeout_s or usual.reconnect_limit_s
     return Limits(
         send_limit_s=wait_s,
         silence_limit_s=max(wait_s, usual.silence_limit_s),
-        reconnect_limit_s=min(silent_s, usual.reconnect_limit_s),
+        reconnect_limit_s=min(timeout_s, usual.reconnect_limit_s),
     )
 
 

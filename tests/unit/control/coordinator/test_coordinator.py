@@ -536,7 +536,7 @@ def test_a_disk_that_is_stuck_at_the_end_has_a_limit_of_its_own() -> None:
 
 
 def test_an_interrupt_in_the_first_steps_may_take_as_long_as_a_start() -> None:
-    world = World(workers={"silence_limit_s": 60.0, "start_limit_s": 700.0}).start()
+    world = World(workers={"heartbeat_timeout_s": 60.0, "start_limit_s": 700.0}).start()
     world.run_step(world.actors["0.1"])
     world.take(world.run.interrupt(world.at_s))
     world.pump()
@@ -579,16 +579,16 @@ def test_one_that_waits_for_its_disk_is_not_lost_for_not_stopping() -> None:
 # --- the clock ---
 
 
-def test_the_silence_limit_is_twice_a_usual_step_within_bounds() -> None:
-    assert Timeouts.of(0.0, 180.0, []).silence_s == 10.0
-    assert Timeouts.of(0.0, 180.0, [4.0, 4.0]).silence_s == 10.0
-    assert Timeouts.of(0.0, 180.0, [4.0, 4.0, 90.0]).silence_s == 8.0
-    assert Timeouts.of(0.0, 180.0, [0.1] * 3).silence_s == 2.0
-    assert Timeouts.of(0.0, 180.0, [100.0] * 3).silence_s == 60.0
-    assert Timeouts.of(1.5, 180.0, [100.0] * 3).silence_s == 1.5
+def test_the_heartbeat_timeout_is_twice_a_usual_step_within_bounds() -> None:
+    assert Timeouts.of(0.0, 180.0, []).heartbeat_timeout_s == 10.0
+    assert Timeouts.of(0.0, 180.0, [4.0, 4.0]).heartbeat_timeout_s == 10.0
+    assert Timeouts.of(0.0, 180.0, [4.0, 4.0, 90.0]).heartbeat_timeout_s == 8.0
+    assert Timeouts.of(0.0, 180.0, [0.1] * 3).heartbeat_timeout_s == 2.0
+    assert Timeouts.of(0.0, 180.0, [100.0] * 3).heartbeat_timeout_s == 60.0
+    assert Timeouts.of(1.5, 180.0, [100.0] * 3).heartbeat_timeout_s == 1.5
 
 
-def test_all_other_waits_follow_from_the_silence_limit() -> None:
+def test_all_other_waits_follow_from_the_heartbeat_timeout() -> None:
     first, later = Timeouts.of(0.0, 180.0, []), Timeouts.of(0.0, 180.0, [10.0] * 3)
     assert (first.beat_s, later.beat_s) == (0.2, 0.2)
     assert Timeouts.of(3.0, 180.0, []).beat_s == pytest.approx(0.3)

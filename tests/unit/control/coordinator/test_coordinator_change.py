@@ -365,7 +365,7 @@ def test_a_coordinator_that_is_slow_to_look_still_finds_who_is_silent() -> None:
 
 
 def test_a_member_that_beats_but_does_not_stop_is_lost_in_the_end() -> None:
-    world = World(workers={"silence_limit_s": 1.0}).start()
+    world = World(workers={"heartbeat_timeout_s": 1.0}).start()
     world.actors["0.1"].mute = True
     world.die("1.0")
     world.pump()
