@@ -16,7 +16,7 @@ from helpers.sweeps.chaos import LAYOUTS, PER_CENT, PHASES, QUICK, SAVE, Layout
 from helpers.wide import every, first
 from holdfast.cluster import parse_worker
 from holdfast.control.restore import log_policy
-from holdfast.planner.logs import boundaries as log_borders
+from holdfast.planner.logs import boundaries as log_boundaries
 
 ONE = Layout("1x4", 4, "[1, 2, 3]", 0.55)
 TWO = replace(LAYOUTS["2x3"])
@@ -305,14 +305,14 @@ GROUPS = {
 @pytest.mark.parametrize("which", every(3, GROUPS))
 def test_stages_without_a_log_between_them_are_replayed_together(arena, table, monkeypatch, which):
     boundaries, replayed = GROUPS[which]
-    choice = log_borders.LogChoice(boundaries, [0] * 4, "as the test says")
+    choice = log_boundaries.LogChoice(boundaries, [0] * 4, "as the test says")
     monkeypatch.setattr(log_policy, "boundaries_for", lambda **_: choice)
     faults, budget = ["kill 0.2 @ 8.B1"], "recovery.log_budget=1GB"
     check_kills(arena, table, faults, budget, *LONG_LOG, steps=LONG, replayed=replayed)
 
 
 def test_lost_stages_of_two_groups_are_replayed_with_all_of_both(arena, table, monkeypatch):
-    choice = log_borders.LogChoice([1], [0] * 4, "as the test says")
+    choice = log_boundaries.LogChoice([1], [0] * 4, "as the test says")
     monkeypatch.setattr(log_policy, "boundaries_for", lambda **_: choice)
     faults, budget = ["kill 0.1 @ 8.B1", "kill 0.2 @ 5.halt"], "recovery.log_budget=1GB"
     check_kills(arena, table, faults, budget, *LONG_LOG, steps=LONG, replayed=[(0, 1, 2, 3)])

@@ -44,7 +44,7 @@ class Committing(RecoveryPolicy):
 
     def restore(self, change: Reconfiguration, decision: RestoreCopy, at_s: float) -> list[Effect]:
         """The step that was running is thrown away, and so are those since the copy."""
-        run, work, _, plans, reports, _ = self._parts
+        run, tracker, _, plans, reports, _ = self._parts
         version = decision.version
         redone = self._num_redone(change, version)
         num_thrown_away = max(0, reports.next_step - version)
@@ -53,7 +53,7 @@ class Committing(RecoveryPolicy):
         steady = plans.for_members()
         run.plan.begin_at(version)
         told = dict.fromkeys(run.stages, (version, 0, 0))
-        work.adopt(run.epoch, (), steady.schedule, told)
+        tracker.adopt(run.epoch, (), steady.schedule, told)
         inventories = change.inventories
         saving = [(stage, inventories[worker].saving) for worker, stage in run.stages.items()]
         restore = messages.Restore(epoch=run.epoch, version=version)
@@ -75,12 +75,12 @@ class Committing(RecoveryPolicy):
 
     def _num_redone(self, change: Reconfiguration, version: int) -> int:
         """Operations that were finished, by whomever, and will be run again."""
-        run, work = self._parts.run, self._parts.work
+        run, tracker = self._parts.run, self._parts.tracker
         lanes, finished = run.plan.steady.schedule.lanes, 0
         for worker in run.stages:
             tell = change.inventories[worker]
             finished += max(0, tell.reduced - version) * len(lanes.get(worker, ())) + tell.done
-        dead = [one for worker, stage in change.dead for one in work.dead(worker, stage)]
+        dead = [one for worker, stage in change.dead for one in tracker.dead(worker, stage)]
         return finished + sum(len(one.done) for one in dead if one.step >= version)
 
     def _copy_anew(self, change: Reconfiguration, at_s: float) -> list[Effect]:

@@ -19,7 +19,7 @@ class Agenda:
     @property
     def is_quiet(self) -> bool:
         """Nothing is under way, nor offered."""
-        busy = self.parts.changes.current is not None or self.parts.switching.under_way
+        busy = self.parts.reconfigurations.current is not None or self.parts.switching.under_way
         return self.run.phase is RunPhase.TRAINING and not busy
 
     @property
@@ -40,7 +40,7 @@ class Agenda:
         if parts.reports.all_finished:
             return ordered + self._finish.succeed(at_s)
         if run.ending.is_undecided:
-            return ordered + parts.changes.begin(ChangeRequest("interrupt"), at_s)
+            return ordered + parts.reconfigurations.begin(ChangeRequest("interrupt"), at_s)
         if self.is_ending:
             return ordered
         return ordered + (self._enter(at_s) or self.move(at_s) or self.mitigate(at_s))
@@ -56,7 +56,7 @@ class Agenda:
             return []
         moved = all(joining.joiners[worker].from_stage is not None for worker in entering)
         request = ChangeRequest("move" if moved else "join", entering=entering)
-        return self.parts.changes.begin(request, at_s)
+        return self.parts.reconfigurations.begin(request, at_s)
 
     def move(self, at_s: float) -> list[Effect]:
         """Only while nobody else is on the way."""
@@ -76,7 +76,7 @@ class Agenda:
             joiners.append((worker, Joiner(stage, self.run.stages[worker], reason)))
         if not joiners:
             return []
-        return parts.changes.begin(ChangeRequest("move", leaving=tuple(joiners)), at_s)
+        return parts.reconfigurations.begin(ChangeRequest("move", leaving=tuple(joiners)), at_s)
 
     def mitigate(self, at_s: float) -> list[Effect]:
         """Something is slow, or is so no longer, and it pays to change who does what."""

@@ -94,7 +94,7 @@ class Coordinator:
 
     @property
     def over(self) -> bool:
-        return self.run.life.over
+        return self.run.lifecycle.over
 
     @property
     def starting(self) -> bool:
@@ -173,9 +173,9 @@ class Coordinator:
         parts = self.parts
         return [
             *parts.reports.checkpoints.tick(at_s),
-            *parts.liveness.tick(at_s),
+            *parts.failure_detector.tick(at_s),
             *parts.complaints.mend_links(at_s),
-            *parts.changes.tick(at_s),
+            *parts.reconfigurations.tick(at_s),
             *parts.losses.show(at_s),
         ]
 
@@ -184,7 +184,7 @@ class Coordinator:
 
         def done() -> list[Effect]:
             sealed = self.parts.reports.checkpoints.on_sealed(step)
-            return [*sealed, *self.parts.policy.on_sealed(step, at_s)]
+            return [*sealed, *self.parts.recovery_policy.on_sealed(step, at_s)]
 
         return self._guarded(done, at_s)
 

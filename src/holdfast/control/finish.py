@@ -16,14 +16,14 @@ class Finish:
 
     def fail(self, why: HoldfastError, at_s: float, details: str = "") -> list[Effect]:
         run, parts = self._run, self._parts
-        if run.life.over:
+        if run.lifecycle.over:
             return []
         effects: list[Effect] = []
         if run.phase not in BEFORE_TRAINING:
             effects += parts.losses.show(at_s, all_of_them=True)
             effects += parts.joining.unfinished(at_s)
             effects.append(Emit(events.RunFailed(at_s=at_s, reason=str(why))))
-        run.life.enter(RunPhase.FAILED)
+        run.lifecycle.enter(RunPhase.FAILED)
         run.ending.fail(why, details)
         return effects + self._stop_all(str(why), at_s)
 
@@ -38,7 +38,7 @@ class Finish:
             raise run.ended_early()
         reports.nonfinite.check_end(run.advice)
         unfinished = self._parts.joining.unfinished(at_s)
-        run.life.enter(RunPhase.FINISHED)
+        run.lifecycle.enter(RunPhase.FINISHED)
         return [*unfinished, Emit(finished), *self._stop_all("the run is finished", at_s)]
 
     def _stop_all(self, reason: str, at_s: float) -> list[Effect]:

@@ -33,10 +33,10 @@ class Handlers:
             messages.Ready: self._on_ready,
             messages.Heartbeat: self._on_heartbeat,
             messages.PeerGone: parts.complaints.on_peer_gone,
-            messages.Inventory: parts.changes.on_inventory,
+            messages.Inventory: parts.reconfigurations.on_inventory,
             messages.Resumed: self._on_resumed,
-            messages.Replayed: parts.changes.on_replayed,
-            messages.ReplayFailed: parts.changes.on_replay_failed,
+            messages.Replayed: parts.reconfigurations.on_replayed,
+            messages.ReplayFailed: parts.reconfigurations.on_replay_failed,
             messages.LogVolume: parts.log_policy.on_volume,
             messages.LogState: parts.log_policy.on_state,
             messages.Copied: self._on_copied,
@@ -64,7 +64,7 @@ class Handlers:
         if self._run.phase in BEFORE_TRAINING:
             return parts.starting.on_hello(hello, at_s)
         try:
-            needed = parts.changes.on_hello(hello, at_s)
+            needed = parts.reconfigurations.on_hello(hello, at_s)
             if needed is not None:
                 return needed
             return parts.joining.on_hello(hello, parts.reports.steps_left, at_s)
@@ -76,7 +76,7 @@ class Handlers:
         if not run.assignments.built(worker):
             return []  # it was given another stage, or another state, meanwhile
         if run.phase is RunPhase.RETURNING:
-            return parts.changes.on_ready(worker, at_s)
+            return parts.reconfigurations.on_ready(worker, at_s)
         if run.phase not in BEFORE_TRAINING:
             return parts.joining.on_ready(worker, at_s)
         effects = parts.starting.on_ready(worker, at_s)
@@ -97,17 +97,17 @@ class Handlers:
 
     def _on_heartbeat(self, beat: messages.Heartbeat, at_s: float) -> list[Effect]:
         parts, worker = self._parts, parse_worker(beat.worker)
-        parts.work.note(worker, beat.epoch, beat.step, beat.done, beat.attempt)
+        parts.tracker.note(worker, beat.epoch, beat.step, beat.done, beat.attempt)
         parts.deadline.note_beat(worker, beat)
         if worker in self._run.stages:
-            parts.progress.note(worker, self._run.stages[worker], beat)
+            parts.stuck_detector.note(worker, self._run.stages[worker], beat)
         return []
 
     def _on_resumed(self, resumed: messages.Resumed, at_s: float) -> list[Effect]:
         if resumed.epoch != self._run.epoch:
             return []
         worker = parse_worker(resumed.worker)
-        return self._completed(self._parts.changes.on_resumed(worker, resumed.at_s, at_s))
+        return self._completed(self._parts.reconfigurations.on_resumed(worker, resumed.at_s, at_s))
 
     def _completed(self, effects: list[Effect]) -> list[Effect]:
         """If a change is: perhaps somebody should now hold another stage."""
@@ -120,8 +120,8 @@ class Handlers:
     def _on_report(self, report: messages.StepReport, at_s: float) -> list[Effect]:
         reports = self._parts.reports
         worker = parse_worker(report.worker)
-        self._parts.work.note(worker, self._run.epoch, report.step + 1, 0)
-        self._parts.slowness.on_report(report)
+        self._parts.tracker.note(worker, self._run.epoch, report.step + 1, 0)
+        self._parts.straggler_monitor.on_report(report)
         first = reports.next_step
         effects = reports.on_step(report, at_s)
         for step in range(first, reports.next_step):
@@ -130,14 +130,14 @@ class Handlers:
 
     def _watch(self, step: int, at_s: float) -> list[Effect]:
         """Nobody trains worse for it if watching fails."""
-        slowness, mitigating = self._parts.slowness, self._parts.mitigating
+        monitor, mitigating = self._parts.straggler_monitor, self._parts.mitigating
         steps_s, left = self._run.times.steps_s, self._parts.reports.steps_left
         try:
-            effects = slowness.concluded(step, at_s)
+            effects = monitor.concluded(step, at_s)
             if self._agenda.is_quiet and steps_s:
                 effects += mitigating.note_step(step, left, steps_s[-1], at_s)
         except (HoldfastError, ArithmeticError, ValueError) as why:
-            slowness.stop()
+            monitor.stop()
             return mitigating.stop(str(why), step, at_s)
         return effects
 
@@ -148,11 +148,11 @@ class Handlers:
         return effects
 
     def _on_probed(self, probed: messages.Probed, at_s: float) -> list[Effect]:
-        self._parts.slowness.on_probed(probed)
+        self._parts.straggler_monitor.on_probed(probed)
         return []
 
     def _on_part(self, part: messages.CheckpointPart, at_s: float) -> list[Effect]:
-        self._parts.policy.on_part(part)
+        self._parts.recovery_policy.on_part(part)
         self._parts.deadline.note_part(part)
         return self._parts.reports.checkpoints.on_part(part)
 
@@ -163,21 +163,21 @@ class Handlers:
     def _on_finished(self, finished: messages.Finished, at_s: float) -> list[Effect]:
         self._parts.reports.on_finished(finished)
         worker = parse_worker(finished.worker)
-        return self._completed(self._parts.changes.on_resumed(worker, at_s, at_s))
+        return self._completed(self._parts.reconfigurations.on_resumed(worker, at_s, at_s))
 
     # --- trouble ---
 
     def _on_job_failed(self, failed: messages.JobFailed, at_s: float) -> list[Effect]:
         """The step before it is whole everywhere, and saved; if it is saved already, all ends."""
-        run, changes = self._run, self._parts.changes
+        run, reconfigurations = self._run, self._parts.reconfigurations
         if failed.epoch != run.epoch:
             return []  # all were told to stop since; it tries again, or somebody else does
         kind, why = _told(failed)
         if failed.step <= run.start[1]:
             return self._finish.fail(kind(run.with_advice(why)), at_s, failed.details)
         run.ending.ask_with(failed.step, why, failed.details, at_s)
-        change = changes.current
-        return [] if change is None or not change.is_resuming else changes.again(at_s)
+        change = reconfigurations.current
+        return [] if change is None or not change.is_resuming else reconfigurations.again(at_s)
 
     def _on_warned(self, warned: messages.WorkerWarning, at_s: float) -> list[Effect]:
         """Every worker that has loaded the job says the same."""

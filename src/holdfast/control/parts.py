@@ -29,26 +29,34 @@ class CoordinatorParts:
 
     def __init__(self, run: Run, planner: SomePlanner | None, policies: Policies) -> None:
         workers, links = run.config.workers, LinkComplaints()
-        self.work = work = ProgressTracker()
+        self.tracker = tracker = ProgressTracker()
         self.losses = losses = Losses()
         self.plans = plans = Plans(run, planner)
         self.reports = reports = Reports(run)
-        self.starting = starting = Starting(run, work)
-        self.joining = joining = Joining(run, work, plans)
-        recovery = RecoveryParts(run, work, losses, plans, reports, joining)
-        self.policy = policy = policies.recovery(recovery)
-        self.changes = changes = Reconfigurations(recovery, policy)
+        self.starting = starting = Starting(run, tracker)
+        self.joining = joining = Joining(run, tracker, plans)
+        recovery = RecoveryParts(run, tracker, losses, plans, reports, joining)
+        self.recovery_policy = policy = policies.recovery(recovery)
+        self.reconfigurations = reconfigurations = Reconfigurations(recovery, policy)
         self.replacing = replacing = Replacing(run, reports, joining, policy)
-        self.progress = progress = StuckDetector(workers.stuck_limit_s, workers.start_limit_s)
-        self.losing = losing = Losing(run, work, losses, reports, joining, changes, links)
-        self.complaints = complaints = Complaints(run, reports, joining, changes, losing, links)
-        self.liveness = liveness = FailureDetector(run, joining, changes, progress, losing)
-        self.notices = FailureNotices(
-            run, work, losses, starting, reports, replacing, losing, complaints, liveness
+        self.stuck_detector = stuck_detector = StuckDetector(
+            workers.stuck_limit_s, workers.start_limit_s
         )
-        self.switching = switching = Switching(run, work)
+        self.losing = losing = Losing(
+            run, tracker, losses, reports, joining, reconfigurations, links
+        )
+        self.complaints = complaints = Complaints(
+            run, reports, joining, reconfigurations, losing, links
+        )
+        self.failure_detector = failure_detector = FailureDetector(
+            run, joining, reconfigurations, stuck_detector, losing
+        )
+        self.notices = FailureNotices(
+            run, tracker, losses, starting, reports, replacing, losing, complaints, failure_detector
+        )
+        self.switching = switching = Switching(run, tracker)
         self.log_policy = LogPolicy(run, reports)
         self.deadline = Deadline(run)
-        self.slowness = StragglerMonitor(run)
+        self.straggler_monitor = StragglerMonitor(run)
         self.mitigating = Mitigating(run, plans, policy, policies.stragglers(run, plans))
-        self.moving = Moving(run, plans, work, switching)
+        self.moving = Moving(run, plans, tracker, switching)

@@ -165,8 +165,8 @@ def told_of(*steps):
     return all_have(LOST, verdicts=dict.fromkeys(steps, GOOD))
 
 
-def lost(logs=LOGGED, **changes):
-    return situation(LOST, dead=dead("1.1"), free=FREE, logs=logs, **changes)
+def lost(log_facts=LOGGED, **changes):
+    return situation(LOST, dead=dead("1.1"), free=FREE, log_facts=log_facts, **changes)
 
 
 def test_without_a_log_all_go_back() -> None:
@@ -224,7 +224,7 @@ def test_several_lost_stages_are_all_named() -> None:
         plan_rest=Planner(),
         entering={},
         free=(WorkerId(0, 0), WorkerId(0, 2)),
-        logs=LOGGED,
+        log_facts=LOGGED,
     )
     found = decide(all_have(one, verdicts={3: GOOD}), now)
     assert found == Rebuild((0, 2), 4, "nobody holds stage 0, 2")
@@ -285,7 +285,7 @@ def anything(draw):
         entering={worker: draw(st.integers(0, 1)) for worker in sorted(comes)},
         leaving=tuple(sorted(goes)),
         end_step=draw(st.integers(0, 20)),
-        logs=draw(st.sampled_from([None, LOGGED])),
+        log_facts=draw(st.sampled_from([None, LOGGED])),
         free=tuple(worker for worker in names if worker not in stages),
     )
     return told, now
@@ -303,8 +303,8 @@ def test_a_decision_fits_its_situation_and_has_a_reason(case) -> None:
             assert not now.plan_rest.unable & found.stages.keys()
         case Rebuild():
             assert found.stages == now.lost_stages != ()
-            assert now.logs is not None
-            assert found.version >= now.logs.start
+            assert now.log_facts is not None
+            assert found.version >= now.log_facts.start
         case Rollback():
             assert not now.holds_all(members_after(told, now)) or now.plan_rest.unable
         case EndRun():

@@ -86,7 +86,7 @@ class Situation:
     leaving: Collection[WorkerId] = ()
     dead: tuple[tuple[WorkerId, int], ...] = ()  # and the stage each held
     free: tuple[WorkerId, ...] = ()  # names under which somebody could hold a lost stage
-    logs: LogFacts | None = None  # None: nothing is logged
+    log_facts: LogFacts | None = None  # None: nothing is logged
     ends_all: str = ""  # why a loss ends every worker; empty: it does not
 
     @property
@@ -155,34 +155,36 @@ def members_after(inventories: Inventories, situation: Situation) -> dict[Worker
 
 
 def _without_a_stage(inventories: Inventories, situation: Situation) -> Decision:
-    logs = situation.logs
-    if logs is None:
+    log_facts = situation.log_facts
+    if log_facts is None:
         return roll_back(situation)
-    if not logs.has_boundary:
+    if not log_facts.has_boundary:
         return roll_back(situation, "no boundary of the lost stage is logged")
-    if logs.num_stuck >= MOST_STUCK:
+    if log_facts.num_stuck >= MOST_STUCK:
         return roll_back(situation, "the replay did not come to an end")
-    version = newest_version(inventories, situation, logs)
+    version = newest_version(inventories, situation, log_facts)
     if version is None:
         none = "the others cannot go on from any version of the lost stage"
-        return roll_back(situation, logs.gap or none)
+        return roll_back(situation, log_facts.gap or none)
     lost = situation.lost_stages
     return Rebuild(lost, version, f"nobody holds stage {', '.join(map(str, lost))}")
 
 
-def newest_version(inventories: Inventories, situation: Situation, logs: LogFacts) -> int | None:
+def newest_version(
+    inventories: Inventories, situation: Situation, log_facts: LogFacts
+) -> int | None:
     """Of the lost stages: the newest from which the members can go on; None: there is none."""
-    if logs.chosen is not None:
-        return logs.chosen
-    return next(_versions(inventories, situation, logs), None)
+    if log_facts.chosen is not None:
+        return log_facts.chosen
+    return next(_versions(inventories, situation, log_facts), None)
 
 
-def _versions(inventories: Inventories, situation: Situation, logs: LogFacts) -> Iterator[int]:
-    first = logs.start
+def _versions(inventories: Inventories, situation: Situation, log_facts: LogFacts) -> Iterator[int]:
+    first = log_facts.start
     settled = [step for inventory in inventories.values() for step in inventory.verdicts]
     newest = max(settled, default=first - 1) + 1
     for version in sorted({newest, max(first, newest - 1)}, reverse=True):
-        too_far = logs.reached is not None and version > logs.reached
+        too_far = log_facts.reached is not None and version > log_facts.reached
         if not too_far and version >= first and _fits(inventories, situation, version):
             yield version
 

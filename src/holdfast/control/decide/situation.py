@@ -13,12 +13,17 @@ from holdfast.control.state.run import Run
 
 class Situations:
     def __init__(
-        self, run: Run, plans: Plans, work: ProgressTracker, joining: Joining, policy: RecoveryRules
+        self,
+        run: Run,
+        plans: Plans,
+        tracker: ProgressTracker,
+        joining: Joining,
+        policy: RecoveryRules,
     ) -> None:
-        self._run, self._plans, self._tracker, self._joining = run, plans, work, joining
+        self._run, self._plans, self._tracker, self._joining = run, plans, tracker, joining
         self._policy = policy
 
-    def of(self, change: Reconfiguration, logs: LogFacts | None) -> Situation:
+    def of(self, change: Reconfiguration, log_facts: LogFacts | None) -> Situation:
         run, joiners = self._run, self._joining.joiners
         everyone = run.membership.all_in(*m.WorkerPhase)
 
@@ -34,7 +39,7 @@ class Situations:
             leaving=tuple(change.leaving),
             dead=tuple(change.dead),
             free=tuple(worker for worker in everyone if worker not in run.stages),
-            logs=logs,
+            log_facts=log_facts,
             ends_all=self._ends_all(),
         )
 

@@ -21,8 +21,8 @@ from holdfast.protocol import messages
 
 
 class Admission:
-    def __init__(self, run: Run, work: ProgressTracker, joiners: Joiners) -> None:
-        self._run, self._tracker, self._joiners = run, work, joiners
+    def __init__(self, run: Run, tracker: ProgressTracker, joiners: Joiners) -> None:
+        self._run, self._tracker, self._joiners = run, tracker, joiners
         self._invited_s: dict[WorkerId, float] = {}
         self._used: set[int] = set()  # join faults, by their place in the list
         self._ordered: dict[WorkerId, str] = {}  # join faults, by whom they have started

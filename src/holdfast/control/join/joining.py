@@ -26,10 +26,10 @@ _STATES = {
 
 
 class Joining:
-    def __init__(self, run: Run, work: ProgressTracker, plans: Plans) -> None:
-        self._run, self._tracker, self._plans = run, work, plans
+    def __init__(self, run: Run, tracker: ProgressTracker, plans: Plans) -> None:
+        self._run, self._tracker, self._plans = run, tracker, plans
         self._joiners = Joiners()
-        self.admission = Admission(run, work, self._joiners)
+        self.admission = Admission(run, tracker, self._joiners)
         self.copies = Copies(run, self._joiners)
         self._entered: list[WorkerId] = []  # with the present change
 
@@ -115,7 +115,7 @@ class Joining:
         self._entered.append(worker)
         return Emit(_entered(worker, joiner, step, at_s))
 
-    def log_borders(self) -> list[Effect]:
+    def log_boundaries(self) -> list[Effect]:
         """For those who have just entered: it may have been decided while they built."""
         run, entered = self._run, self._entered
         self._entered = []

@@ -29,8 +29,10 @@ class _Spared(NamedTuple):
 
 
 class Moving:
-    def __init__(self, run: Run, plans: Plans, work: ProgressTracker, switching: Switching) -> None:
-        self._run, self._plans, self._tracker, self._switching = run, plans, work, switching
+    def __init__(
+        self, run: Run, plans: Plans, tracker: ProgressTracker, switching: Switching
+    ) -> None:
+        self._run, self._plans, self._tracker, self._switching = run, plans, tracker, switching
         self._orders: list[MoveOrder] = []
         self._spared: _Spared | None = None
         self._is_due = False

@@ -11,7 +11,7 @@ from holdfast.control.state.run import Run
 
 class RecoveryParts(NamedTuple):
     run: Run
-    work: ProgressTracker
+    tracker: ProgressTracker
     losses: Losses
     plans: Plans
     reports: Reports

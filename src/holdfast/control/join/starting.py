@@ -32,9 +32,9 @@ SUSPICION_S = 0.5  # an agent reports the end of a process within milliseconds
 
 
 class Starting:
-    def __init__(self, run: Run, work: ProgressTracker) -> None:
+    def __init__(self, run: Run, tracker: ProgressTracker) -> None:
         self._run = run
-        self._tracker = work
+        self._tracker = tracker
         self._suspicion: tuple[float, HoldfastError] | None = None
 
     def waiting_for(self) -> str:
@@ -86,7 +86,7 @@ class Starting:
             costs = emulated_costs(emulated, stages) or layer_costs(lengths)
             return self._assign(Cut(layers, costs, not emulated, reason))
         equal_cut([1.0] * num_layers, stages)  # refuses too many stages before anyone measures
-        run.life.enter(RunPhase.MEASURING)
+        run.lifecycle.enter(RunPhase.MEASURING)
         return [Send(min(run.first_stages), messages.MeasureLayers())]
 
     def on_costs(self, costs: messages.LayerCosts) -> list[Effect]:
@@ -102,7 +102,7 @@ class Starting:
         run = self._run
         first = Steady(self._schedule(cut.costs), 0.0, cut.reason)
         run.plan.make(cut, first, run.first_stages)
-        run.life.enter(RunPhase.BUILDING)
+        run.lifecycle.enter(RunPhase.BUILDING)
         return [run.assign(worker, stage) for worker, stage in sorted(run.first_stages.items())]
 
     def _schedule(self, costs: Costs) -> Schedule:
@@ -122,7 +122,7 @@ class Starting:
             return []
         for each in run.first_stages:
             run.membership.handle(m.Entered(each, at_s))
-        run.life.enter(RunPhase.TRAINING)
+        run.lifecycle.enter(RunPhase.TRAINING)
         run.placement.next_epoch()
         run.placement.hold_all(run.first_stages)
         _, first_step = run.start

@@ -25,8 +25,8 @@ class _Offer:
 
 
 class Switching:
-    def __init__(self, run: Run, work: ProgressTracker) -> None:
-        self._run, self._tracker = run, work
+    def __init__(self, run: Run, tracker: ProgressTracker) -> None:
+        self._run, self._tracker = run, tracker
         self._number = 0
         self._offer: _Offer | None = None
 

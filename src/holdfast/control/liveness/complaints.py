@@ -24,12 +24,13 @@ class Complaints:
         run: Run,
         reports: Reports,
         joining: Joining,
-        changes: Reconfigurations,
+        reconfigurations: Reconfigurations,
         losing: Losing,
-        links: LinkComplaints,
+        link_complaints: LinkComplaints,
     ) -> None:
         self._run, self._reports, self._joining = run, reports, joining
-        self._changes, self._losing, self._links = changes, losing, links
+        self._reconfigurations, self._losing = reconfigurations, losing
+        self._link_complaints = link_complaints
         self._stuck_in = -1  # step in which a wait has run out
 
     def on_peer_gone(self, gone: messages.PeerGone, at_s: float) -> list[Effect]:
@@ -45,7 +46,7 @@ class Complaints:
         if by not in self._run.stages:
             return self._joining.copies.complains(by, about, at_s)
         if about in self._run.stages:
-            self._links.complain(by, about, self._run.epoch, at_s)
+            self._link_complaints.complain(by, about, self._run.epoch, at_s)
         return []
 
     def _stuck(self, worker: WorkerId, at_s: float) -> list[Effect]:
@@ -55,16 +56,16 @@ class Complaints:
                 return self._joining.copies.starves(worker, at_s)
             except ConfigError as why:
                 return self._losing.refuse(worker, str(why), at_s)
-        change = self._changes.current
+        change = self._reconfigurations.current
         if change is not None and not change.is_resuming:
             # Whoever does not stop will be found, unless all wait for a replay.
-            return self._changes.again(at_s) if self._changes.note_stuck() else []
+            return self._reconfigurations.again(at_s) if self._reconfigurations.note_stuck() else []
         if self._stuck_in == self._reports.next_step:
             self._give_up_step(worker, at_s)
         self._stuck_in = self._reports.next_step
         if change is None:
-            return self._changes.begin(ChangeRequest("stuck"), at_s)
-        return self._changes.again(at_s)
+            return self._reconfigurations.begin(ChangeRequest("stuck"), at_s)
+        return self._reconfigurations.again(at_s)
 
     def _give_up_step(self, by: WorkerId, at_s: float) -> None:
         """What is in memory is saved first; raises if there is nothing new, or that fails too."""
@@ -83,7 +84,7 @@ class Complaints:
         run = self._run
         if run.phase is not RunPhase.TRAINING:
             return []
-        judged = self._links.judge(at_s, run.epoch, run.stages, run.timeouts.wait_s)
+        judged = self._link_complaints.judge(at_s, run.epoch, run.stages, run.timeouts.wait_s)
         effects: list[Effect] = []
         for worker in judged.leave_out:
             others = {end for link in judged.mend if worker in link for end in link} - {worker}
@@ -91,10 +92,10 @@ class Complaints:
             effects += self._losing.lose(m.PeerComplained(worker, at_s), cause)
         if effects or not judged.mend:
             return effects
-        change = self._changes.current
+        change = self._reconfigurations.current
         if change is None:
             ends = sorted({end for link in judged.mend for end in link})
-            return self._changes.begin(ChangeRequest("link", about=tuple(ends)), at_s)
-        if not change.is_resuming and not self._changes.note_stuck():
+            return self._reconfigurations.begin(ChangeRequest("link", about=tuple(ends)), at_s)
+        if not change.is_resuming and not self._reconfigurations.note_stuck():
             return []
-        return self._changes.again(at_s, "link")
+        return self._reconfigurations.again(at_s, "link")

@@ -19,12 +19,12 @@ class FailureDetector:
         self,
         run: Run,
         joining: Joining,
-        changes: Reconfigurations,
-        progress: StuckDetector,
+        reconfigurations: Reconfigurations,
+        stuck_detector: StuckDetector,
         losing: Losing,
     ) -> None:
-        self._run, self._joining, self._changes = run, joining, changes
-        self._progress, self._losing = progress, losing
+        self._run, self._joining, self._reconfigurations = run, joining, reconfigurations
+        self._stuck_detector, self._losing = stuck_detector, losing
         self._silence = Silence()
         self._beats: set[WorkerId] = set()  # those that have begun to send heartbeats
 
@@ -46,11 +46,11 @@ class FailureDetector:
         timeouts = self._run.timeouts
         self._silence.forgive(at_s, timeouts.heartbeat_timeout_s)
         effects = [*self._stalls(at_s), *self._silent(at_s)]
-        for worker in self._changes.overdue(at_s, self._progress.busy()):
+        for worker in self._reconfigurations.overdue(at_s, self._stuck_detector.busy()):
             cause = f"did not stop within {timeouts.answer_s:g} s"
             effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause)
         for worker in self._joining.admission.late(at_s):
-            if worker in self._beats and self._changes.replays(worker):
+            if worker in self._beats and self._reconfigurations.replays(worker):
                 continue  # that may take long, and its silence would be noticed
             cause = f"not ready after workers.start_limit_s={timeouts.start_limit_s:g}"
             effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause)
@@ -58,11 +58,11 @@ class FailureDetector:
 
     def _stalls(self, at_s: float) -> list[Effect]:
         """Members that are in one operation for too long: named first, then lost."""
-        for worker in self._progress.known() - self._run.stages.keys():
-            self._progress.forget(worker)
+        for worker in self._stuck_detector.known() - self._run.stages.keys():
+            self._stuck_detector.forget(worker)
         standing = self._silence.standing(at_s)
         mute = {w: seconds for w, seconds in standing.items() if self._is_judged(w)}
-        look = self._progress.look(at_s, mute)
+        look = self._stuck_detector.look(at_s, mute)
         effects: list[Effect] = [AskStack(stall.worker) for stall in look.ask]
         for stall in look.report:
             pid = self._run.hellos[stall.worker].pid
@@ -74,7 +74,7 @@ class FailureDetector:
 
     def _is_judged(self, worker: WorkerId) -> bool:
         """By the limits of its operations. A replay, a copy and a start have others."""
-        return worker in self._progress.known() and not self._changes.replays(worker)
+        return worker in self._stuck_detector.known() and not self._reconfigurations.replays(worker)
 
     def _silent(self, at_s: float) -> list[Effect]:
         timeouts, effects = self._run.timeouts, list[Effect]()

@@ -43,18 +43,19 @@ class FailureNotices:
     def __init__(
         self,
         run: Run,
-        work: ProgressTracker,
+        tracker: ProgressTracker,
         losses: Losses,
         starting: Starting,
         reports: Reports,
         replacing: Replacing,
         losing: Losing,
         complaints: Complaints,
-        liveness: FailureDetector,
+        failure_detector: FailureDetector,
     ) -> None:
-        self._run, self._tracker, self._losses, self._reports = run, work, losses, reports
+        self._run, self._tracker, self._losses, self._reports = run, tracker, losses, reports
         self._starting, self._replacing = starting, replacing
-        self._losing, self._complaints, self._liveness = losing, complaints, liveness
+        self._losing, self._complaints = losing, complaints
+        self._failure_detector = failure_detector
         self._processes = losing.processes
         self._complained: set[str] = set()  # before training
         self._deaths = Deaths()
@@ -67,11 +68,11 @@ class FailureNotices:
             return False
         if isinstance(message, messages.Hello):
             self._processes.came(worker, message.pid)
-            self._liveness.came(worker)
+            self._failure_detector.came(worker)
         if isinstance(message, messages.Heartbeat):
-            self._liveness.beat(worker)
+            self._failure_detector.beat(worker)
         if not isinstance(message, _FROM_THE_AGENT):
-            self._liveness.spoke(worker, at_s)
+            self._failure_detector.spoke(worker, at_s)
         gone = worker in self._run.membership.missing
         return not gone or isinstance(message, _FROM_THE_GONE)
 
@@ -112,7 +113,7 @@ class FailureNotices:
     def on_runs(self, runs: messages.WorkerRuns, at_s: float) -> list[Effect]:
         worker = parse_worker(runs.worker)
         if self._processes.pid_of(worker) == runs.pid:
-            self._liveness.runs(worker, at_s)
+            self._failure_detector.runs(worker, at_s)
         return []
 
     def _note_death(

@@ -45,15 +45,16 @@ class Losing:
     def __init__(
         self,
         run: Run,
-        work: ProgressTracker,
+        tracker: ProgressTracker,
         losses: Losses,
         reports: Reports,
         joining: Joining,
-        changes: Reconfigurations,
-        links: LinkComplaints,
+        reconfigurations: Reconfigurations,
+        link_complaints: LinkComplaints,
     ) -> None:
-        self._run, self._tracker, self._losses, self._reports = run, work, losses, reports
-        self._joining, self._changes, self._links = joining, changes, links
+        self._run, self._tracker, self._losses, self._reports = run, tracker, losses, reports
+        self._joining, self._reconfigurations = joining, reconfigurations
+        self._link_complaints = link_complaints
         self.processes = Processes()
         self._fault_s: dict[WorkerId, float] = {}
         self._held: dict[WorkerId, int] = {}  # the stage of those who were lost
@@ -61,7 +62,7 @@ class Losing:
     def note_fault(self, worker: WorkerId, fault_s: float) -> None:
         """One that ends in a loss. The word of it may come after the notice of what it did."""
         self._fault_s[worker] = fault_s
-        self._changes.fault_was(worker, fault_s)
+        self._reconfigurations.fault_was(worker, fault_s)
 
     def stage_of(self, worker: WorkerId) -> int:
         """That it holds, or held when it was lost."""
@@ -86,20 +87,20 @@ class Losing:
         if m.Command.FENCE not in commands:
             return []
         run.assignments.forget(worker)
-        self._links.forget(worker)
+        self._link_complaints.forget(worker)
         loss = Loss(worker, self._tracker.step_of(worker), cause, at_s, explained, silent)
         fence = Fence(worker)
         if m.Command.REPLAN in commands:
             self._losses.add(loss)
             stage = self._held[worker] = run.placement.release(worker)
             fault_s = self._fault_s.pop(worker, at_s)
-            change = self._changes.lost(worker, stage, fault_s, at_s)
+            change = self._reconfigurations.lost(worker, stage, fault_s, at_s)
             return self._fenced([fence, *self._reports.fold(at_s), *change])
         self._joining.forget(worker)
         if worker in run.placement.rolling_back:
             self._losses.add(loss)
-            return self._fenced([fence, *self._changes.forget(worker, at_s)])
-        forgotten = self._changes.forget(worker, at_s)
+            return self._fenced([fence, *self._reconfigurations.forget(worker, at_s)])
+        forgotten = self._reconfigurations.forget(worker, at_s)
         return self._fenced([fence, failed(worker, cause, at_s), *forgotten])
 
     def _fenced(self, effects: list[Effect]) -> list[Effect]:

@@ -33,7 +33,7 @@ class Proceeding:
             saved=self._reports.checkpoints.saved(saving),
         )
         effects += [*self._rebuilding.forget(), *self._rebuilding.free_hosts(at_s)]
-        effects += [*self._joining.log_borders(), *self._losses.show(at_s)]
+        effects += [*self._joining.log_boundaries(), *self._losses.show(at_s)]
         effects += self._reports.fold(at_s)  # what nobody counted while a stage had no holder
         return [*proceed, *effects, *self._joining.copies.find_sources(at_s)]
 

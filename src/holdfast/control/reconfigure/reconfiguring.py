@@ -37,10 +37,10 @@ from holdfast.protocol import messages
 
 class Reconfigurations:
     def __init__(self, parts: RecoveryParts, policy: RecoveryPolicy) -> None:
-        run, work, losses, plans, reports, joining = parts
-        self._run, self._tracker, self._losses, self._plans = run, work, losses, plans
+        run, tracker, losses, plans, reports, joining = parts
+        self._run, self._tracker, self._losses, self._plans = run, tracker, losses, plans
         self._reports, self._joining, self._policy = reports, joining, policy
-        self._situations = Situations(run, plans, work, joining, policy)
+        self._situations = Situations(run, plans, tracker, joining, policy)
         self.restarting = Restarting(run, reports, joining)
         self._rolling_back = RollingBack(parts, self.restarting, policy)
         self._rebuilding = Rebuilding(

@@ -44,7 +44,7 @@ class RollingBack:
         lost = [] if self.all_again else run.placement.lost_stages
         [stage, *_] = [*lost, *(stage for _, stage in dead), 0]
         back = self._went_back(stage, len(crew), len(started), decision.reason, at_s)
-        run.life.enter(RunPhase.RETURNING)
+        run.lifecycle.enter(RunPhase.RETURNING)
         run.placement.next_epoch()  # a joiner may copy in this one: it must be halted all the same
         run.placement.release_all()
         lost_logs = run.begin_anew()
@@ -207,7 +207,7 @@ class RollingBack:
         for worker in self._run.placement.rolling_back:
             run.membership.handle(m.Entered(worker, at_s))
         run.placement.hold_all(run.placement.rolling_back)
-        run.life.enter(RunPhase.TRAINING)
+        run.lifecycle.enter(RunPhase.TRAINING)
         steady = self._plans.replan()
         _, step = run.start
         told = dict.fromkeys(run.stages, (step, 0, 0))

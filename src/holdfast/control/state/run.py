@@ -33,7 +33,7 @@ from holdfast.schedule.operation import Shape
 class Run:
     settings: Settings
     membership: Membership
-    life: Lifecycle
+    lifecycle: Lifecycle
     placement: Placement
     roster: Roster
     assignments: Assignments
@@ -50,7 +50,7 @@ class Run:
         return cls(
             settings=settings,
             membership=Membership(settings.known, settings.first_stages),
-            life=Lifecycle(),
+            lifecycle=Lifecycle(),
             placement=Placement(settings.shape.stages),
             roster=roster,
             assignments=Assignments(settings.run_id),
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def phase(self) -> RunPhase:
-        return self.life.phase
+        return self.lifecycle.phase
 
     @property
     def epoch(self) -> int:

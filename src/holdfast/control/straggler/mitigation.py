@@ -39,13 +39,17 @@ class Remedy(NamedTuple):
 
 class Mitigating:
     def __init__(
-        self, run: Run, plans: Plans, recovery: RecoveryRules, stragglers: StragglerPolicy
+        self,
+        run: Run,
+        plans: Plans,
+        recovery_rules: RecoveryRules,
+        straggler_policy: StragglerPolicy,
     ) -> None:
         self._run, self._plans = run, plans
-        self._recovery, self._stragglers = recovery, stragglers
+        self._recovery_rules, self._straggler_policy = recovery_rules, straggler_policy
         settings = run.config.mitigation
         self._mode: str = settings.mode
-        self._policy = MitigationPolicy(settings.pays_within_steps, settings.drop)
+        self._mitigation_policy = MitigationPolicy(settings.pays_within_steps, settings.drop)
         self._trial = Trial()
         self._before: tuple[Steady, Steady, dict[str, float]] | None = None
         """Lanes on trial, those before them, and what was slow."""
@@ -69,13 +73,13 @@ class Mitigating:
                 return []
         factors = self._factors()
         if not factors and not self._answered:
-            self._policy.over()
+            self._mitigation_policy.over()
             return []
         self._work_out(factors)
         period_s, healthy_s = self._now
-        self._policy.note_step(took_s, healthy_s)
+        self._mitigation_policy.note_step(took_s, healthy_s)
         now = SlowSituation(step + 1, steps_left, period_s, healthy_s, factors)
-        choice = self._policy.choose(now, [remedy.option for remedy in self._remedies])
+        choice = self._mitigation_policy.choose(now, [remedy.option for remedy in self._remedies])
         if choice.option.action is not Action.WAIT and self._mode != "observe":
             remedy = next(one for one in self._remedies if one.option is choice.option)
             self.wanted = remedy, choice
@@ -97,7 +101,7 @@ class Mitigating:
         """What is wanted is done now."""
         assert self.wanted is not None
         (remedy, choice), self.wanted, self._told = self.wanted, None, None
-        self._policy.changed(choice, step)
+        self._mitigation_policy.changed(choice, step)
         if remedy.steady is not None:
             assert self._lanes is not None
             self._before = remedy.steady, self._lanes, dict(choice.factors)
@@ -164,12 +168,12 @@ class Mitigating:
     def _possible(self, subjects: tuple[str, ...]) -> Iterator[Remedy]:
         is_over = not self._factors()
         action = Action.BACK if is_over else Action.REPLAN
-        steady = self._stragglers.lanes()
+        steady = self._straggler_policy.lanes()
         what = "as nobody is slow any more" if is_over else steady.reason
         stop_s = self._run.times.stop_s
         yield Remedy(Option(action, steady.period_s, stop_s, subjects, what), steady)
         nearly_s = (1 + DEARER_GAIN) * self._now[1]
-        if is_over or steady.period_s < nearly_s or not self._stragglers.changes_places:
+        if is_over or steady.period_s < nearly_s or not self._straggler_policy.changes_places:
             return  # nothing dearer could be worth it
         yield from self._changed_places(subjects)
         yield from self._without_one(subjects)
@@ -194,7 +198,7 @@ class Mitigating:
 
     def _without_one(self, subjects: tuple[str, ...]) -> Iterator[Remedy]:
         run, plans = self._run, self._plans
-        if not self._recovery.may_leave_out:
+        if not self._recovery_rules.may_leave_out:
             return
         speeds, links = run.health.now
         suspects = {*speeds, *(worker for pair in links for worker in pair)} & run.stages.keys()

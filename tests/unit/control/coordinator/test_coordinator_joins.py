@@ -491,6 +491,6 @@ def test_a_wait_that_runs_out_before_all_have_taken_up_work_again_counts_too() -
     world.die("2.0")
     for name in ("0.0", "0.1", "1.0", "1.1"):
         world.tell(name)
-    assert not world.run.run.life.over
+    assert not world.run.run.lifecycle.over
     stuck = messages.PeerGone(worker="0.1", epoch=world.run.run.epoch, lost="")
     assert set(sent(world.handle(stuck), messages.Halt)) == {"0.0", "0.1", "1.0", "1.1"}

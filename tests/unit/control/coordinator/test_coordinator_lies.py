@@ -125,7 +125,7 @@ def broken(*_: object) -> None:
 
 def test_s5_a_message_that_breaks_its_handler_is_put_down_to_its_sender(monkeypatch) -> None:
     world = World().start()
-    monkeypatch.setattr(world.run.parts.slowness, "on_report", broken)
+    monkeypatch.setattr(world.run.parts.straggler_monitor, "on_report", broken)
     with pytest.raises(Implausible, match=r"StepReport cannot be acted on: ZeroDivisionError"):
         world.run.handle(report("1.0", 0), world.at_s)
     with pytest.raises(Implausible):
@@ -140,7 +140,7 @@ def test_s5_a_message_that_breaks_its_handler_is_put_down_to_its_sender(monkeypa
 
 def test_what_breaks_whoever_says_it_is_our_own_mistake(monkeypatch) -> None:
     world = World().start()
-    monkeypatch.setattr(world.run.parts.slowness, "on_report", broken)
+    monkeypatch.setattr(world.run.parts.straggler_monitor, "on_report", broken)
     with pytest.raises(Implausible):
         world.run.handle(report("1.0", 0), world.at_s)
     world.take(world.run.handle(report("0.0", 0), world.at_s))
@@ -150,7 +150,7 @@ def test_what_breaks_whoever_says_it_is_our_own_mistake(monkeypatch) -> None:
 
 def test_an_error_without_a_message_ends_the_run(monkeypatch) -> None:
     world = World().start()
-    monkeypatch.setattr(world.run.parts.liveness, "tick", broken)
+    monkeypatch.setattr(world.run.parts.failure_detector, "tick", broken)
     world.take(world.run.tick(world.at_s))
     assert "the coordinator failed: ZeroDivisionError" in str(world.run.failure)
 

@@ -548,6 +548,6 @@ def test_any_worker_can_be_asked_for_by_name() -> None:
     world = World().start()
     world.die("1.0")
     world.pump()
-    restarting = world.run.parts.changes.restarting
+    restarting = world.run.parts.reconfigurations.restarting
     assert restarting.ask(world.at_s, WorkerId(0, 0)) == []  # it lives
     assert restarting.ask(world.at_s, WorkerId(1, 0)) == [StartWorker(WorkerId(1, 0))]

@@ -462,7 +462,7 @@ def test_one_that_replays_and_lets_no_heartbeat_through_has_as_long_as_a_start()
     world.come("0.2")
     world.tick(0.4)
     replays = world.actors["0.1"]
-    assert world.run.parts.changes.replays(parse_worker("0.1"))
+    assert world.run.parts.reconfigurations.replays(parse_worker("0.1"))
     replays.held = replays.mute = True
     world.tick(55.0)
     assert world.phase("0.1") is WorkerPhase.MEMBER

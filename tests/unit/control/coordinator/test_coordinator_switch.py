@@ -360,7 +360,7 @@ def test_work_that_died_is_counted_by_the_lanes_of_its_step(num_steps, count) ->
     lane = world.actors["2.0"].lanes.of(step, 1.0).schedule.lanes[WorkerId(2, 0)]
     mine = [op.microbatch for op in lane if op.kind is Kind.F][:count]
     world.beat("2.0", done=count)
-    assert world.run.parts.work.dead(WorkerId(2, 0), 0)[-1].done == lane[:count]
+    assert world.run.parts.tracker.dead(WorkerId(2, 0), 0)[-1].done == lane[:count]
     world.die("2.0")
     for name in sorted(MEMBERS - {"2.0"}):
         kept = [KeptRow(step, mine, [])] if name == "0.0" else []
