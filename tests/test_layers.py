@@ -106,7 +106,7 @@ INNER: dict[str, list[str]] = {
         "progress",
         "plans | inventory | plausible",
         "state",
-        "effects | checks",
+        "effects | checks | recovery_rules",
     ],
     "cli": [
         "report | terminal",

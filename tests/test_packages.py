@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "holdfast"
-MOST_FILES = 16
+MOST_FILES = 14
 PACKAGES = sorted(path.parent for path in SRC.rglob("*/__init__.py"))
 FOLDERS = sorted({path.parent for path in [*SRC.rglob("*.py"), *ROOT.glob("tests/unit/**/*.py")]})
 

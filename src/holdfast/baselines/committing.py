@@ -14,7 +14,7 @@ from holdfast.control.decide.decision import (
 from holdfast.control.decide.reconfiguration import Reconfiguration
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.reconfigure.policies import RecoveryPolicy
-from holdfast.control.state import membership as m
+from holdfast.control.state.workers import membership as m
 from holdfast.observability import events
 from holdfast.protocol import messages
 

@@ -17,10 +17,10 @@ from holdfast.control.parts import CoordinatorParts
 from holdfast.control.plans import SomePlanner
 from holdfast.control.plausible import Plausible
 from holdfast.control.reconfigure.policies import OURS, Policies
-from holdfast.control.state import membership as m
 from holdfast.control.state.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.state.run import Run
 from holdfast.control.state.settings import Settings, resume_call
+from holdfast.control.state.workers import membership as m
 from holdfast.errors import HoldfastError, Implausible
 from holdfast.faults.fault import Fault
 from holdfast.observability import events

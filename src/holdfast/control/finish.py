@@ -2,9 +2,9 @@
 
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.parts import CoordinatorParts
-from holdfast.control.state import membership as m
 from holdfast.control.state.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages

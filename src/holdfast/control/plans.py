@@ -8,9 +8,9 @@ from typing import Protocol
 
 from holdfast.cluster import WorkerId
 from holdfast.control.state.current_plan import Steady
-from holdfast.control.state.known_health import HEALTHY
 from holdfast.control.state.run import Run
 from holdfast.control.state.timeouts import NUM_MEASURED
+from holdfast.control.state.workers.known_health import HEALTHY
 from holdfast.detection.diagnosis import Health
 from holdfast.errors import WaitTimeout
 from holdfast.planner.assign.roles import Move, assign

@@ -23,7 +23,7 @@ from holdfast.control.effects import (
     StartWorker,
 )
 from holdfast.control.state.lifecycle import RunPhase
-from holdfast.control.state.membership import JOINING, MISSING, WorkerPhase
+from holdfast.control.state.workers.membership import JOINING, MISSING, WorkerPhase
 from holdfast.errors import EpochPast, WaitTimeout
 from holdfast.faults.fault import parse_fault
 from holdfast.planner.problem import Problem

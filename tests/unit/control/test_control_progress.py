@@ -8,7 +8,7 @@ from holdfast.control.effects import AskStack, Fence, LookAtWorker, ReportStuck
 from holdfast.control.liveness import stuck as p
 from holdfast.control.liveness.stuck import StuckDetector
 from holdfast.control.state.lifecycle import RunPhase
-from holdfast.control.state.membership import WorkerPhase
+from holdfast.control.state.workers.membership import WorkerPhase
 from holdfast.observability import events
 from holdfast.observability.stacks import header, read_stack, stack_file, user_frame
 from holdfast.protocol.messages import Heartbeat, WorkerRuns

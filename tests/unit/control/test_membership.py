@@ -3,8 +3,13 @@
 import pytest
 
 from holdfast.cluster import WorkerId
-from holdfast.control.state import membership as m
-from holdfast.control.state.membership import Command, InvalidTransition, Membership, WorkerPhase
+from holdfast.control.state.workers import membership as m
+from holdfast.control.state.workers.membership import (
+    Command,
+    InvalidTransition,
+    Membership,
+    WorkerPhase,
+)
 
 ME, OTHER = WorkerId(0, 0), WorkerId(1, 0)
 NOTICES = [

@@ -6,9 +6,9 @@ from holdfast.control.inventory.losses import ProgressTracker
 from holdfast.control.inventory.remainder import Remainders, remainders
 from holdfast.control.join.joining import Joining
 from holdfast.control.plans import Plans
-from holdfast.control.state import membership as m
-from holdfast.control.state.recovery_rules import RecoveryRules
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 
 
 class Situations:

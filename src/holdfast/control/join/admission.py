@@ -11,9 +11,9 @@ from holdfast.control.effects import Effect, Emit, StartWorker
 from holdfast.control.inventory.losses import ProgressTracker
 from holdfast.control.join.joiner import Joiners
 from holdfast.control.join.starting import worker_ready
-from holdfast.control.state import membership as m
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 from holdfast.errors import ConfigError
 from holdfast.faults.fault import FaultKind
 from holdfast.observability import events

@@ -6,9 +6,9 @@ A copy that breaks off begins anew from somebody else. It ends no member.
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Send
 from holdfast.control.join.joiner import Joiner, Joiners
-from holdfast.control.state import membership as m
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 from holdfast.errors import ConfigError
 from holdfast.protocol import messages
 

@@ -12,8 +12,8 @@ from holdfast.control.join.admission import Admission
 from holdfast.control.join.copies import Copies
 from holdfast.control.join.joiner import Joiner, Joiners
 from holdfast.control.plans import Plans
-from holdfast.control.state import membership as m
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 from holdfast.observability import events
 from holdfast.protocol import messages
 

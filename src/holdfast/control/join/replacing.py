@@ -10,10 +10,10 @@ from holdfast.cluster import WorkerId
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.join.joining import Joining
 from holdfast.control.progress.reports import Reports
-from holdfast.control.state import membership as m
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.state.lifecycle import RunPhase
-from holdfast.control.state.recovery_rules import RecoveryRules
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 from holdfast.observability import events
 
 WITHIN_STEPS = 100  # tries before this are forgotten

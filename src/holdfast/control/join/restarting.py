@@ -7,8 +7,8 @@ from holdfast.cluster import WorkerId
 from holdfast.control.effects import Effect
 from holdfast.control.join.joining import Joining
 from holdfast.control.progress.reports import Reports
-from holdfast.control.state import membership as m
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 
 
 class Restarting:

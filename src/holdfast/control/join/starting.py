@@ -14,10 +14,10 @@ from holdfast.control.checks import (
 from holdfast.control.effects import Effect, Emit, OpenRun, Send
 from holdfast.control.inventory.losses import ProgressTracker
 from holdfast.control.join.costs import emulated_costs, layer_costs, measured_costs
-from holdfast.control.state import membership as m
 from holdfast.control.state.current_plan import Cut, Steady
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.planner.schedules import make

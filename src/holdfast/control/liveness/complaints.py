@@ -11,9 +11,9 @@ from holdfast.control.liveness.link_complaints import LinkComplaints
 from holdfast.control.liveness.losing import Losing
 from holdfast.control.progress.reports import Reports
 from holdfast.control.reconfigure.reconfiguring import Reconfigurations
-from holdfast.control.state import membership as m
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.protocol import messages
 

@@ -10,8 +10,8 @@ from holdfast.control.liveness.losing import Losing
 from holdfast.control.liveness.silence import Silence
 from holdfast.control.liveness.stuck import StuckDetector, stuck_event, stuck_words
 from holdfast.control.reconfigure.reconfiguring import Reconfigurations
-from holdfast.control.state import membership as m
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 
 
 class FailureDetector:

@@ -13,9 +13,9 @@ from holdfast.control.liveness.exits import Deaths
 from holdfast.control.liveness.failure_detector import FailureDetector
 from holdfast.control.liveness.losing import Losing
 from holdfast.control.progress.reports import Reports
-from holdfast.control.state import membership as m
 from holdfast.control.state.lifecycle import BEFORE_TRAINING
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 from holdfast.errors import HoldfastError
 from holdfast.faults.fault import FaultKind
 from holdfast.observability import events

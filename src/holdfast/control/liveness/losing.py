@@ -12,8 +12,8 @@ from holdfast.control.join.joining import Joining, failed
 from holdfast.control.liveness.link_complaints import LinkComplaints
 from holdfast.control.progress.reports import Reports
 from holdfast.control.reconfigure.reconfiguring import Reconfigurations
-from holdfast.control.state import membership as m
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 from holdfast.protocol import messages
 
 

@@ -12,7 +12,7 @@ from holdfast.control.decide.reconfiguration import Reconfiguration
 from holdfast.control.effects import Effect
 from holdfast.control.join.recovery_parts import RecoveryParts
 from holdfast.control.plans import Plans
-from holdfast.control.state.recovery_rules import RecoveryRules
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.state.run import Run
 from holdfast.control.straggler.policy import StragglerPolicy
 from holdfast.protocol import messages

@@ -9,7 +9,7 @@ from holdfast.control.effects import Effect
 from holdfast.control.inventory.remainder import Remainders
 from holdfast.control.join.recovery_parts import RecoveryParts
 from holdfast.control.restore.rebuilding import Rebuilding
-from holdfast.control.state import membership as m
+from holdfast.control.state.workers import membership as m
 from holdfast.protocol.half_done import to_record
 
 

@@ -16,10 +16,10 @@ from holdfast.control.join.joiner import Joiner
 from holdfast.control.join.joining import Joining
 from holdfast.control.join.restarting import Restarting
 from holdfast.control.progress.reports import Reports
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.restore.replaying import Replaying, from_checkpoint, rebuilt
-from holdfast.control.state import membership as m
-from holdfast.control.state.recovery_rules import RecoveryRules
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
 from holdfast.protocol import messages
 from holdfast.storage.run_paths import rebuilt_states
 

@@ -11,9 +11,9 @@ from holdfast.control.decide.decision import Rollback
 from holdfast.control.effects import Effect, Emit, Fence, Send
 from holdfast.control.join.recovery_parts import RecoveryParts
 from holdfast.control.join.restarting import Restarting
-from holdfast.control.state import membership as m
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.state.lifecycle import RunPhase
-from holdfast.control.state.recovery_rules import RecoveryRules
+from holdfast.control.state.workers import membership as m
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages

@@ -5,8 +5,8 @@ A seal that would trim what is being read is held back until the replay is over.
 
 from collections.abc import Mapping, Sequence
 
-from holdfast.control.state.roster import Roster
 from holdfast.control.state.settings import Settings
+from holdfast.control.state.workers.roster import Roster
 from holdfast.protocol.records import LogOrder
 
 

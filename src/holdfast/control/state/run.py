@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.control.effects import ClearLogs, Effect, Send, TrimLogs
-from holdfast.control.state.assignments import Assignments
 from holdfast.control.state.boundary_logs import BoundaryLogs
 from holdfast.control.state.current_plan import CurrentPlan
 from holdfast.control.state.ending import Ending
-from holdfast.control.state.known_health import KnownHealth
 from holdfast.control.state.lifecycle import BEFORE_TRAINING, Lifecycle, RunPhase
 from holdfast.control.state.measured_times import MeasuredTimes
-from holdfast.control.state.membership import Membership
-from holdfast.control.state.placement import Placement
-from holdfast.control.state.roster import Roster
 from holdfast.control.state.saved import Saved
 from holdfast.control.state.settings import Settings
 from holdfast.control.state.timeouts import Timeouts
+from holdfast.control.state.workers.assignments import Assignments
+from holdfast.control.state.workers.known_health import KnownHealth
+from holdfast.control.state.workers.membership import Membership
+from holdfast.control.state.workers.placement import Placement
+from holdfast.control.state.workers.roster import Roster
 from holdfast.errors import HoldfastError
 from holdfast.protocol import messages
 from holdfast.protocol.records import HalfDone, VerdictRow

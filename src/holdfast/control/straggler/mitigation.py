@@ -11,8 +11,8 @@ from holdfast.cluster import WorkerId
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.join.moving import num_turns
 from holdfast.control.plans import Plans
+from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.state.current_plan import Steady
-from holdfast.control.state.recovery_rules import RecoveryRules
 from holdfast.control.state.run import Run
 from holdfast.control.straggler.policy import StragglerPolicy
 from holdfast.mitigation.options import Action, Choice, Option, SlowSituation

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Emit, Send
-from holdfast.control.state.known_health import HEALTHY
 from holdfast.control.state.run import Run
+from holdfast.control.state.workers.known_health import HEALTHY
 from holdfast.detection.diagnosis import Cause, Diagnosis, Health, Over, Suspicion, link_of
 from holdfast.detection.live.probe_rounds import rounds
 from holdfast.detection.live.watcher import Watcher

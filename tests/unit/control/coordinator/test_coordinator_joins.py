@@ -17,7 +17,7 @@ from helpers.harness.coordinator_world import (
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Fence, StartWorker
 from holdfast.control.state.lifecycle import RunPhase
-from holdfast.control.state.membership import JOINING, WorkerPhase
+from holdfast.control.state.workers.membership import JOINING, WorkerPhase
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages

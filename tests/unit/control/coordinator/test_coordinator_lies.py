@@ -9,7 +9,7 @@ from helpers import wide
 from helpers.any_words import KINDS, AnyWords
 from helpers.harness.coordinator_world import NUM_LAYERS, World, finished, hello, report
 from holdfast.control.state.lifecycle import RunPhase
-from holdfast.control.state.membership import MISSING
+from holdfast.control.state.workers.membership import MISSING
 from holdfast.errors import Implausible, ProtocolError
 from holdfast.protocol import codec, messages
 from holdfast.protocol.records import (

@@ -6,7 +6,7 @@ Time is scripted: what takes 100 s here takes none.
 from helpers.harness.coordinator_world import World, emitted
 from holdfast.control.effects import StartWorker
 from holdfast.control.state.lifecycle import RunPhase
-from holdfast.control.state.membership import WorkerPhase
+from holdfast.control.state.workers.membership import WorkerPhase
 from holdfast.observability import events
 
 LOAD_S = 100.0  # of a job, below the default limit of 180 s

@@ -9,7 +9,7 @@ from holdfast.baselines.save_interval import interval
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Fence, StartWorker
 from holdfast.control.state.lifecycle import RunPhase
-from holdfast.control.state.membership import WorkerPhase
+from holdfast.control.state.workers.membership import WorkerPhase
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages

@@ -10,7 +10,7 @@ from helpers.harness.coordinator_world import Actor, World, emitted, much_happen
 from holdfast.cluster import parse_worker
 from holdfast.control.effects import ClearLogs, Discard, Effect, Send, StartWorker
 from holdfast.control.state.lifecycle import RunPhase
-from holdfast.control.state.membership import WorkerPhase
+from holdfast.control.state.workers.membership import WorkerPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import VerdictRow

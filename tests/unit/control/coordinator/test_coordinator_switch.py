@@ -11,7 +11,7 @@ from helpers.harness.coordinator_world import SomePlan, World, emitted, much_hap
 from holdfast.cluster import WorkerId
 from holdfast.control.inventory.losses import ProgressTracker
 from holdfast.control.state.lifecycle import RunPhase
-from holdfast.control.state.membership import WorkerPhase
+from holdfast.control.state.workers.membership import WorkerPhase
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import KeptRow
