@@ -20,8 +20,8 @@ import pytest
 BUDGETS = {
     "unit": (150, 60),
     "contract": (105, 60),
-    "multiprocess": (210, 850),
-    "chaos": (115, 520),
+    "multiprocess": (210, 1100),
+    "chaos": (115, 300),
     "bench": (10, 400),
 }
 MARGIN = 2.0  # above this multiple of its budget a folder fails the run
