@@ -4,6 +4,8 @@ Training goes on with fewer. Whoever copies the state from a member begins anew.
 a holder, or members without a copy in common, are no matter of this module: all go back further.
 """
 
+from typing_extensions import override
+
 from holdfast.control.decide.decision import (
     Decision,
     Inventories,
@@ -39,9 +41,11 @@ class Committing(RecoveryPolicy):
     replaces_lost = False
     may_leave_out = False
 
+    @override
     def after_loss(self, inventories: Inventories, situation: Situation) -> Decision:
         return from_copies(inventories, situation)
 
+    @override
     def restore(self, change: Reconfiguration, decision: RestoreCopy, at_s: float) -> list[Effect]:
         """The step that was running is thrown away, and so are those since the copy."""
         run, tracker, _, plans, reports, _ = self._parts

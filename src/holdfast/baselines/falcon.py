@@ -3,6 +3,8 @@
 Places stay, and nobody is left out.
 """
 
+from typing_extensions import override
+
 from holdfast.baselines.whole_pipelines import whole_pipelines
 from holdfast.control.state.current_plan import Steady
 from holdfast.control.straggler.policy import StragglerPolicy
@@ -11,6 +13,7 @@ from holdfast.control.straggler.policy import StragglerPolicy
 class Falcon(StragglerPolicy):
     changes_places = False
 
+    @override
     def lanes(self) -> Steady:
         """As many micro-batches as each pipeline can take."""
         run, plans = self._run, self._plans

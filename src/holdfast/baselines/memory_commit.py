@@ -4,6 +4,7 @@ Which version all go back to is decided by the coordinator. Nothing here outlive
 """
 
 from torch import Tensor
+from typing_extensions import override
 
 from holdfast.runtime.state.stage_state import StageState
 from holdfast.runtime.state.state_keeping import StateCopies, StateKeeping
@@ -20,17 +21,21 @@ class MemoryCommits(StateCopies):
         self.restart(version)
 
     @property
+    @override
     def versions(self) -> list[int]:
         return sorted(self._copies)
 
+    @override
     def restart(self, version: int) -> None:
         self._copies.clear()
         self._keep(version)
 
+    @override
     def committed(self, version: int) -> None:
         if version % self._every == 0:
             self._keep(version)
 
+    @override
     def restore(self, version: int) -> None:
         for later in [kept for kept in self._copies if kept > version]:
             del self._copies[later]
@@ -46,5 +51,6 @@ class MemoryCommits(StateCopies):
 
 
 class KeepsCommits(StateKeeping):
+    @override
     def copies(self, state: StageState, version: int) -> StateCopies:
         return MemoryCommits(state, self._config.recovery.commit_every, version)

@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from statistics import mean
 
+from typing_extensions import override
+
 from holdfast.baselines.global_restart import GlobalRestart
 from holdfast.config import RunConfig
 from holdfast.control.effects import Effect, Emit, Send
@@ -46,10 +48,12 @@ class CheckFreq(GlobalRestart):
         self._step_s = 0.0  # without checkpoints; 0: no profile yet
         self._seen = (0, 0)  # epoch, number of steps timed, when it was looked at
 
+    @override
     def on_part(self, part: messages.CheckpointPart) -> None:
         if part.step > self._decided:
             self._written.setdefault(part.step, []).append(part)
 
+    @override
     def on_sealed(self, step: int, at_s: float) -> list[Effect]:
         if step not in self._written:
             return []

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
+from typing_extensions import override
 
 from holdfast.baselines.save_interval import num_profiled
 from holdfast.errors import HoldfastError
@@ -28,6 +29,7 @@ class TwoPhaseSaver(StageSaver):
         self.stalled_s = 0.0  # that updates have waited for copies, in all
         self.num_bytes = 0  # copied so far, in all
 
+    @override
     def save(self, step: int, state: StageState, done: Done, *, is_last: bool = False) -> None:
         self.write_live(step, state.live_tensors(), done, is_last=is_last)
 
@@ -51,6 +53,7 @@ class TwoPhaseSaver(StageSaver):
             self._copied.set()  # nobody takes one
         self.num_bytes += sum(tensor.nbytes for tensor in live.values())
 
+    @override
     def before_update(self) -> None:
         """Returns when no copy is being taken."""
         if self._copied.is_set():
@@ -65,9 +68,11 @@ class TwoPhaseSaver(StageSaver):
 
 
 class SavesInTwoPhases(StateKeeping):
+    @override
     def times(self) -> SaveTimes:
         """Until the coordinator has chosen an interval. None is early: it would be profiled."""
         return SaveTimes(num_profiled(self._config))
 
+    @override
     def saver(self, run_dir: Path, name: str, limit_s: float, failed: OnFailed) -> StageSaver:
         return TwoPhaseSaver(run_dir, name, limit_s, failed)
