@@ -431,30 +431,52 @@ def test_a_closed_connection_is_acted_on_at_once_and_the_others_go_on(two):
     assert_finished(two)
 
 
+FIRED = messages.FaultReport(
+    worker="1.0",
+    fault_kind="kill",
+    fault="kill 1.0 @ 1",
+    step=0,
+    attempt=0,
+    point="begin",
+    done=0,
+    at_s=1.0,
+)
+
+
+def assert_finished_and_fired(run: Run) -> None:
+    assert_finished(run)
+    emitted = [effect.event for effect in run.effects if isinstance(effect, Emit)]
+    assert [event.fault for event in emitted if isinstance(event, events.FaultFired)]
+
+
 def test_the_last_words_of_a_lost_worker_are_heard_before_its_connection_is_closed(two):
     agent = two.connection(AGENT)
     agent.send(messages.AgentHello(pid=5))
     agent.send(messages.WorkerStarted(worker="1.0", pid=1))
     stays, goes = begin(two)
-    fired = messages.FaultReport(
-        worker="1.0",
-        fault_kind="kill",
-        fault="kill 1.0 @ 1",
-        step=0,
-        attempt=0,
-        point="begin",
-        done=0,
-        at_s=1.0,
-    )
     with two.server_busy():
-        goes.connection.send(fired)
+        goes.connection.send(FIRED)
         agent.send(messages.WorkerExited(worker="1.0", pid=1, how="signal SIGKILL"))
     stays.connection.send(told(stays, stays.expect(messages.Halt)))
     stays.expect(messages.Proceed)
     stays.finish()
-    assert_finished(two)
-    emitted = [effect.event for effect in two.effects if isinstance(effect, Emit)]
-    assert [event.fault for event in emitted if isinstance(event, events.FaultFired)]
+    assert_finished_and_fired(two)
+
+
+def test_so_are_those_that_were_read_with_the_word_that_led_to_its_loss(two):
+    """A Halt follows from the first, and cannot be sent to it any more."""
+    stays, goes = begin(two)
+    with two.server_busy():
+        goes.connection.send(messages.PeerGone(worker="1.0", epoch=1, lost=""))
+        goes.connection.send(FIRED)
+        sock = two.sockets[goes.connection]
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()  # by a reset
+    halts = [stays.expect(messages.Halt), stays.expect(messages.Halt)]
+    stays.connection.send(told(stays, halts[-1]))
+    stays.expect(messages.Proceed)
+    stays.finish()
+    assert_finished_and_fired(two)
 
 
 def test_a_worker_that_takes_nothing_is_lost_instead_of_holding_up_the_others(two):

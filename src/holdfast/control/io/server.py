@@ -23,7 +23,7 @@ from holdfast.control.effects import (
     StartWorker,
 )
 from holdfast.control.io.children import Children
-from holdfast.control.io.last_words import last_words
+from holdfast.control.io.last_words import Unheard
 from holdfast.control.io.listening import listen as listen
 from holdfast.control.io.rights import check_right, granted, refusal
 from holdfast.control.io.strangers import Stranger, Strangers
@@ -59,13 +59,13 @@ class Server:
         start_more: Callable[[messages.StartWorkers], None] = lambda order: None,
         has_agent: bool = True,
     ) -> None:
-        self._listener = listener
-        self._access = access
+        self._listener, self._access = listener, access
         self._coordinator = coordinator
         self._perform = perform
         self._start_workers = start_workers
         self._start_more, self._has_agent = start_more, has_agent
         self._selector = selectors.DefaultSelector()
+        self._unheard = Unheard(self._selector)
         me = Identity(COORDINATOR, "", access.generation)
         most = len(coordinator.workers) + MORE_STRANGERS
         self.strangers = Strangers(self._selector, listener, access.secret, me, most)
@@ -182,7 +182,7 @@ class Server:
 
     def _read(self, connection: Connection) -> None:
         try:
-            for message in connection.read():
+            for message in self._unheard.words(connection):
                 if connection in self._peers:  # else an earlier message had it dropped
                     self._dispatch(connection, message)
         except PeerLost as why:
@@ -282,7 +282,7 @@ class Server:
         if connection not in self._workers.values():
             return
         peer = self._peers[connection]
-        for message in last_words(self._selector, connection):
+        for message in self._unheard.last_words(connection):
             try:
                 check_right(peer, message, has_said_hello=True)
                 effects = self._coordinator.handle(message, time.monotonic())
