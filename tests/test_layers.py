@@ -54,7 +54,7 @@ INNER: dict[str, list[str]] = {
     "planner": [
         "baselines",
         "service",
-        "schedules",
+        "schedules | place",
         "planning",
         "reason | plan",
         "remainder",

@@ -37,6 +37,10 @@ def _form(what: str, pattern: str) -> Form:
 
 
 WORKER = _form("pipeline.stage, e.g. '1.0'", rf"{_NUMBER}\.{_NUMBER}")
+MACHINE = _form(
+    "a machine's name: 1 to 63 letters, digits, '-', '_' and single dots, e.g. 'node-1'",
+    r"(?=.{1,63}\Z)[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9][A-Za-z0-9_-]*)*",
+)
 SHA256 = _form("64 hexadecimal digits", "[0-9a-f]{64}")
 HASH = _form("32 hexadecimal digits", "[0-9a-f]{32}")
 LAYER = _form("the number of a layer", "(?:0|[1-9][0-9]{0,6})")

@@ -16,6 +16,7 @@ from holdfast.storage.run_paths import Places, rebuilt_directory, state_name
 FORMS = [value for value in vars(names).values() if isinstance(value, names.Form)]
 GOOD = {
     names.WORKER: ["0.0", "10.3", "9999.9999", str(WorkerId(3, 2))],
+    names.MACHINE: ["m0", "node-1", "gpu_07.rack2.example", "10.0.0.1", "a" * 63],
     names.SHA256: ["0" * 64, "af" * 32],
     names.HASH: ["0" * 32, "af" * 16],
     names.LAYER: ["0", "31"],

@@ -62,7 +62,7 @@ def lacks_processor(cpu_factor: float, investigation: Investigation) -> bool:
     return math.log(max(cpu_factor, 1e-9)) < _FLAT_SHARE * investigation.excess
 
 
-class Machine:
+class MachineTrack:
     def __init__(self, settings: WatchSettings) -> None:
         self.common = Series(settings.change)
         self.investigation = Investigation(settings)
@@ -86,18 +86,18 @@ class Workers:
         self._settings = settings
         self._benchmarks = benchmarks
         self.tracks: dict[WorkerId, Track] = {}
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, MachineTrack] = {}
 
     def add(self, worker: WorkerId, machine: str, *, settled: bool) -> None:
         track = self.tracks[worker] = Track(machine, self._settings)
         track.num_unsettled = 0 if settled else _NUM_FIRST
-        self.machines.setdefault(machine, Machine(self._settings))
+        self.machines.setdefault(machine, MachineTrack(self._settings))
 
     def remove(self, worker: WorkerId) -> None:
         track = self.tracks.pop(worker, None)
         if track is not None and len(self.on(track.machine)) == 1:
             # One alone has nothing in common with others: what was the machine's is its own now.
-            self.machines[track.machine] = Machine(self._settings)
+            self.machines[track.machine] = MachineTrack(self._settings)
 
     def on(self, machine: str) -> list[WorkerId]:
         return sorted(w for w, track in self.tracks.items() if track.machine == machine)
