@@ -15,11 +15,15 @@ from holdfast.cli.plan_problem import (
     MemoryRoom,
     parse_costs,
     parse_limit_s,
+    parse_machines,
     parse_memory,
     problem_of,
 )
+from holdfast.cli.report import placement as placement_report
 from holdfast.cli.report import plan as plan_report
 from holdfast.errors import ConfigError
+from holdfast.planner.place.placement import MachinePlacement
+from holdfast.planner.place.placing import place
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import first_plan, refine
 from holdfast.planner.problem import Problem
@@ -38,11 +42,12 @@ _EXAMPLES = (
     "holdfast plan --pipelines 2 --stages 4 --microbatches 16",
     "holdfast plan --pipelines 3 --stages 4 --microbatches 18 --dead 1.2 --slow 0.1=0.5",
     "holdfast plan --pipelines 1 --stages 4 --microbatches 8 --schedule 1f1b --svg plan.svg",
+    "holdfast plan --pipelines 4 --stages 2 --microbatches 16 --machines a:2,b:2,c:4",
 )
 _PLANNED = "planned"
 _PLANNED_ONLY = (
     *("dead", "slow", "slow_link", "first", "no_moves", "one_stage", "move_cost", "horizon"),
-    *("compare", "certify"),
+    *("compare", "certify", "machines"),
 )
 _MOST_LANES, _MOST_SVG_LANES = 64, 256
 # What is worked out one by one for a picture; the solver's own limit on what it looks at.
@@ -65,6 +70,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     _add_faults(parser.add_argument_group("who is missing or late"))
     _add_planning(parser.add_argument_group("how to plan"))
+    parser.add_argument(
+        "--machines",
+        metavar="N|NAME:SLOTS,...",
+        help="also place the workers, and say what the loss of each machine would cost: 4 equal "
+        "machines, or e.g. a:2,b:2,c:4 with their slots",
+    )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw to this file")
     parser.add_argument("--width", type=int, help="characters a line (default: the terminal's)")
     parser.set_defaults(run=run)
@@ -168,6 +179,7 @@ def _run_planned(args: argparse.Namespace, problem: Problem, room: MemoryRoom, w
     if args.svg is not None:
         _require_drawable(problem.shape, f"--svg {args.svg}")
         _require_writable(args.svg)
+    placement = None if args.machines is None else _placed(args.machines, problem.shape)
     plan = _plan(problem, only_first=args.first)
     times = None
     if _num_drawn(problem.shape) <= _MOST_DRAWN:
@@ -187,6 +199,14 @@ def _run_planned(args: argparse.Namespace, problem: Problem, room: MemoryRoom, w
         _say(plan_report.certificate(plan, limit_s, width))
     if args.compare:
         _say(["", *plan_report.comparison(plan)])
+    if placement is not None:
+        lines = placement_report.report(plan, placement, refined=not args.first, width=width)
+        _say(["", *lines])
+
+
+def _placed(machines: str, shape: Shape) -> MachinePlacement:
+    found = parse_machines(machines, shape.pipelines * shape.stages)
+    return place(shape.pipelines, shape.stages, found)
 
 
 def _plan(problem: Problem, *, only_first: bool) -> Plan:

@@ -7,6 +7,7 @@ from math import floor, isfinite
 from typing import NamedTuple
 
 from holdfast.errors import ConfigError
+from holdfast.planner.place.machine import Machine, equal_machines
 from holdfast.planner.problem import Problem
 from holdfast.planner.question import COST_FIELDS, MOST_MICROBATCHES_HELD, costs_of
 from holdfast.planner.question import problem_of as problem_from
@@ -73,6 +74,22 @@ def parse_memory(text: str | None, stages: int) -> MemoryRoom:
             f"{default_memory(stages)} let most plans reach their bound"
         )
     return room
+
+
+def parse_machines(text: str, num_workers: int) -> tuple[Machine, ...]:
+    """``4``: so many equal ones. ``a:2,b:4``: names and slots."""
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return equal_machines(int(text), num_workers)
+    found = []
+    for word in text.split(","):
+        name, colon, slots = word.strip().rpartition(":")
+        if not colon or not re.fullmatch(r"[0-9]{1,9}", slots):
+            raise ConfigError(
+                f"--machines {text}: {word.strip()!r}: expected a number of equal machines, e.g. "
+                "4, or names with their slots, e.g. a:2,b:4"
+            )
+        found.append(Machine(name, int(slots)))
+    return tuple(found)
 
 
 def parse_limit_s(text: str) -> float:

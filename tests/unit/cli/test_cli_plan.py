@@ -431,3 +431,90 @@ def test_a_part_that_is_dearer_than_the_whole_does_not_blur_the_period(capsys):
     asked = ["plan", "--pipelines", "2", "--stages", "4", "--microbatches", "8", "--first"]
     assert main.main([*asked, "--costs", "F=1,B=1,W=100000,BW=1"]) == 0
     assert "period          14 s a step" in capsys.readouterr().out
+
+
+# --- machines ---
+
+
+@pytest.fixture
+def placed(capsys):
+    """What is said of machines: in one line, and in a row of words for each."""
+
+    def tell(*words):
+        assert run(*words, "--first") == 0
+        *_, text = capsys.readouterr().out.split("\n\n")
+        said, _, table = text.partition("machine  ")
+        head, *rows = table.splitlines()
+        assert head.endswith("spare  if it is lost (predicted)")
+        return " ".join(said.split()), [re.split(r"\s{2,}", row) for row in rows]
+
+    return tell
+
+
+def test_workers_are_placed_and_the_loss_of_each_machine_is_told(placed):
+    shape = ("--pipelines", "4", "--stages", "2", "--microbatches", "16", "--width", "200")
+    said, rows = placed(*shape, "--machines", "a:2,b:2,c:4,d:1")
+    assert said == (
+        "placed on 4 machines: every stage is on two machines or more; every pipeline is on one "
+        "machine; 1 slot is spare"
+    )
+    assert [row[:4] for row in rows] == [
+        ["a", "0.0-0.1", "0-1", "0"],
+        ["b", "1.0-1.1", "0-1", "0"],
+        ["c", "2.0-2.1, 3.0-3.1", "0-1", "0"],
+        ["d", "-", "-", "1"],
+    ]
+    assert [row[4] for row in rows[1:]] == [
+        "18 s a step instead of 12; 18 s with 1.0 started again elsewhere; each stage keeps 3 of 4 "
+        "holders",
+        "24 s a step instead of 12; 24 s with 2.0 started again elsewhere; each stage keeps 2 of 4 "
+        "holders",
+        "nothing: it runs no worker",
+    ]
+
+
+def test_equal_machines_have_numbers_for_names(placed):
+    _, rows = placed(*SMALL, "--machines", "2")
+    assert rows == [
+        [name, workers, "0-3", "0", "48 s a step instead of 24; each stage keeps 1 of 2 holders"]
+        for name, workers in (("m0", "0.0-0.3"), ("m1", "1.0-1.3"))
+    ]
+
+
+def test_a_machine_whose_loss_ends_the_run_is_told(placed):
+    shape = ("--pipelines", "1", "--stages", "2", "--microbatches", "4", "--width", "200")
+    _, rows = placed(*shape, "--machines", "2")
+    assert [row[4] for row in rows] == [
+        f"the run stops: stage {stage} is lost, and room for 1 worker is too little for 2 stages"
+        for stage in (0, 1)
+    ]
+    _, rows = placed(*shape, "--machines", "a:1,b:1,c:1")
+    assert rows[1][4] == (
+        "stage 1 is lost: rebuilt from a log, or all go back to a checkpoint; 12 s with 0.1 "
+        "started again elsewhere"
+    )
+
+
+@pytest.mark.parametrize(
+    ("machines", "said"),
+    [
+        ("0", "--machines 0: expected 1 to 8 for 8 workers, one slot each at least"),
+        ("9", "--machines 9: expected 1 to 8 for 8 workers"),
+        ("a:4,b:3", "--machines: a has 4 slots, b has 3 slots: room for 7 workers: expected room"),
+        ("a:4,a:4", "--machines: a is given twice: expected it once"),
+        ("a:4,b", "--machines a:4,b: 'b': expected a number of equal machines, e.g. 4, or names"),
+        ("a:4,b:-4", "--machines a:4,b:-4: 'b:-4': expected a number"),
+        ("../x:8", "--machines: name '../x': expected a machine's name"),
+        ("", "--machines : '': expected a number of equal machines"),
+    ],
+)
+def test_machines_that_cannot_be_are_refused(machines, said):
+    with pytest.raises(ConfigError) as raised:
+        run(*SMALL, "--machines", machines)
+    assert in_flags(raised.value).startswith(said)
+
+
+def test_only_some_of_many_machines_are_listed(capsys):
+    shape = ("--pipelines", "66", "--stages", "1", "--microbatches", "66", "--width", "100")
+    assert run(*shape, "--first", "--machines", "66") == 0
+    assert capsys.readouterr().out.endswith("\n... and 2 more machines\n")
