@@ -41,6 +41,7 @@ class StateSender:
         self._lock = threading.Lock()
         self._asked: dict[WorkerId, Callable[[], None]] = {}
         self._feeds: dict[WorkerId, _Feed] = {}
+        self._threads: dict[WorkerId, threading.Thread] = {}  # of the last feed of each
         self._num_behind: Counter[WorkerId] = Counter()  # copies of each that failed here
 
     @property
@@ -90,13 +91,14 @@ class StateSender:
             asked, self._asked = self._asked, {}
             for joiner, connect in sorted(asked.items()):
                 connect()
-                feed = _Feed(self._transport, self._form, joiner, version, tensors, connect)
+                before = self._threads.get(joiner)
+                feed = _Feed(self._transport, self._form, joiner, version, tensors, connect, before)
                 try:
-                    feed.start()
+                    feed.thread.start()
                 except RuntimeError:  # no thread to be had: perhaps after the next step
                     self._begin_anew(joiner, connect)
                 else:
-                    self._feeds[joiner] = feed
+                    self._feeds[joiner], self._threads[joiner] = feed, feed.thread
 
 
 class _Feed:
@@ -110,17 +112,18 @@ class _Feed:
         version: int,
         tensors: Mapping[str, Tensor],
         connect: Callable[[], None],
+        before: threading.Thread | None,
     ) -> None:
+        """``before``: the thread of an earlier feed, which may not have ended yet."""
         self._transport, self._form, self._joiner = transport, form, joiner
         self._version, self._tensors = version, tensors
         self.connect = connect
         self.ended = False
         self._update_bytes = 0  # of one
         self.updates: queue.SimpleQueue[Committed | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"feed-{joiner}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self.thread = threading.Thread(
+            target=self._run, args=(before,), name=f"feed-{joiner}", daemon=True
+        )
 
     def add(self, update: Committed) -> None:
         self._update_bytes = update.result.reduced.flat.nbytes
@@ -140,7 +143,9 @@ class _Feed:
                 self.updates.get_nowait()
         self.updates.put(None)
 
-    def _run(self) -> None:
+    def _run(self, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()  # what it still sends must not come after our header
         try:
             self._send(HEADER, _header(self._version, self._tensors))
             for number, tensor in enumerate(self._tensors.values()):

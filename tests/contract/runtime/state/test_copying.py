@@ -351,3 +351,30 @@ def test_a_copy_for_which_there_never_is_a_thread_is_given_up(monkeypatch):
         copy.sender.send_state(version, tensors())
     assert len(refused) == 3
     assert copy.sender.joiners == set()
+
+
+def test_an_older_copy_that_is_still_being_sent_never_comes_after_a_newer_one(monkeypatch):
+    """The first message of the older one is under way for long."""
+    send, older_may_go = LocalTransport.send, threading.Event()
+    sent = {7: threading.Event(), 8: threading.Event()}
+
+    def send_late(self, to, tag, tensor, *more):
+        version = 7 if tag == HEADER and b'"version": 7' in tensor.numpy().tobytes() else 8
+        if version == 7:
+            assert older_may_go.wait(LIMIT_S)
+        send(self, to, tag, tensor, *more)
+        sent[version].set()
+
+    monkeypatch.setattr(LocalTransport, "send", send_late)
+    copy = Copy()
+    copy.sender.send_state(7, tensors())
+    copy.sender.ask(JOINER)
+    copy.sender.send_state(8, tensors(2.0))
+    assert not sent[8].wait(0.2), "it does not wait for the older one"
+    older_may_go.set()
+    assert sent[7].wait(LIMIT_S)
+    arrivals = Arrivals(copy.joiners[JOINER], GIVER, HEADER)
+    with pytest.raises(BegunAnew):
+        receive_state(arrivals, LIMIT_S)
+    arrivals.use_up()
+    assert receive_state(arrivals, LIMIT_S).version == 8
