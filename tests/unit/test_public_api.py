@@ -75,5 +75,6 @@ def test_a_run_whose_settings_have_other_names_now_can_be_opened(tmp_path):
     old = {"workers": {"silence_limit_s": 3.0, "replace": 1}, "telepathy": {"range": 9}}
     write_summary(tmp_path / SUMMARY_FILE, summarize([], config=old))
     record = hf.open_run(tmp_path)
-    assert record.config.workers.replace == 1
+    workers = record.config.workers
+    assert (workers.heartbeat_timeout_s, workers.replace) == (3.0, 1)
     assert record.summary.config == old

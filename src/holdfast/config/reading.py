@@ -16,13 +16,16 @@ def known_keys() -> list[str]:
 
 
 def known_settings(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of a run of any version: those that are not known here, newer or given up, are left out."""
+    """Of a run of any version, by their names of today; those that are not known are left out."""
     known = set(known_keys())
-    found = {
-        section: {name: value for name, value in settings.items() if f"{section}.{name}" in known}
-        for section, settings in values.items()
-    }
-    return {section: settings for section, settings in found.items() if settings}
+    found: dict[str, dict[str, Any]] = {}
+    for section, settings in values.items():
+        for name, value in settings.items():
+            key = f"{section}.{name}"
+            now_section, _, now_name = _RENAMED.get(key, key).partition(".")
+            if f"{now_section}.{now_name}" in known:
+                found.setdefault(now_section, {})[now_name] = value
+    return found
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:

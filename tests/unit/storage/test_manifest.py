@@ -463,9 +463,9 @@ def test_settings_of_a_newer_version_are_left_out_and_the_others_remembered():
         config_from(remembered(checkpoint, {"telepathy": {"range": 9}}))
 
 
-def test_a_setting_under_its_old_name_is_left_out_as_if_it_had_not_been_set():
+def test_a_setting_under_its_old_name_is_remembered_under_the_new_one():
     settings = {"workers": {"silence_limit_s": 3.0, "replace": 1}}
     checkpoint = Checkpoint("x", 20, 3, 8, (), Origin(settings))
-    assert config_from(remembered(checkpoint, {})).workers.heartbeat_timeout_s == 0
+    assert config_from(remembered(checkpoint, {})).workers.heartbeat_timeout_s == 3.0
     given = remembered(checkpoint, {"workers": {"heartbeat_timeout_s": 4.0}})
     assert given == {"workers": {"replace": 1, "heartbeat_timeout_s": 4.0}}
