@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 import holdfast
+from helpers.fired import fired
 from helpers.harness.transport_harness import LIMIT_S, Background
 from helpers.live import wait_until
 from helpers.scarce import refuse_threads
@@ -431,16 +432,7 @@ def test_a_closed_connection_is_acted_on_at_once_and_the_others_go_on(two):
     assert_finished(two)
 
 
-FIRED = messages.FaultReport(
-    worker="1.0",
-    fault_kind="kill",
-    fault="kill 1.0 @ 1",
-    step=0,
-    attempt=0,
-    point="begin",
-    done=0,
-    at_s=1.0,
-)
+FIRED = fired("1.0", "kill 1.0 @ 1", step=0, at_s=1.0)
 
 
 def assert_finished_and_fired(run: Run) -> None:

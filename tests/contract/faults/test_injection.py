@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.fired import fired
 from helpers.stamps import stamps_of_both
 from holdfast.cluster import WorkerId
 from holdfast.faults.fault import parse_fault
 from holdfast.faults.injection import Injector, Killed, LastingFaults, ProcessActions, ThreadActions
 from holdfast.protocol.codec import Splitter, encode
-from holdfast.protocol.messages import FaultReport, Ready
+from holdfast.protocol.messages import Ready
 from holdfast.schedule.operation import parse_op
 
 LIMIT_S = 30.0  # against hangs only
@@ -163,11 +164,11 @@ def test_a_fault_counts_as_fired_before_it_acts():
 
 
 def test_threads_that_reach_one_point_together_fire_it_once():
-    fired = Counter()
+    counts = Counter()
     texts = [f"hang 1.0 @ {step}.halt" for step in range(1, 201)]
     injector = Injector(
         [parse_fault(text) for text in texts],
-        lambda fault, *_: fired.update([str(fault)]),
+        lambda fault, *_: counts.update([str(fault)]),
     )
     gate = threading.Barrier(4)
 
@@ -181,7 +182,7 @@ def test_threads_that_reach_one_point_together_fire_it_once():
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    assert fired == Counter(texts)
+    assert counts == Counter(texts)
 
 
 # --- due and slow ---
@@ -444,16 +445,7 @@ def child(request):
 def check_fired(message, text, point, done, *, since_s):
     """It is the message of this fault, with a time between ``since_s`` and now."""
     assert since_s <= message.at_s <= time.monotonic()
-    assert replace(message, at_s=0.0) == FaultReport(
-        worker="1.0",
-        fault_kind=text.split()[0],
-        fault=text,
-        step=STEP,
-        attempt=0,
-        point=point,
-        done=done,
-        at_s=0.0,
-    )
+    assert replace(message, at_s=0.0) == fired("1.0", text, step=STEP, point=point, done=done)
 
 
 forks = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

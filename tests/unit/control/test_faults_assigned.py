@@ -1,20 +1,8 @@
 """Which worker is given which fault: both ends of a link theirs, and what lasts whoever comes."""
 
+from helpers.fired import fired
 from helpers.harness.coordinator_world import World, sent
 from holdfast.protocol import messages
-
-
-def fired(worker: str, fault: str) -> messages.FaultReport:
-    return messages.FaultReport(
-        worker=worker,
-        fault_kind=fault.split()[0],
-        fault=fault,
-        step=1,
-        attempt=0,
-        point="begin",
-        done=0,
-        at_s=0.0,
-    )
 
 
 def test_both_ends_of_a_link_are_given_it_and_other_slowness_its_worker_only() -> None:

@@ -19,8 +19,7 @@ def fresh(pipelines: int, stages: int, rooms: Sequence[int]) -> MachineNumbers:
     num_whole = min(pipelines, sum(room // stages for room in usable))
     whole = _whole(num_whole, stages, rooms, usable)
     left = [room - stages * whole.count(index) for index, room in enumerate(usable)]
-    pieces = _pieces(pipelines - num_whole, stages, left)
-    flat = [index for index in pieces]
+    flat = list(_pieces(pipelines - num_whole, stages, left))
     cut = [flat[start : start + stages] for start in range(0, len(flat), stages)]
     return [*([index] * stages for index in whole), *cut]
 

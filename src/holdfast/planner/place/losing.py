@@ -37,15 +37,8 @@ class MachineLoss:
         return self.outcome != "stops"
 
 
-def cost_of_losing(
-    placement: MachinePlacement, machine: str, problem: Problem, *, refined: bool = True
-) -> MachineLoss:
-    """``problem``: the step to plan, with all who live now. ``refined=False``: planned at once."""
-    return LossCosts(placement, problem, refined=refined).of(machine)
-
-
 class LossCosts:
-    """The same for one machine after another: what is known of one is not planned again.
+    """Of one machine after another: what is known of one is not planned again.
 
     Stages with as many holders, of the same speeds, are taken for equal, whatever their pipelines.
     """
@@ -53,6 +46,7 @@ class LossCosts:
     def __init__(
         self, placement: MachinePlacement, problem: Problem, *, refined: bool = True
     ) -> None:
+        """``problem``: the step to plan, with all who live. Not ``refined``: planned at once."""
         shape = problem.shape
         if (shape.pipelines, shape.stages) != (placement.pipelines, placement.stages):
             raise ConfigError(

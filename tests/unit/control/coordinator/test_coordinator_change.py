@@ -2,6 +2,7 @@
 
 import pytest
 
+from helpers.fired import fired
 from helpers.harness.coordinator_world import SomePlan, World, emitted, pid_of, report, sent
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Fence
@@ -136,17 +137,8 @@ def test_the_end_of_a_process_that_was_replaced_is_no_news() -> None:
 def test_a_recovery_is_complete_when_the_last_member_has_taken_up_work() -> None:
     world = World().start()
     world.step()
-    fired = messages.FaultReport(
-        worker="1.0",
-        fault_kind="kill",
-        fault="kill 1.0 @ 2",
-        step=1,
-        attempt=0,
-        point="begin",
-        done=0,
-        at_s=0.05,
-    )
-    world.handle(fired)
+    word = fired("1.0", "kill 1.0 @ 2", step=1, at_s=0.05)
+    world.handle(word)
     world.die("1.0")
     world.actors["0.1"].mute = True
     world.pump()
@@ -164,17 +156,8 @@ def test_word_of_a_fault_that_comes_after_the_notice_still_gives_the_time() -> N
     world = World().start()
     world.at_s = 5.0
     world.die("1.0")
-    fired = messages.FaultReport(
-        worker="1.0",
-        fault_kind="kill",
-        fault="kill 1.0 @ 1",
-        step=0,
-        attempt=0,
-        point="begin",
-        done=0,
-        at_s=4.5,
-    )
-    assert emitted(world.handle(fired), events.FaultFired)
+    word = fired("1.0", "kill 1.0 @ 1", step=0, at_s=4.5)
+    assert emitted(world.handle(word), events.FaultFired)
     world.pump()
     (event,) = emitted(world.effects, events.Recovered)
     assert (event.fault_s, event.notice_s) == (4.5, 5.0)
@@ -182,17 +165,8 @@ def test_word_of_a_fault_that_comes_after_the_notice_still_gives_the_time() -> N
 
 def test_a_fault_that_has_fired_is_not_given_to_who_comes_after() -> None:
     world = World(faults=["kill 1.0 @ 2", "kill 1.0 @ 9"]).start()
-    fired = messages.FaultReport(
-        worker="1.0",
-        fault_kind="kill",
-        fault="kill 1.0 @ 2",
-        step=1,
-        attempt=0,
-        point="begin",
-        done=0,
-        at_s=0.0,
-    )
-    world.handle(fired)
+    word = fired("1.0", "kill 1.0 @ 2", step=1, at_s=0.0)
+    world.handle(word)
     world.die("1.0")
     world.pump()
     assert sent(world.come("1.0"), messages.Assign)["1.0"].faults == ["kill 1.0 @ 9"]

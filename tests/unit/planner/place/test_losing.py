@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.errors import ConfigError
-from holdfast.planner.place.losing import LossCosts, cost_of_losing
+from holdfast.planner.place.losing import LossCosts
 from holdfast.planner.place.machine import Machine, equal_machines
 from holdfast.planner.place.placement import MachinePlacement
 from holdfast.planner.place.placing import place
@@ -27,7 +27,7 @@ def workers(words):
 
 def test_a_machine_that_is_lost_is_planned_around_as_if_its_workers_were_dead():
     placement = place(3, 2, slots(a=2, b=2, c=2))
-    loss = cost_of_losing(placement, "b", asked(3, 2, 12))
+    loss = LossCosts(placement, asked(3, 2, 12)).of("b")
     assert loss.workers == workers("1.0 1.1")
     assert loss.holders == (2, 2)
     assert (loss.outcome, loss.survives, loss.lost_stages) == ("goes on", True, ())
@@ -38,13 +38,13 @@ def test_a_machine_that_is_lost_is_planned_around_as_if_its_workers_were_dead():
 
 def test_spare_slots_elsewhere_bring_the_workers_back():
     placement = place(2, 2, slots(a=3, b=3))
-    loss = cost_of_losing(placement, "a", asked(2, 2, 8))
+    loss = LossCosts(placement, asked(2, 2, 8)).of("a")
     assert loss.workers == workers("0.0 0.1")
     assert len(loss.started_again) == 1
     assert loss.refilled_period_s is not None
     assert loss.period_s is not None
     assert loss.refilled_period_s < loss.period_s
-    larger = cost_of_losing(place(2, 2, slots(a=4, b=4)), "a", asked(2, 2, 8))
+    larger = LossCosts(place(2, 2, slots(a=4, b=4)), asked(2, 2, 8)).of("a")
     assert larger.started_again == workers("0.0 0.1")
     assert larger.refilled_period_s == best_plan(asked(2, 2, 8)).period_s
 
@@ -52,7 +52,7 @@ def test_spare_slots_elsewhere_bring_the_workers_back():
 def test_a_stage_that_is_lost_with_its_machine_is_rebuilt_by_one_who_is_left():
     where = {WorkerId(d, s): name for d in (0, 1) for s, name in ((0, "a"), (1, "b"), (2, "b"))}
     placement = MachinePlacement(2, 3, slots(a=2, b=4), where)
-    loss = cost_of_losing(placement, "a", asked(2, 3, 8))
+    loss = LossCosts(placement, asked(2, 3, 8)).of("a")
     assert (loss.outcome, loss.lost_stages, loss.holders) == ("rebuilds", (0,), (0, 2, 2))
     assert loss.survives
     # Four are left for three stages, as if two of different stages were dead.
@@ -61,14 +61,14 @@ def test_a_stage_that_is_lost_with_its_machine_is_rebuilt_by_one_who_is_left():
 
 def test_a_run_without_room_for_every_stage_stops():
     placement = place(1, 4, slots(a=2, b=2))
-    loss = cost_of_losing(placement, "a", asked(1, 4, 8))
+    loss = LossCosts(placement, asked(1, 4, 8)).of("a")
     assert (loss.outcome, loss.survives) == ("stops", False)
     assert (loss.lost_stages, loss.period_s, loss.refilled_period_s) == ((0, 1), None, None)
 
 
 def test_spare_slots_save_a_run_that_would_stop():
     placement = place(1, 4, slots(a=2, b=2, c=2))
-    loss = cost_of_losing(placement, "a", asked(1, 4, 8))
+    loss = LossCosts(placement, asked(1, 4, 8)).of("a")
     assert (loss.outcome, loss.period_s) == ("rebuilds", None)
     assert loss.started_again == workers("0.0 0.1")
     assert loss.refilled_period_s == best_plan(asked(1, 4, 8)).period_s
@@ -76,11 +76,11 @@ def test_spare_slots_save_a_run_that_would_stop():
 
 def test_who_is_dead_already_is_not_lost_again():
     placement = place(2, 2, slots(a=2, b=2))
-    loss = cost_of_losing(placement, "a", asked(2, 2, 8, dead=["0.1"]), refined=False)
+    loss = LossCosts(placement, asked(2, 2, 8, dead=["0.1"]), refined=False).of("a")
     assert loss.workers == workers("0.0")
     assert loss.holders == (1, 1)
     problem = asked(2, 2, 8, dead=["1.1"])
-    other = cost_of_losing(placement, "a", problem, refined=False)
+    other = LossCosts(placement, problem, refined=False).of("a")
     assert (other.lost_stages, other.outcome) == ((1,), "stops")
 
 
@@ -103,7 +103,7 @@ def test_machines_that_leave_the_same_behind_are_planned_once(monkeypatch):
 
 def test_losing_nothing_costs_nothing():
     placement = place(1, 2, slots(a=2, spare=1))
-    loss = cost_of_losing(placement, "spare", asked(1, 2, 4), refined=False)
+    loss = LossCosts(placement, asked(1, 2, 4), refined=False).of("spare")
     assert (loss.workers, loss.outcome) == ((), "goes on")
     assert loss.period_s == first_plan(asked(1, 2, 4)).period_s
 
@@ -111,6 +111,6 @@ def test_losing_nothing_costs_nothing():
 def test_other_machines_and_other_shapes_are_refused():
     placement = place(2, 2, slots(a=2, b=2))
     with pytest.raises(ConfigError, match="machine 'z': expected one of a, b"):
-        cost_of_losing(placement, "z", asked(2, 2, 8))
+        LossCosts(placement, asked(2, 2, 8)).of("z")
     with pytest.raises(ConfigError, match="a step of 2 x 3 workers: expected 2 x 2"):
-        cost_of_losing(placement, "a", asked(2, 3, 8))
+        LossCosts(placement, asked(2, 3, 8)).of("a")
