@@ -24,7 +24,7 @@ LAYERS = [
     "schedule",
     "config | cluster | auth | host | job_file",
     "names | job_reference",
-    "errors | arrays",
+    "errors | arrays | clocks",
 ]
 PURE = [
     "auth",
@@ -44,6 +44,7 @@ PURE = [
     "errors",
     "job_file",
     "arrays",
+    "clocks",
     "job_reference",
     "baselines",
 ]

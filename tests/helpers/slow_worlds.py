@@ -42,6 +42,7 @@ class World:
     worker_factor: dict[str, float] = field(default_factory=dict)  # natural, no fault
     stage_of: Callable[[WorkerId, int], int] = lambda worker, step: worker.stage
     idle: Callable[[WorkerId, int], bool] = lambda worker, step: False
+    ahead_s: Callable[[WorkerId, int], float] = lambda worker, step: 0.0  # of its clock
     cpu_share: float = 0.95
     answers: bool = True  # benchmarks that are asked for are run
     seed: int = 1
@@ -96,6 +97,7 @@ class World:
         hit = [s for s in self.slow if s.who in names and s.first <= step <= s.last]
         moved_s = MESSAGE_S[kind] * math.exp(self.random.gauss(0, 0.2))
         moved_s = moved_s * math.prod(s.factor for s in hit) + sum(s.delay_s for s in hit)
+        moved_s += self.ahead_s(to, step) - self.ahead_s(source, step)
         return Transfer(source, kind, count, 1000 * count, moved_s)
 
     def benchmark(self, watcher: Watcher, worker: WorkerId, step: int) -> None:

@@ -121,7 +121,7 @@ class Handlers:
         reports = self._parts.reports
         worker = parse_worker(report.worker)
         self._parts.tracker.note(worker, self._run.epoch, report.step + 1, 0)
-        self._parts.straggler_monitor.on_report(report)
+        self._parts.straggler_monitor.on_report(report, at_s)
         first = reports.next_step
         effects = reports.on_step(report, at_s)
         for step in range(first, reports.next_step):

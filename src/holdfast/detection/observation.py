@@ -1,6 +1,7 @@
 """What a worker tells of one of its steps. Plain data: how it was measured, and what it means,
 is not known here."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
@@ -28,7 +29,9 @@ class Transfer(NamedTuple):
     kind: str  # pipeline, reduction or probe
     count: int  # type: ignore[assignment]  # tuples have a method of this name
     num_bytes: int  # of all of them
-    moved_s: float  # median time under way; waiting for the sender is no part of it
+    moved_s: (
+        float  # median, from the sender's clock to the receiver's; without waiting for the sender
+    )
 
 
 class StepObservation(NamedTuple):
@@ -37,3 +40,13 @@ class StepObservation(NamedTuple):
     step: int
     ops: tuple[OpTime, ...]
     transfers: tuple[Transfer, ...]
+    at_s: float | None = None  # when it was told, by the clock of whoever hears all; None: unknown
+
+
+def without(reports: Iterable[StepObservation], worker: WorkerId) -> list[StepObservation]:
+    """Neither what it told nor what came from it."""
+    return [
+        each._replace(transfers=tuple(row for row in each.transfers if row.source != worker))
+        for each in reports
+        if each.worker != worker
+    ]

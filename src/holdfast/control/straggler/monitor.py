@@ -36,16 +36,15 @@ class StragglerMonitor:
         self._watcher = None
         self._run.health.note(HEALTHY)
 
-    def on_report(self, report: messages.StepReport) -> None:
+    def on_report(self, report: messages.StepReport, at_s: float) -> None:
         worker = parse_worker(report.worker)
         if self._watcher is None or worker not in self._run.stages:
             return
         stage = self._run.stages[worker]
         if any(parse_op(one.op).stage != stage for one in report.operations[:1]):
             return  # of the stage that it held before
-        self._watcher.observe(
-            StepObservation(worker, stage, report.step, _op_times(report), _transfers(report))
-        )
+        ops, transfers = _op_times(report), _transfers(report)
+        self._watcher.observe(StepObservation(worker, stage, report.step, ops, transfers, at_s))
 
     def on_probed(self, probed: messages.Probed) -> None:
         if self._watcher is not None:

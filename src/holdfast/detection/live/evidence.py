@@ -6,7 +6,7 @@ from statistics import median
 from holdfast.cluster import WorkerId
 from holdfast.detection.diagnosis import SHORT_OF_CPU, Cause, Diagnosis, Link
 from holdfast.detection.live.investigation import Investigation
-from holdfast.detection.live.links import LinkTrack
+from holdfast.detection.live.links.link_tracks import LinkTrack
 from holdfast.detection.live.workers import Workers, lacks_processor
 
 
@@ -62,13 +62,16 @@ def machine(workers: Workers, name: str, step: int, op_s: float) -> Diagnosis:
 def link(pair: Link, track: LinkTrack, step: int) -> Diagnosis:
     investigation = track.investigation
     assert track.told is not None
-    _, moved_s, base_s = track.told
+    moved_s, base_s = track.told.moved_s, track.told.base_s
     num_steps = max(1, step - investigation.since + 1)
     text = (
         f"its messages take {_ms(moved_s)} since step {investigation.since + 1} ({num_steps} "
         "steps), "
         f"{_ms(base_s)} before"
     )
+    if track.told.way is not None:
+        source, to = track.told.way
+        text += f", only from {source} to {to}"
     if track.probe is not None and investigation.probe is not None:
         text += f"; measured alone {_ms(track.probe[1].moved_s)}"
         text += f", expected {_ms(track.probe[1].base_s)}"

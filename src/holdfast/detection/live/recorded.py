@@ -215,7 +215,7 @@ def observed(event: events.WorkerStep) -> StepObservation:
     ]
     _check_times(abs(row.moved_s) for row in moved)
     return StepObservation(
-        parse_worker(event.worker), stage, event.step, tuple(times), tuple(moved)
+        parse_worker(event.worker), stage, event.step, tuple(times), tuple(moved), event.at_s
     )
 
 

@@ -1,6 +1,6 @@
 """Who is slow, since when and why: reports of steps in, diagnoses out.
 
-Pure: no clock, no sockets. Puts together what workers.py, links.py and imbalance.py find; what is
+Pure: no clock, no sockets. Puts together what workers.py, links/ and imbalance.py find; what is
 done about it is not known here.
 """
 
@@ -21,12 +21,12 @@ from holdfast.detection.live import evidence
 from holdfast.detection.live.benchmarks import Benchmark, Benchmarks
 from holdfast.detection.live.imbalance import Imbalance
 from holdfast.detection.live.investigation import InvestigationMove, InvestigationPhase
-from holdfast.detection.live.links import LinkWatcher
+from holdfast.detection.live.links.link_watcher import LinkWatcher
 from holdfast.detection.live.predicted import Predictor
 from holdfast.detection.live.settings import WatchSettings
 from holdfast.detection.live.shared_hosts import SharedHosts
 from holdfast.detection.live.workers import Sample, SubjectMove, Workers, sample_of
-from holdfast.detection.observation import StepObservation
+from holdfast.detection.observation import StepObservation, without
 
 _Outcome = Suspicion | Diagnosis | Over
 
@@ -46,6 +46,7 @@ class Watcher:
         self._imbalance: Imbalance | None = Imbalance()  # until it is judged
         for worker, machine in machines.items():
             self._workers.add(worker, machine, settled=True)
+            self._links.add(worker, machine)
         self._waiting: list[StepObservation] = []  # reports of the step, until all is learnt
         self._samples: dict[WorkerId, Sample] = {}  # of the step, after that
         self._first_steps: dict[int, list[StepObservation]] = {}  # learnt from, together
@@ -75,15 +76,13 @@ class Watcher:
         self._benchmarks.forget(worker)
         self._stages.pop(worker, None)
         self._samples.pop(worker, None)
-        self._waiting = [step for step in self._waiting if step.worker != worker]
-        self._first_steps = {
-            at: [step for step in steps if step.worker != worker]
-            for at, steps in self._first_steps.items()
-        }
+        self._waiting = without(self._waiting, worker)
+        self._first_steps = {at: without(s, worker) for at, s in self._first_steps.items()}
 
     def joined(self, worker: WorkerId, machine: str) -> None:
         self.lost(worker)
         self._workers.add(worker, machine, settled=not self._learnt)
+        self._links.add(worker, machine)
         self._skip[worker] = self._settings.num_warmup_steps if self._learnt else 0
 
     def conclude(self, step: int) -> list[_Outcome]:
@@ -100,7 +99,6 @@ class Watcher:
         self._first_steps[step] = reports
         for report in reports:
             self._predictor.learn(report, 0.0)
-            self._links.learn(report.worker, report.transfers)
             self._stages[report.worker] = report.stage
             self._collect(report)
         self._predictor.settle()
@@ -144,11 +142,10 @@ class Watcher:
                 move = self._workers.slow_at_start(worker, step, first)
                 found += [SubjectMove(move, worker)] if move else []
         self._workers.settle(history)
+        self._links.learn(self._first_steps.values())
         for at, samples in history.items():
             found += self._workers.feed(at, samples)
-            for report in self._first_steps[at]:
-                self._links.observe(at, report.worker, report.transfers)
-            self._links.level(at)
+            self._links.look_back(at, self._first_steps[at])
         self._first_steps = {}
         return self._tell(step, found)
 
@@ -164,7 +161,7 @@ class Watcher:
         if not self._predictor.knows(report):
             self._learn(report)
         self._collect(report)
-        self._links.observe(report.step, report.worker, report.transfers)
+        self._links.observe(report)
         self._samples.update(self._raw([report]))
 
     def _collect(self, report: StepObservation) -> None:
@@ -232,7 +229,8 @@ class Watcher:
             else:
                 told.append(self._link_outcome(move, pair, step))
         if asked_workers or asked_links:
-            told.append(Suspicion(tuple(sorted(asked_workers)), tuple(sorted(asked_links))))
+            links = tuple(sorted(set(asked_links)))
+            told.append(Suspicion(tuple(sorted(asked_workers)), links))
         return told
 
     def _machine_outcome(self, move: InvestigationMove, name: str, step: int) -> Diagnosis | Over:
