@@ -11,7 +11,7 @@ from holdfast.errors import ProtocolError
 from holdfast.protocol.build import Build, Misfit, builder
 from holdfast.protocol.messages import Message
 
-VERSION = 3
+VERSION = 4
 MAX_MESSAGE_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Message)}

@@ -19,6 +19,7 @@ from helpers.harness.transport_harness import LIMIT_S, Background
 from helpers.live import wait_until
 from helpers.scarce import refuse_threads
 from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Caller, Identity, call
+from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig, config_from
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Emit, OpenRun
@@ -35,6 +36,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.codec import MAX_MESSAGE_BYTES, VERSION, encode
 from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.spec import Access
+from holdfast.runtime.worker.heartbeat import clock_told
 
 SECRET, GENERATION = bytes(range(32)), 2
 SHA = "5a" * 32
@@ -836,3 +838,41 @@ def test_a_port_in_use_is_refused_with_a_cure():
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"control\.port={port}.*or 0 for any free one"):
             listen(config_from({"control": {"port": port}}))
+
+
+def test_a_worker_of_another_machine_is_asked_for_its_clock_and_its_times_are_translated(run):
+    """Its clock is an hour ahead; over TCP, with the worker's own answer."""
+    worker, ahead_s = Worker(run), 3600.0
+    worker.connection.send(replace(hello(), host="10.0.0.2"))
+    others = []
+    for _ in range(20):
+        message = worker.expect(object)
+        if isinstance(message, messages.ClockAsk):
+            told = clock_told(WorkerId(0, 0), message)
+            worker.connection.send(
+                replace(told, heard_s=told.heard_s + ahead_s, sent_s=told.sent_s + ahead_s)
+            )
+        else:
+            others.append(message)
+            if isinstance(message, messages.Assign):
+                worker.connection.send(messages.Ready(worker="0.0"))
+        if len(others) == 2:
+            break
+    assert [type(message) for message in others] == [messages.Assign, messages.Proceed]
+    before_s = time.monotonic()
+    fired = messages.FaultReport(
+        worker="0.0",
+        fault_kind="slow",
+        fault="slow",
+        step=0,
+        attempt=0,
+        point="F0",
+        done=0,
+        at_s=before_s + ahead_s,
+    )
+    worker.connection.send(fired)
+    worker.connection.send(FINISHED)
+    run.serving.result()
+    emitted = [effect.event for effect in run.effects if isinstance(effect, Emit)]
+    (event,) = [event for event in emitted if isinstance(event, events.FaultFired)]
+    assert before_s - LIMIT_S < event.at_s <= time.monotonic()

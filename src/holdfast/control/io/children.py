@@ -2,6 +2,7 @@
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
+from holdfast.protocol import messages
 
 
 class Children:
@@ -9,18 +10,18 @@ class Children:
         self._started: dict[int, str] = {}  # process id -> worker
         self._running: dict[int, str] = {}  # those of them that the agent is to end
 
-    def started(self, pid: int, worker: str) -> None:
-        self._started[pid] = self._running[pid] = worker
-
-    def exited(self, pid: int, worker: str) -> None:
-        self.check(pid, worker)
-        del self._started[pid]
-        self._running.pop(pid, None)
-
-    def check(self, pid: int, worker: str) -> None:
+    def hear(
+        self, told: messages.WorkerStarted | messages.WorkerExited | messages.WorkerRuns
+    ) -> None:
         """ProtocolError: the agent speaks of what it has not started."""
-        if self._started.get(pid, "") != worker:
+        pid, worker = told.pid, told.worker
+        if isinstance(told, messages.WorkerStarted):
+            self._started[pid] = self._running[pid] = worker
+        elif self._started.get(pid, "") != worker:
             raise ProtocolError(f"process {pid} is no {worker} of its own")
+        elif isinstance(told, messages.WorkerExited):
+            del self._started[pid]
+            self._running.pop(pid, None)
 
     def fence(self, worker: WorkerId) -> None:
         """Nobody waits for its end any more."""

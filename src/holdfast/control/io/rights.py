@@ -26,6 +26,7 @@ MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.ReplayFailed,
         messages.Ready,
         messages.Heartbeat,
+        messages.ClockTold,
         messages.PeerGone,
         messages.Inventory,
         messages.Offered,

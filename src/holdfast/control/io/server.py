@@ -27,6 +27,7 @@ from holdfast.control.io.last_words import Unheard
 from holdfast.control.io.listening import listen as listen
 from holdfast.control.io.rights import check_right, granted, refusal
 from holdfast.control.io.strangers import Stranger, Strangers
+from holdfast.control.io.worker_clocks import WorkerClocks
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -75,6 +76,7 @@ class Server:
         self._asking: dict[Connection, float] = {}  # who wants to join; until when it may stay
         self._agent: Connection | None = None
         self._children = Children()  # of the agent
+        self._clocks = WorkerClocks()
         self._todo: deque[Effect] = deque()
         self._is_applying = False
         self._encoded: tuple[messages.Message, bytes] | None = None
@@ -127,6 +129,7 @@ class Server:
                 self._drop(connection)
             if number := self.strangers.count_refused(now_s):  # one line for many
                 self._log("strangers", f"{number} did not prove that they belong to the run")
+            self._apply(self._clocks.due(self._workers, now_s))
             self._apply(self._coordinator.tick(now_s))
 
     def wait_for_workers(self) -> None:
@@ -158,12 +161,13 @@ class Server:
         except OSError:  # it has hung up already
             sock.close()
             return
-        refusal = self._refusal(peer)
+        wants_agent = self._has_agent and self._agent is None
+        why = refusal(peer, self._access.generation, self._is_free, wants_agent=wants_agent)
         self._peers[connection] = peer
         self._selector.register(connection, selectors.EVENT_READ)
-        if refusal:
-            self._send(connection, messages.Stop(reason=refusal))
-            self._log(str(peer), refusal)
+        if why:
+            self._send(connection, messages.Stop(reason=why))
+            self._log(str(peer), why)
             self._drop(connection)
         elif peer.role == AGENT:
             self._agent = connection
@@ -171,11 +175,6 @@ class Server:
             self._asking[connection] = time.monotonic() + ASK_LIMIT_S
         else:
             self._loading[parse_worker(peer.name)] = connection
-
-    def _refusal(self, peer: Identity) -> str:
-        """Why there is no place for it; empty: there is."""
-        wants_agent = self._has_agent and self._agent is None
-        return refusal(peer, self._access.generation, self._is_free, wants_agent=wants_agent)
 
     def _is_free(self, name: str) -> bool:
         return self._coordinator.accepts(name) and parse_worker(name) not in self._loading
@@ -214,16 +213,17 @@ class Server:
             case messages.AgentHello():
                 self._send(connection, self._start_workers)
                 return
-            case messages.WorkerStarted():
-                self._children.started(message.pid, message.worker)
-            case messages.WorkerExited():
-                self._children.exited(message.pid, message.worker)
-            case messages.WorkerRuns():
-                self._children.check(message.pid, message.worker)
+            case messages.WorkerStarted() | messages.WorkerExited() | messages.WorkerRuns():
+                self._children.hear(message)
             case messages.Hello():
                 worker = parse_worker(message.worker)
                 self._workers[worker] = self._loading.pop(worker)
-        self._apply(self._coordinator.handle(message, time.monotonic()))
+        self._apply(self._handled(message))
+
+    def _handled(self, message: messages.Message) -> list[Effect]:
+        now_s = time.monotonic()
+        heard = self._clocks.heard(message, now_s)
+        return [] if heard is None else self._coordinator.handle(heard, now_s)
 
     def _log(self, who: str, reason: str) -> None:
         if self._coordinator.over:
@@ -285,7 +285,7 @@ class Server:
         for message in self._unheard.last_words(connection):
             try:
                 check_right(peer, message, has_said_hello=True)
-                effects = self._coordinator.handle(message, time.monotonic())
+                effects = self._handled(message)
             except ProtocolError:
                 return  # it is lost already
             self._apply(effects)
@@ -312,7 +312,7 @@ class Server:
             self._start_more(order)
         except RuntimeError as why:  # no thread to be had
             told = messages.WorkerNotStarted(worker=str(worker), reason=str(why))
-            self._apply(self._coordinator.handle(told, time.monotonic()))
+            self._apply(self._handled(told))
 
     def _perform_or_fail(self, effect: Effect) -> None:
         try:

@@ -1,6 +1,7 @@
 """Every event of a run, and its form in a file.
 
-Knows fields and JSON lines; ``at_s`` and other times are ``time.monotonic()`` of one machine.
+Knows fields and JSON lines; ``at_s`` and other times are ``time.monotonic()`` of the coordinator's
+machine. Only ``transfers`` are between two clocks.
 Does not know who emits or who reads.
 """
 

@@ -16,6 +16,8 @@ from holdfast.protocol.messages.agent import (
     WorkerStarted,
 )
 from holdfast.protocol.messages.liveness import (
+    ClockAsk,
+    ClockTold,
     Failed,
     FaultReport,
     Finished,
@@ -96,6 +98,8 @@ __all__ = [
     "AgentHello",
     "Assign",
     "CheckpointPart",
+    "ClockAsk",
+    "ClockTold",
     "Copied",
     "CopyState",
     "Failed",

@@ -36,6 +36,23 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClockAsk:
+    """coordinator -> worker on another machine: what does your clock say? Answered aside."""
+
+    asked_s: Seconds  # time.monotonic() of the coordinator's machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockTold:
+    """worker -> coordinator: the answer, at once."""
+
+    worker: WorkerName
+    asked_s: Seconds  # as it was asked
+    heard_s: Seconds  # time.monotonic() of the worker's machine
+    sent_s: Seconds  # likewise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerGone:
     """worker -> coordinator: the connection to another worker broke, or a wait ran out."""
 
@@ -55,7 +72,7 @@ class FaultReport:
     attempt: AttemptNumber
     point: Label
     done: Number  # operations finished of its lane of this step
-    at_s: Seconds  # time.monotonic() of the worker's machine
+    at_s: Seconds  # time.monotonic() of the worker's machine; translated where it is heard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,5 +127,14 @@ class Stop:
 
 
 LivenessMessage = (
-    Heartbeat | PeerGone | FaultReport | JobFailed | WorkerWarning | Failed | Finished | Stop
+    Heartbeat
+    | ClockAsk
+    | ClockTold
+    | PeerGone
+    | FaultReport
+    | JobFailed
+    | WorkerWarning
+    | Failed
+    | Finished
+    | Stop
 )

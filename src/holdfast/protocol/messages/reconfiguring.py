@@ -70,7 +70,7 @@ class Resumed:
 
     worker: WorkerName
     epoch: Number
-    at_s: Seconds  # time.monotonic() of the worker's machine
+    at_s: Seconds  # time.monotonic() of the worker's machine; translated where it is heard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,6 +108,7 @@ class ControlLink:
                 | messages.LogBoundaries()
                 | messages.Sealed()
                 | messages.Probe()
+                | messages.ClockAsk()
                 | messages.ShowStack()
                 | messages.Offer()
                 | messages.Adopt()

@@ -1,4 +1,7 @@
-"""What a heartbeat tells: how far the running step is, and what the worker is busy with."""
+"""What a heartbeat tells: how far the running step is, and what the worker is busy with. And what
+its clock says."""
+
+import time
 
 from holdfast.cluster import WorkerId
 from holdfast.protocol import messages
@@ -22,3 +25,8 @@ def heartbeat(worker: WorkerId, epoch: int, training: StageTraining | None) -> m
         longest={} if training is None else training.activity.take_longest(),
         saving=training is not None and training.saves.saver.is_busy,
     )
+
+
+def clock_told(worker: WorkerId, ask: messages.ClockAsk) -> messages.ClockTold:
+    now_s = time.monotonic()
+    return messages.ClockTold(worker=str(worker), asked_s=ask.asked_s, heard_s=now_s, sent_s=now_s)

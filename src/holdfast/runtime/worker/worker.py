@@ -33,7 +33,7 @@ from holdfast.runtime.state.boundary_log import BoundaryLog, open_log
 from holdfast.runtime.state.state_keeping import StateKeeping
 from holdfast.runtime.step.stage_runner import StageTraining
 from holdfast.runtime.worker.failures import job_failed, replay_failed
-from holdfast.runtime.worker.heartbeat import heartbeat
+from holdfast.runtime.worker.heartbeat import clock_told, heartbeat
 from holdfast.runtime.worker.job_loading import JobLoader
 from holdfast.runtime.worker.stacks import Stacks
 from holdfast.storage.run_paths import Places
@@ -268,6 +268,8 @@ class Worker:
             case messages.Probe():
                 if self.training is not None:
                     self.training.prober.order(message)
+            case messages.ClockAsk():
+                self._link.send(clock_told(self._spec.worker, message))
             case messages.ShowStack():
                 self._stacks.dump()
             case messages.LogBoundaries():

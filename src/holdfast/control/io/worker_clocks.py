@@ -1,0 +1,96 @@
+"""Times that workers tell, translated to the coordinator's own clock.
+
+Whoever is not on this machine is asked now and then what its clock says: soon at first, then
+rarely. One that has not answered yet is taken to have spoken of the moment in which it is heard.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from ipaddress import ip_address
+
+from holdfast.clocks import ClockEstimate, Exchange
+from holdfast.cluster import WorkerId, parse_worker
+from holdfast.control.effects import Effect, Send
+from holdfast.protocol import messages
+from holdfast.protocol.records import OperationTime
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 30.0  # doubled each time
+
+
+class _Clock:
+    def __init__(self, now_s: float) -> None:
+        self.estimate = ClockEstimate()
+        self.ask_s = now_s
+        self.pause_s = _FIRST_PAUSE_S
+
+
+class WorkerClocks:
+    def __init__(self) -> None:
+        self._clocks: dict[WorkerId, _Clock] = {}  # of those on other machines
+
+    def due(self, connected: Collection[WorkerId], now_s: float) -> list[Effect]:
+        """What to ask now."""
+        asked = [
+            worker
+            for worker, clock in self._clocks.items()
+            if clock.ask_s <= now_s and worker in connected
+        ]
+        for worker in asked:
+            clock = self._clocks[worker]
+            clock.ask_s = now_s + clock.pause_s
+            clock.pause_s = min(2 * clock.pause_s, _LONGEST_PAUSE_S)
+        return [Send(worker, messages.ClockAsk(asked_s=now_s)) for worker in asked]
+
+    def heard(self, message: messages.Message, now_s: float) -> messages.Message | None:
+        """The same, by the coordinator's clock; None: it was only about clocks.
+
+        Nobody speaks of what is to come: no time is later than ``now_s``.
+        """
+        match message:
+            case messages.Hello():
+                self._came(message, now_s)
+            case messages.ClockTold():
+                self._answered(message, now_s)
+                return None
+            case messages.Resumed() | messages.FaultReport():
+                shift_s = self._shift_s(message.worker, message.at_s, now_s)
+                return replace(message, at_s=message.at_s + shift_s)
+            case messages.StepReport(operations=operations) if operations:
+                last_s = max(one.end_s for one in operations)
+                shift_s = self._shift_s(message.worker, last_s, now_s)
+                if shift_s != 0.0:
+                    return replace(message, operations=_shifted(operations, shift_s))
+        return message
+
+    def _came(self, hello: messages.Hello, now_s: float) -> None:
+        worker = parse_worker(hello.worker)
+        self._clocks.pop(worker, None)
+        if not _is_here(hello.host):
+            self._clocks[worker] = _Clock(now_s)
+
+    def _answered(self, told: messages.ClockTold, now_s: float) -> None:
+        clock = self._clocks.get(parse_worker(told.worker))
+        if clock is not None and told.asked_s <= now_s and told.heard_s <= told.sent_s:
+            least_s, most_s = told.sent_s - now_s, told.heard_s - told.asked_s
+            clock.estimate.add(Exchange(now_s, least_s, most_s))
+
+    def _shift_s(self, worker: str, last_s: float, now_s: float) -> float:
+        """``last_s``: the latest time that it tells. One of this machine has the same clock."""
+        clock = self._clocks.get(parse_worker(worker))
+        if clock is None:
+            return 0.0
+        offset, latest_s = clock.estimate.at(now_s), now_s - last_s
+        return latest_s if offset is None else min(-offset.offset_s, latest_s)
+
+
+def _shifted(operations: list[OperationTime], shift_s: float) -> list[OperationTime]:
+    return [
+        one._replace(start_s=one.start_s + shift_s, end_s=one.end_s + shift_s) for one in operations
+    ]
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return host in ("", "localhost") or ip_address(host).is_loopback
+    except ValueError:
+        return False
