@@ -161,5 +161,9 @@ class Starting:
 
 def worker_ready(hello: messages.Hello, at_s: float) -> events.WorkerReady:
     return events.WorkerReady(
-        at_s=at_s, worker=hello.worker, pid=hello.pid, versions=hello.fingerprint
+        at_s=at_s,
+        worker=hello.worker,
+        pid=hello.pid,
+        versions=hello.fingerprint,
+        machine=hello.host,
     )

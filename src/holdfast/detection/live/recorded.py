@@ -21,7 +21,7 @@ from holdfast.observability import events
 from holdfast.observability.throughput import counted, tokens_per_s
 from holdfast.schedule.operation import Kind, parse_op
 
-_MACHINE = "the machine"  # events do not tell machines apart
+_MACHINE = "the machine"  # of events that do not tell machines apart
 _NO_TIMES = (Cause.MODEL.value, Cause.DATA.value)  # there from the first step to the last
 _NEAR_STEPS = 20  # this many before and after are compared with
 
@@ -172,7 +172,7 @@ def _watched(source: str, recorded: Iterable[events.Event]) -> Iterator[_Told]:
     for event in recorded:
         match event:
             case events.WorkerReady():
-                watcher.joined(_read(source, event, _worker), _MACHINE)
+                watcher.joined(_read(source, event, _worker), event.machine or _MACHINE)
             case events.WorkerLost():
                 watcher.lost(_read(source, event, _worker))
                 yield event.step, _gone(event)

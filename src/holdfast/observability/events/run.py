@@ -34,6 +34,7 @@ class WorkerReady(Timed):
     worker: str
     pid: int
     versions: Mapping[str, str]  # "python", "torch", ...
+    machine: str = ""  # where others reach it; workers of one machine have one clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from helpers.live import wait_until
 from helpers.scarce import refuse_threads
 from helpers.stamps import stamps_of_both
 from holdfast.cluster import WorkerId
@@ -19,7 +20,7 @@ from holdfast.runtime.link.activity import Activity
 from holdfast.runtime.link.control_link import ControlLink, HeartbeatSender, Stopped
 from holdfast.runtime.worker import process
 from holdfast.runtime.worker.failures import worker_failed
-from holdfast.runtime.worker.heartbeat import heartbeat
+from holdfast.runtime.worker.heartbeat import clock_told, heartbeat
 from holdfast.transport.local.transport import LocalHub, LocalTransport
 
 LIMIT_S = 30.0
@@ -67,6 +68,18 @@ def test_r9_an_exception_aside_ends_the_worker_with_its_reason(linked, why) -> N
     link.send(messages.Ready(worker="0.0"))  # it can still say so
     [told] = theirs.read_within(LIMIT_S)
     assert isinstance(told, messages.Ready)
+
+
+def test_the_clock_is_told_while_the_worker_itself_is_busy(linked) -> None:
+    answers = []
+    link, theirs = linked(lambda ask: answers.append(clock_told(WorkerId(0, 0), ask)))
+    before_s = time.monotonic()
+    theirs.send(messages.ClockAsk(asked_s=17.25))
+    wait_until(lambda: answers, "it tells its clock")
+    (told,) = answers
+    assert (told.worker, told.asked_s) == ("0.0", 17.25)
+    assert before_s <= told.heard_s <= told.sent_s <= time.monotonic()
+    link.check(0)  # it does not wait in the inbox, and ends nothing
 
 
 def test_r9_the_reading_thread_outlives_what_went_wrong_aside(linked) -> None:
