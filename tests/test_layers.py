@@ -23,6 +23,7 @@ LAYERS = [
     "observability | protocol | transport | job",
     "schedule",
     "config | cluster | auth | host | job_file",
+    "address",
     "names | job_reference",
     "errors | arrays | clocks",
 ]
@@ -41,6 +42,7 @@ PURE = [
     "config",
     "cluster",
     "names",
+    "address",
     "errors",
     "job_file",
     "arrays",
@@ -79,6 +81,9 @@ INNER: dict[str, list[str]] = {
     ],
     "storage": [
         "run_paths | checkpoint",
+        "stores",
+        "local_store | remote",
+        "store",
         "manifest | log",
         "contents",
     ],

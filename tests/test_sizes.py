@@ -32,6 +32,8 @@ LATE_IMPORTS = {
     Finding("cli/worker.py", "imports holdfast.runtime.worker in _work"): "torch, as above",
     Finding("__init__.py", "imports for the type checker"): "names that are loaded when used",
     Finding("api/diagnosing.py", "imports pyarrow in read_trace"): "optional, for traces only",
+    Finding("storage/remote/object_bucket.py", "imports obstore in open_bucket"): "optional",
+    Finding("storage/remote/object_bucket.py", "imports obstore.store in open_bucket"): "optional",
     Finding("api/job_source.py", "imports for the type checker"): "torch: the launcher needs none",
     Finding("api/live_run.py", "imports holdfast.api in _starter"): "torch, if workers are threads",
     Finding("api/record.py", "imports for the type checker"): "torch: who reads events needs none",

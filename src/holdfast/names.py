@@ -61,6 +61,10 @@ RESUMED = _form("'resumed', which the run went on from", "resumed")
 SEGMENT = _form("e.g. 'segment-00000001.log'", r"segment-[0-9]{8,12}\.log")
 
 
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
 def check_number(value: Any, where: str, least: int, most: int) -> int:
     """A whole number within its bounds; ProtocolError if it is anything else."""
     if type(value) is not int or not least <= value <= most:

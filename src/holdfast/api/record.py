@@ -12,7 +12,8 @@ from holdfast.errors import CheckpointError, ConfigError
 from holdfast.job_reference import forget_here
 from holdfast.observability.events import EVENTS_FILE, Event, RunStarted, read_events
 from holdfast.observability.summary import SUMMARY_FILE, Summary, read_summary, summarize
-from holdfast.storage.manifest import Checkpoint, all_checkpoints
+from holdfast.storage.contents import Checkpoint
+from holdfast.storage.stores import all_checkpoints
 
 if TYPE_CHECKING:  # torch: only for those who ask for the model
     from torch import nn

@@ -24,6 +24,8 @@ _OF_A_LAYOUT = {  # given for one layout, of no use in another
 def remembered(checkpoint: Checkpoint, given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the run that wrote it, with those that are ``given`` now on top."""
     values: dict[str, Any] = known_settings(checkpoint.origin.settings)
+    if checkpoint.address:  # they may have been copied since
+        values.setdefault("checkpoint", {})["dir"] = checkpoint.address
     for key, causes in _OF_A_LAYOUT.items():
         if any(_get(given, cause) not in (None, _get(values, cause)) for cause in causes):
             section, _, name = key.partition(".")

@@ -24,7 +24,8 @@ from holdfast.host import instruction_set
 from holdfast.job_file import stop_if_loading
 from holdfast.job_reference import JobSource
 from holdfast.observability.events import Event
-from holdfast.storage.manifest import Checkpoint, find
+from holdfast.storage.contents import Checkpoint
+from holdfast.storage.stores import find
 
 
 class MoreOptions(TypedDict, total=False):
@@ -39,7 +40,8 @@ class MoreOptions(TypedDict, total=False):
     secret_file: str | Path | None
     """The run's secret; None: from the environment, or a new one in the run directory."""
     resume: str | Path | None
-    """Go on from the newest checkpoint of a run, or from this checkpoint."""
+    """Go on from the newest checkpoint of a run, or from this checkpoint: a directory, or an
+    address such as ``"s3://bucket/run"``."""
     changed_job: bool
     """With ``resume``: accept that the job's file, or what it imports, is not as it was."""
     changed_data: bool
@@ -123,8 +125,9 @@ def resume(
 ) -> Result:
     """Go on with a run from its newest checkpoint, with its job and settings, to its last step.
 
-    ``run_dir`` may name a checkpoint as well. What is given in ``options`` replaces the run's own
-    settings; what the bits depend on (seed, micro-batches) must stay.
+    ``run_dir`` may name a checkpoint as well, or an address (``"s3://bucket/run"``). What is given
+    in ``options`` replaces the run's own settings; what the bits depend on (seed, micro-batches)
+    must stay.
     """
     options["resume"] = run_dir
     return _followed(start(job, **options), on_event)
@@ -213,7 +216,7 @@ def _source(
 def _run_dir(given: str | Path | None, job: JobSource, resume: Checkpoint | None) -> Path:
     if given is not None:
         return Path(given)
-    if resume is not None:
+    if resume is not None and resume.run_dir is not None:
         return resume.run_dir
     return Path("runs") / f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 

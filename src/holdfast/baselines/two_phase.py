@@ -7,7 +7,6 @@ makes one says so first. When to save, and what, is decided elsewhere.
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import Tensor
 from typing_extensions import override
@@ -17,13 +16,14 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.state.saving import Done, OnFailed, SaveTimes, StageSaver
 from holdfast.runtime.state.stage_state import StageState
 from holdfast.runtime.state.state_keeping import StateKeeping
+from holdfast.storage.store import Store
 
 
 class TwoPhaseSaver(StageSaver):
     """At most one checkpoint at a time: a new one waits until the one before is on disk."""
 
-    def __init__(self, run_dir: Path, name: str, limit_s: float, failed: OnFailed) -> None:
-        super().__init__(run_dir, name, limit_s, failed)
+    def __init__(self, store: Store, name: str, limit_s: float, failed: OnFailed) -> None:
+        super().__init__(store, name, limit_s, failed)
         self._copied = threading.Event()
         self._copied.set()
         self.stalled_s = 0.0  # that updates have waited for copies, in all
@@ -38,7 +38,7 @@ class TwoPhaseSaver(StageSaver):
     ) -> None:
         """``live``: the tensors themselves. They must not change before ``before_update``."""
         if not self.wait():
-            self._failed(step, f"{self.name} is still being written; is the disk stuck?")
+            self._failed(step, f"{self.name} is still being written; is the storage stuck?")
             return
         self._copied.clear()
 
@@ -74,5 +74,5 @@ class SavesInTwoPhases(StateKeeping):
         return SaveTimes(num_profiled(self._config))
 
     @override
-    def saver(self, run_dir: Path, name: str, limit_s: float, failed: OnFailed) -> StageSaver:
-        return TwoPhaseSaver(run_dir, name, limit_s, failed)
+    def saver(self, store: Store, name: str, limit_s: float, failed: OnFailed) -> StageSaver:
+        return TwoPhaseSaver(store, name, limit_s, failed)

@@ -121,7 +121,8 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         metavar="DIR",
-        help="go on from the newest checkpoint of a run directory, with its job and settings",
+        help="go on from the newest checkpoint of a run directory or address (s3://bucket/run), "
+        "with its job and settings",
     )
     parser.add_argument(
         "--changed-job",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from holdfast.address import ADDRESS
 from holdfast.config.checks import MAX_LIMIT_S, at_least, parse_size, require
 
 MAX_THREADS = 1024
@@ -71,6 +72,9 @@ class ControlConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
+    dir: str = ""
+    """An address that checkpoints go to, e.g. s3://bucket/run; empty: the run directory."""
+
     every_steps: int = 100
     """Steps between checkpoints written in the background; 0: none on the way."""
 
@@ -87,6 +91,8 @@ class CheckpointConfig:
     """For the last one, which everybody waits for: then the disk counts as stuck."""
 
     def __post_init__(self) -> None:
+        is_known = not self.dir or ADDRESS.fits(self.dir)
+        require(is_known, "checkpoint.dir", self.dir, f"expected {ADDRESS.what}, or nothing")
         at_least(0, "checkpoint.every_steps", self.every_steps, "must be >= 0")
         at_least(0, "checkpoint.first_step", self.first_step, "must be >= 0")
         at_least(1, "checkpoint.keep", self.keep)

@@ -10,7 +10,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control.agenda import Agenda
 from holdfast.control.checks import NOTHING, Accepted
-from holdfast.control.effects import Effect, Emit, SealCheckpoint
+from holdfast.control.effects import Effect, Emit, SealCheckpoint, SealFailed, SealResult
 from holdfast.control.finish import Finish
 from holdfast.control.handlers import Handler, Handlers
 from holdfast.control.parts import CoordinatorParts
@@ -178,6 +178,11 @@ class Coordinator:
             *parts.reconfigurations.tick(at_s),
             *parts.losses.show(at_s),
         ]
+
+    def heard_of_seal(self, told: SealResult, at_s: float) -> list[Effect]:
+        if isinstance(told, SealFailed):
+            return self.seal_failed(told.seal, str(told), at_s)
+        return self.sealed(told.step, at_s)
 
     def sealed(self, step: int, at_s: float) -> list[Effect]:
         """A checkpoint is on disk, whole."""

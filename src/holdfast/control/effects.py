@@ -71,6 +71,9 @@ class SealFailed(HoldfastError):
         self.seal = seal
 
 
+SealResult = SealCheckpoint | SealFailed  # it is whole, or not
+
+
 @dataclass(frozen=True, slots=True)
 class Discard:
     """A directory that nobody will read any more."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 from holdfast import names
+from holdfast.address import ADDRESS
 from holdfast.names import Form
 
 
@@ -94,4 +95,4 @@ Seconds = Annotated[float, _finite(0.0, _LONG_S)]
 Difference = Annotated[float, _finite(-_LONG_S, _LONG_S)]
 # Of the user's own. Only the coordinator says these, to those to whom it has proven who it is.
 Path = Annotated[str, PATH]
-PathOrNone = Annotated[str, _or_empty(PATH)]
+PlaceOrNone = Annotated[str, _or_empty(_any_of(PATH, ADDRESS))]

@@ -21,7 +21,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from holdfast.errors import CheckpointError
-from holdfast.storage.manifest import Checkpoint, file_digest, sync_directory, verify
+from holdfast.storage.contents import Checkpoint
+from holdfast.storage.manifest import file_digest, sync_directory
+from holdfast.storage.stores import part_folder
 
 # torch logs each call at DEBUG, to nobody; pytest shows it all when a test fails.
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
@@ -53,7 +55,8 @@ def read_layers(checkpoint: Checkpoint, layers: Iterable[int]) -> dict[str, Tens
     tensors: dict[str, Tensor] = {}
     for part in checkpoint.parts:
         if part.directory in wanted:
-            tensors |= _read_part(verify(checkpoint, part), wanted[part.directory])
+            with part_folder(checkpoint, part) as folder:
+                tensors |= _read_part(folder, wanted[part.directory])
     return tensors
 
 

@@ -5,11 +5,12 @@ What is read was written by another process, or by an older version: each field 
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast import names
+from holdfast.address import is_address, parse_address
 from holdfast.errors import CheckpointError, ProtocolError
 
 FORMAT = 1
@@ -41,12 +42,13 @@ class Origin:
 class Checkpoint:
     """A sealed checkpoint: parameters, optimizer and all else after ``step`` steps."""
 
-    directory: str
+    directory: str  # or its address
     step: int
     seed: int
     microbatches: int
     parts: tuple[Part, ...]
     origin: Origin = Origin()
+    home: str = ""  # run directory that has led to an address; empty: none
 
     def part_of(self, layer: int) -> Part:
         for part in self.parts:
@@ -58,8 +60,22 @@ class Checkpoint:
         )
 
     @property
-    def run_dir(self) -> Path:
+    def address(self) -> str:
+        """Of the run's checkpoints; empty: they are in its directory."""
+        return parse_address(self.directory).address if is_address(self.directory) else ""
+
+    @property
+    def run_dir(self) -> Path | None:
+        """None: not known."""
+        if self.address:
+            return Path(os.path.abspath(self.home)) if self.home else None
         return Path(os.path.abspath(self.directory)).parent.parent
+
+    def is_in(self, run_dir: Path) -> bool:
+        return self.run_dir is not None and self.run_dir.resolve() == run_dir.resolve()
+
+    def from_run(self, home: str) -> "Checkpoint":
+        return replace(self, home=home)
 
     @property
     def num_layers(self) -> int:
@@ -83,9 +99,9 @@ def to_values(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def from_values(path: Path, values: Mapping[str, Any]) -> Checkpoint:
+def from_values(directory: str, values: Mapping[str, Any]) -> Checkpoint:
     return Checkpoint(
-        str(path),
+        directory,
         names.check_number(values["step"], "step", 0, names.MOST_STEP),
         values["seed"],
         values["microbatches"],

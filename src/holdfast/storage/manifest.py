@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def checkpoints(run_dir: str | Path) -> Path:
 
 
 def partial_directory(run_dir: str | Path, step: int) -> Path:
-    return checkpoints(run_dir) / f"step-{step:08d}.partial"
+    return checkpoints(run_dir) / f"{names.checkpoint_name(step)}.partial"
 
 
 def part_directory(stage: int, writer: str) -> str:
@@ -77,12 +77,15 @@ def seal(
 
 def write_manifest(checkpoint: Checkpoint) -> None:
     """Into its directory, where all its parts are already."""
-    values = to_values(checkpoint)
-    text = json.dumps({**values, "sha256": _digest(values)}, indent=1)
+    text = manifest_text(to_values(checkpoint))
     with open(Path(checkpoint.directory) / _MANIFEST, "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def manifest_text(values: Mapping[str, Any]) -> str:
+    return json.dumps({**values, "sha256": _digest(values)}, indent=1)
 
 
 def sync_directory(path: Path) -> None:
@@ -201,17 +204,25 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 def load_manifest(path: Path) -> Checkpoint:
     try:
-        values = json.loads((path / _MANIFEST).read_text())
+        return read_manifest(lambda: (path / _MANIFEST).read_text(), str(path))
+    except CheckpointError as why:
+        raise CheckpointError(_refusal(path, str(why))) from why
+
+
+def read_manifest(read: Callable[[], str | bytes], directory: str) -> Checkpoint:
+    """CheckpointError says only what is wrong with it."""
+    try:
+        values = json.loads(read())
         stated = values.pop("sha256")
         if stated != _digest(values):
-            raise CheckpointError(_refusal(path, "its manifest was changed or cut off"))
+            raise CheckpointError("its manifest was changed or cut off")
         if values["format"] != FORMAT:
-            raise CheckpointError(_refusal(path, f"format {values['format']}, expected {FORMAT}"))
-        return from_values(path, values)
+            raise CheckpointError(f"format {values['format']}, expected {FORMAT}")
+        return from_values(directory, values)
     except ProtocolError as why:
-        raise CheckpointError(_refusal(path, f"in its manifest {why}")) from why
+        raise CheckpointError(f"in its manifest {why}") from why
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
-        raise CheckpointError(_refusal(path, f"its manifest cannot be read ({why})")) from why
+        raise CheckpointError(f"its manifest cannot be read ({why})") from why
 
 
 def verify(checkpoint: Checkpoint, part: Part) -> Path:

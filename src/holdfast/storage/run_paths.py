@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast import names
+from holdfast.address import checkpoint_at
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.storage.log.segment import trim_folder
-from holdfast.storage.manifest import checkpoints
+from holdfast.storage.manifest import checkpoints, partial_directory
+from holdfast.storage.store import Store
+from holdfast.storage.stores import store_of
 
 _OWNER = "holdfast-log.json"
 _WORKER = re.compile(r"[0-9]+\.[0-9]+")
@@ -32,27 +35,41 @@ class Places(NamedTuple):
     resumed: str  # checkpoint that the run went on from; empty: none
     log_dir: str  # one folder a worker is in it
     log_mirror: str  # the same again; empty: none
+    address: str = ""  # of checkpoints; empty: they are in the run directory
 
     @classmethod
     def of(cls, run_dir: str, resumed: str, config: RunConfig) -> "Places":
         mirror = config.recovery.log_mirror
-        return cls(run_dir, resumed, str(log_directory(run_dir, config)), mirror)
+        log_dir = str(log_directory(run_dir, config))
+        return cls(run_dir, resumed, log_dir, mirror, config.checkpoint.dir)
 
-    def state(self, name: str) -> Path:
+    def store(self) -> Store:
+        return store_of(Path(self.run_dir), self.address)
+
+    def state(self, name: str) -> str:
         """Of a checkpoint, or of a state that was rebuilt; ProtocolError if it is no such name."""
         if names.RESUMED.fits(name):
-            return Path(self.resumed)
+            return self.resumed
         if names.REBUILT.fits(name):
-            return rebuilt_states(self.run_dir) / name
-        return checkpoints(self.run_dir) / names.CHECKPOINT.check(name, "checkpoint")
+            return str(rebuilt_states(self.run_dir) / name)
+        step = int(names.CHECKPOINT.check(name, "checkpoint").removeprefix("step-"))
+        return checkpoint_place(self.run_dir, self.address, step)
 
 
-def state_name(run_dir: str | Path, directory: str) -> str:
+def checkpoint_place(run_dir: str | Path, address: str, step: int) -> str:
+    """Directory or address of a checkpoint of the run's own."""
+    if address:
+        return checkpoint_at(address, step)
+    return str(partial_directory(run_dir, step).with_suffix(""))
+
+
+def state_name(run_dir: str | Path, directory: str, address: str = "") -> str:
     """What ``Places.state`` finds it by."""
+    if address and directory.startswith(f"{address}/checkpoints/"):
+        return directory.rpartition("/")[2]
     place = Path(directory)
-    if not directory or place.parent in (checkpoints(run_dir), rebuilt_states(run_dir)):
-        return place.name
-    return "resumed"
+    own = [rebuilt_states(run_dir)] if address else [checkpoints(run_dir), rebuilt_states(run_dir)]
+    return place.name if not directory or place.parent in own else "resumed"
 
 
 def log_directory(run_dir: str | Path, config: RunConfig) -> Path:

@@ -22,6 +22,7 @@ from holdfast.control.io.agent_process import Starter
 from holdfast.control.io.listening import listen
 from holdfast.control.io.private_files import private_files
 from holdfast.control.io.recorder import Pass, RunRecorder, check_run_dir, continues_in, unwritable
+from holdfast.control.io.sealing import Seals
 from holdfast.control.io.server import Server
 from holdfast.control.reconfigure.policies import Policies
 from holdfast.control.state.settings import resume_call
@@ -33,8 +34,9 @@ from holdfast.observability.summary import Summary, summarize
 from holdfast.planner.service import warm_up
 from holdfast.protocol.messages import StartWorkers
 from holdfast.protocol.spec import Access
-from holdfast.storage.manifest import Checkpoint, Origin
+from holdfast.storage.contents import Checkpoint, Origin
 from holdfast.storage.run_paths import check_logs, drop_logs
+from holdfast.storage.stores import store_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,7 @@ class Launcher:
         self._config, self.run_dir = request.config, request.run_dir
         continues = continues_in(self.run_dir, request.resume)
         pass_on = Pass.of(self.run_dir, request.secret, continues=continues)
+        self._recorder = _recorder(request, pass_on, handle, warn)
         listener = listen(self._config)
         host, port = listener.getsockname()
         self._access = Access(host, port, pass_on.secret, pass_on.generation)
@@ -94,10 +97,6 @@ class Launcher:
             accepted=request.accepted,
             num_cores=len(os.sched_getaffinity(0)),
         )
-        origin = Origin(_from_anywhere(self._config), request.job.origin, request.job.sha256)
-        self._recorder = RunRecorder(
-            self._config, self.run_dir, request.resume, origin, handle, warn, pass_on
-        )
         self._order = _order(request, self._coordinator.workers)
         self._starter = starter
         self._server = Server(
@@ -108,6 +107,7 @@ class Launcher:
             self._order,
             start_more=lambda more: starter.start(self._access, more),
             has_agent=self._config.workers.kind == "processes",
+            take_seals=self._recorder.take_seals,
         )
         self._is_interrupted = False
 
@@ -154,6 +154,21 @@ class Launcher:
         return failure
 
 
+def _recorder(
+    request: RunRequest,
+    pass_on: Pass,
+    handle: Callable[[events.Event], None],
+    warn: Callable[[str], None],
+) -> RunRecorder:
+    """ConfigError: checkpoints cannot be kept where they are to be kept."""
+    config = request.config
+    store = store_of(request.run_dir, config.checkpoint.dir)
+    store.check(request.resume)
+    seals = Seals(config.checkpoint.write_limit_s, at_once=store.seals_at_once)
+    origin = Origin(_from_anywhere(config), request.job.origin, request.job.sha256)
+    return RunRecorder(config, store, seals, request.resume, origin, handle, warn, pass_on)
+
+
 def _order(request: RunRequest, workers: Sequence[WorkerId]) -> StartWorkers:
     """To be started with the run."""
     return StartWorkers(
@@ -174,7 +189,7 @@ def _absolute(request: RunRequest) -> RunRequest:
         if (place := getattr(config.recovery, name))
     }
     config = replace(config, recovery=replace(config.recovery, **places))
-    if resume is not None:
+    if resume is not None and not resume.address:
         resume = replace(resume, directory=_plain(resume.directory))
     if ".." in run_dir.parts:  # a link before it leads elsewhere than the words say
         run_dir = run_dir.resolve()

@@ -25,26 +25,21 @@ from holdfast.control.effects import (
     ReportStuck,
     SealCheckpoint,
     SealFailed,
+    SealResult,
     TrimLogs,
 )
 from holdfast.control.io.private_files import make_private
+from holdfast.control.io.sealing import SealDone, Seals
 from holdfast.errors import Argument, CheckpointError, ConfigError, ProtocolError, ResumeFrom
 from holdfast.host.scarce import patiently
 from holdfast.observability import events
 from holdfast.observability.event_files import Rotation
 from holdfast.observability.stacks import read_stack, stack_file, user_frame
 from holdfast.observability.summary import SUMMARY_FILE, Summary, write_summary
-from holdfast.storage.manifest import (
-    Checkpoint,
-    Origin,
-    clear_abandoned,
-    clear_leftovers,
-    has_checkpoint,
-    seal,
-    set_aside_after,
-    trim,
-)
+from holdfast.storage.contents import Checkpoint, Origin
 from holdfast.storage.run_paths import claim_logs, clear_logs, trim_logs
+from holdfast.storage.store import Store
+from holdfast.storage.stores import has_checkpoint, note_address
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,8 @@ class RunRecorder:
     """Carries out what the coordinator wants done besides messages."""
 
     config: RunConfig
-    run_dir: Path
+    store: Store
+    seals: Seals
     resume: Checkpoint | None
     origin: Origin
     handle: Callable[[events.Event], None]  # is told of every event; must not raise
@@ -82,6 +78,10 @@ class RunRecorder:
     usual_mask: int = 0o022
     kept: list[events.Event] = field(default_factory=list)
     sink: events.JsonLines | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        return self.store.run_dir
 
     def expect_mask(self, usual: int) -> None:
         """The user's own, for what is made above the run directory."""
@@ -97,7 +97,7 @@ class RunRecorder:
                 )
                 self._open()
             case SealCheckpoint():
-                self._seal(effect)
+                self.seals.begin(effect, self._seal)
             case ReportStuck():
                 self._report_stuck(effect)
             case Discard():
@@ -108,6 +108,15 @@ class RunRecorder:
                 clear_logs(self.run_dir, self.config)
             case _:
                 raise AssertionError(f"{effect} is for the server")
+
+    def take_seals(self) -> list[SealResult]:
+        """What has come of seals since: those that are whole, and those that failed."""
+        told: list[SealResult] = []
+        for done in self.seals.take():
+            if isinstance(done, SealDone):
+                self._emit(_saved(done))
+            told.append(done.effect if isinstance(done, SealDone) else done)
+        return told
 
     def close(self, summary: Summary, details: str) -> None:
         if self.sink is None:
@@ -137,11 +146,9 @@ class RunRecorder:
             make_private(self.run_dir, self.usual_mask)
             self.sink = self._only_writer()
             self.pass_on.write(self.run_dir)
-            clear_leftovers(self.run_dir)
+            note_address(self.run_dir, self.config.checkpoint.dir)
+            self.store.open(self.resume)
             claim_logs(self.run_dir, self.config)
-            if continues_in(self.run_dir, self.resume):
-                assert self.resume is not None
-                set_aside_after(self.run_dir, self.resume.step)
         except OSError as why:
             raise unwritable(self.run_dir, why) from why
         for event in self.kept:
@@ -157,25 +164,20 @@ class RunRecorder:
                 _run_dir(self.run_dir), ": another run is writing there; choose another directory"
             ) from why
 
-    def _seal(self, effect: SealCheckpoint) -> None:
+    def _seal(self, effect: SealCheckpoint) -> str:
         try:
-            path = seal(
-                self.run_dir,
+            place = self.store.seal(
                 effect.step,
                 effect.parts,
                 seed=self.config.train.seed,
                 microbatches=self.config.parallel.microbatches,
                 origin=self.origin,
             )
-            trim(self.run_dir, self.config.checkpoint.keep + effect.keeps_more)
-            clear_abandoned(self.run_dir, effect.step)
+            self.store.tidy(self.config.checkpoint.keep + effect.keeps_more, effect.step)
         except (OSError, CheckpointError, ProtocolError) as why:
             reason = why.strerror if isinstance(why, OSError) and why.strerror else str(why)
             raise SealFailed(effect, reason) from why
-        saved = events.CheckpointSaved(
-            at_s=time.monotonic(), step=effect.step, path=str(path), took_s=effect.took_s
-        )
-        self._emit(saved)
+        return place
 
 
 def check_run_dir(run_dir: Path, resume: Checkpoint | None) -> None:
@@ -196,7 +198,12 @@ def check_run_dir(run_dir: Path, resume: Checkpoint | None) -> None:
 
 def continues_in(run_dir: Path, resume: Checkpoint | None) -> bool:
     """Whether the run goes on in the directory of its checkpoint."""
-    return resume is not None and resume.run_dir.resolve() == run_dir.resolve()
+    return resume is not None and resume.is_in(run_dir)
+
+
+def _saved(done: SealDone) -> events.CheckpointSaved:
+    step, took_s = done.effect.step, done.effect.took_s
+    return events.CheckpointSaved(at_s=time.monotonic(), step=step, path=done.place, took_s=took_s)
 
 
 def unwritable(run_dir: Path, why: OSError) -> ConfigError:

@@ -17,8 +17,7 @@ from holdfast.control.effects import (
     Emit,
     Fence,
     LookAtWorker,
-    SealCheckpoint,
-    SealFailed,
+    SealResult,
     Send,
     StartWorker,
 )
@@ -59,10 +58,11 @@ class Server:
         *,
         start_more: Callable[[messages.StartWorkers], None] = lambda order: None,
         has_agent: bool = True,
+        take_seals: Callable[[], Sequence[SealResult]] = lambda: (),
     ) -> None:
         self._listener, self._access = listener, access
         self._coordinator = coordinator
-        self._perform = perform
+        self._perform, self._take_seals = perform, take_seals
         self._start_workers = start_workers
         self._start_more, self._has_agent = start_more, has_agent
         self._selector = selectors.DefaultSelector()
@@ -131,6 +131,7 @@ class Server:
                 self._log("strangers", f"{number} did not prove that they belong to the run")
             self._apply(self._clocks.due(self._workers, now_s))
             self._apply(self._coordinator.tick(now_s))
+            self._hear_of_seals()
 
     def wait_for_workers(self) -> None:
         """They were told to stop; those that do not are killed by the agent in close()."""
@@ -317,13 +318,13 @@ class Server:
     def _perform_or_fail(self, effect: Effect) -> None:
         try:
             self._perform(effect)
-        except SealFailed as why:
-            self._apply(self._coordinator.seal_failed(why.seal, str(why), time.monotonic()))
         except HoldfastError as why:
             self._fail(why)
-        else:
-            if isinstance(effect, SealCheckpoint):
-                self._apply(self._coordinator.sealed(effect.step, time.monotonic()))
+        self._hear_of_seals()
+
+    def _hear_of_seals(self) -> None:
+        for told in self._take_seals():
+            self._apply(self._coordinator.heard_of_seal(told, time.monotonic()))
 
     def _fail(self, why: HoldfastError) -> None:
         self._apply(self._coordinator.fail(why, time.monotonic()))

@@ -61,6 +61,7 @@ class Checkpoints:
                 del known[step]
         self._on_disk = {stage: min(v, first_step) for stage, v in self._on_disk.items()}
         self._again = self._sealing = None
+        self._under_seal = self._under_seal and self._run.saved.seals_at_once
         self._bad.clear()
 
     def rewind(self, version: int, reached: int) -> None:
@@ -80,7 +81,7 @@ class Checkpoints:
         if owner != worker or tuple(part.layers) != self._layers_of(stage):
             return []  # not the directory that it was given, or of a history that is over
         self._compare(worker, stage, part.step, part.hashes)
-        if self._run.saved.sealed is not None and part.step <= self._run.saved.sealed:
+        if part.step <= self._run.saved.newest:
             return []  # another holder has saved it as well, or a later one is whole
         self._parts.setdefault(part.step, {}).setdefault(stage, part)
         self._on_disk[stage] = max(part.step, self._on_disk.get(stage, 0))
@@ -130,6 +131,8 @@ class Checkpoints:
             return []
         effects: list[Effect] = []
         for step in sorted(self._parts):
+            if self._under_seal and not self._run.saved.seals_at_once:
+                break  # one after the other: this one's turn comes when it is known how that ends
             parts = self._parts.get(step, {})
             if len(parts) == self._run.shape.stages and (all_have_said or self._all_said(step)):
                 effects += self._seal(step, parts)
@@ -158,13 +161,16 @@ class Checkpoints:
 
     def on_sealed(self, step: int) -> list[Effect]:
         """It is on disk, with its manifest."""
+        if not self._run.saved.confirm(step):
+            return []
         self._bad.clear()
         self._sealing, self._again, self._under_seal = None, None, False
         return self._run.tell_sealed(step)
 
     def on_seal_failed(self, seal: SealCheckpoint, reason: str, at_s: float) -> list[Effect]:
         """The parts are there; it is tried again, now and then."""
-        self._run.saved.unseal(seal.step)
+        if not self._run.saved.unseal(seal.step):
+            return []
         self._seal_tries += 1
         self._last_reason, self._under_seal = reason, False
         if self._seal_tries < _SEAL_TRIES:
@@ -181,7 +187,8 @@ class Checkpoints:
         return Discard(str(partial_directory(self._run.settings.run_dir, step)))
 
     def tick(self, at_s: float) -> list[Effect]:
-        if self._sealing is None or at_s < self._seal_at_s:
+        is_returning = self._run.phase is RunPhase.RETURNING  # it stays the step that was told
+        if self._sealing is None or at_s < self._seal_at_s or is_returning:
             return []
         seal, self._sealing, self._under_seal = self._sealing, None, True
         self._run.saved.seal(seal.step)
@@ -192,7 +199,7 @@ class Checkpoints:
     def on_failed(self, failed: messages.PartFailed, next_step: int, at_s: float) -> list[Effect]:
         run, worker = self._run, parse_worker(failed.worker)
         stage = run.stages.get(worker)
-        over = failed.step in self._given_up or failed.step <= (run.saved.sealed or 0)
+        over = failed.step in self._given_up or failed.step <= run.saved.newest
         if stage is None or over:
             return []
         is_first = not self._bad
@@ -266,9 +273,11 @@ class Checkpoints:
         kept, since = run.start
         place = f"step {since} is kept" if kept else "no checkpoint is left"
         cure = f", then train on with: {run.how_to_resume(kept)}" if kept else ", then start again"
+        address = run.config.checkpoint.dir
+        help_it = f"See to {address}" if address else f"Make room in {run.settings.run_dir}"
         raise HoldfastError(
             f"the last checkpoint, of step {end}, could not be written ({self._last_reason}); "
-            f"{place}, later steps are lost. Make room in {run.settings.run_dir}{cure}"
+            f"{place}, later steps are lost. {help_it}{cure}"
         )
 
     # --- for changes ---

@@ -142,6 +142,7 @@ class Run:
 
     def begin_anew(self) -> list[Effect]:
         """All go back to ``start``: steps will be logged again that are in the logs already."""
+        self.saved.begin_anew()
         self.logs.begin_anew(self.start[1])
         self.assignments.drop_parts()
         return [ClearLogs()] if self.logs.is_on else []

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from holdfast.cluster import WorkerId
 from holdfast.control.state.settings import Settings
 from holdfast.protocol.records import SaveRule
-from holdfast.storage.manifest import partial_directory
+from holdfast.storage.run_paths import checkpoint_place
 
 
 class Saved:
@@ -17,6 +17,7 @@ class Saved:
         self._settings = settings
         self._sealed: int | None = None
         self._before: int | None = None  # what was sealed before it
+        self._awaited: int | None = None  # is being sealed, far away
         self._saving: set[WorkerId] = set()
         self._rules: list[SaveRule] = []
 
@@ -24,6 +25,16 @@ class Saved:
     def sealed(self) -> int | None:
         """Step of the newest whole checkpoint of this run."""
         return self._sealed
+
+    @property
+    def newest(self) -> int:
+        """The same, or one that is being sealed now; 0: none."""
+        return max(self._sealed or 0, self._awaited or 0)
+
+    @property
+    def seals_at_once(self) -> bool:
+        """What is to be sealed counts as whole: it is so before anybody is told anything else."""
+        return not self._settings.config.checkpoint.dir
 
     @property
     def saving(self) -> AbstractSet[WorkerId]:
@@ -40,8 +51,8 @@ class Saved:
         """Directory and step of the state to begin from, or to go back to."""
         settings = self._settings
         if self._sealed is not None:
-            directory = partial_directory(settings.run_dir, self._sealed).with_suffix("")
-            return str(directory), self._sealed
+            address = settings.config.checkpoint.dir
+            return checkpoint_place(settings.run_dir, address, self._sealed), self._sealed
         resume = settings.resume
         return (resume.directory, resume.step) if resume else ("", 0)
 
@@ -57,12 +68,32 @@ class Saved:
         return "No checkpoint was written yet: start again (checkpoint.every_steps sets how often)"
 
     def seal(self, step: int) -> None:
-        self._before, self._sealed = self._sealed, step
+        if self.seals_at_once:
+            self._before, self._sealed = self._sealed, step
+        else:
+            self._awaited = step
 
-    def unseal(self, step: int) -> None:
-        """It could not be sealed after all."""
+    def confirm(self, step: int) -> bool:
+        """It is whole. False: nobody waits for it any more, all have gone back before it."""
+        if self.seals_at_once:
+            return True
+        if self._awaited != step:
+            return False
+        self._sealed, self._awaited = step, None
+        return True
+
+    def unseal(self, step: int) -> bool:
+        """It could not be sealed after all. False: nobody waits for it any more."""
+        if not self.seals_at_once:
+            was_awaited, self._awaited = self._awaited == step, None
+            return was_awaited
         if self._sealed == step:
             self._sealed = self._before
+        return True
+
+    def begin_anew(self) -> None:
+        """All go back to ``start``: whatever is sealed later, it stays that one."""
+        self._awaited = None
 
     def note_saving(self, worker: WorkerId, *, is_saving: bool) -> None:
         (self._saving.add if is_saving else self._saving.discard)(worker)

@@ -62,4 +62,4 @@ class Settings:
 
     def name_of(self, directory: str) -> str:
         """Of a state, as the workers are told of it."""
-        return state_name(self.run_dir, directory)
+        return state_name(self.run_dir, directory, self.config.checkpoint.dir)

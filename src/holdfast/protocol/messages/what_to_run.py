@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.config import RunConfig
-from holdfast.protocol.fields import Path, PathOrNone, Sha256
+from holdfast.protocol.fields import Path, PlaceOrNone, Sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,5 +11,5 @@ class WhatToRun:
     job: Path  # path of the job file
     job_sha256: Sha256
     run_dir: Path  # all that is named later is below it
-    resumed: PathOrNone  # checkpoint that the run went on from; empty: none
+    resumed: PlaceOrNone  # checkpoint that the run went on from; empty: none
     config: RunConfig

@@ -187,7 +187,7 @@ class Replayer:
 
     def _write(self) -> None:
         order, built = self._order, self._built
-        into = self._places.state(order.into)
+        into = Path(self._places.state(order.into))
         try:
             shutil.rmtree(into, ignore_errors=True)
             tensors = built.state.tensors()

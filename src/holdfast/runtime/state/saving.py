@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -17,14 +16,14 @@ from holdfast.runtime.link.control_link import Stopped
 from holdfast.runtime.stage.named_tensors import hashes_by_layer
 from holdfast.runtime.state.stage_state import StageState
 from holdfast.storage.checkpoint import write_part
-from holdfast.storage.manifest import partial_directory
+from holdfast.storage.store import Store
 
 PAUSES_S = (0.5, 1.0)  # between tries of a part on the way ...
 LAST_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # ... and of the last one, after which nothing comes
 
 
 class Written(NamedTuple):
-    """A part that is on disk."""
+    """A part that is on disk, or wherever checkpoints are kept."""
 
     directory: str
     digests: dict[str, str]
@@ -72,9 +71,9 @@ class StageSaver:
     in memory, and training goes on.
     """
 
-    def __init__(self, run_dir: Path, name: str, limit_s: float, failed: OnFailed) -> None:
+    def __init__(self, store: Store, name: str, limit_s: float, failed: OnFailed) -> None:
         """``name``: of the directory for its parts, which nobody else writes to."""
-        self._run_dir = run_dir
+        self._store = store
         self.name = name
         self._limit_s = limit_s
         self._failed = failed
@@ -99,7 +98,7 @@ class StageSaver:
             self.give_up(step)
 
     def give_up(self, step: int) -> None:
-        self._failed(step, f"{self.name} is still being written; is the disk stuck?")
+        self._failed(step, f"{self.name} is still being written; is the storage stuck?")
 
     def _begin(
         self, step: int, take: Callable[[], Mapping[str, Tensor]], done: Done, is_last: bool
@@ -150,12 +149,13 @@ class StageSaver:
         tensors = take()
         copy_s = time.monotonic() - start_s
         hashes = hashes_by_layer(tensors)
-        folder = partial_directory(self._run_dir, step) / self.name
+        folder = self._store.staging(step, self.name)
         pauses = iter(pauses_s)
         while True:
             try:
                 digests = write_part(folder, tensors)
                 sizes = {name: (folder / name).stat().st_size for name in digests}
+                self._store.put_part(step, self.name, digests)
                 took_s = time.monotonic() - start_s
                 return Written(self.name, digests, sizes, hashes, took_s, copy_s)
             except BaseException:

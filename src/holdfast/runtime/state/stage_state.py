@@ -4,7 +4,6 @@ One set of named tensors, whether it comes from a checkpoint or from a peer.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from holdfast.runtime.stage.named_tensors import (
 from holdfast.runtime.stage.stage import ParameterSlot
 from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.storage.checkpoint import read_layers
-from holdfast.storage.manifest import load_manifest
+from holdfast.storage.stores import load
 
 OPTIMIZER = "optimizer"  # its kind, in a checkpoint's manifest
 _EXPONENT = "exponent"  # of a parameter's fixed-point sums: part of the state
@@ -77,7 +76,7 @@ class StageState:
                 )
             self._exponents = tuple(int(exponents[key]) for key in keys)
 
-    def load_checkpoint(self, directory: Path) -> None:
-        checkpoint = load_manifest(directory)
+    def load_checkpoint(self, place: str) -> None:
+        checkpoint = load(place)
         self._optimizer.check_wrote({part.state.get(OPTIMIZER) for part in checkpoint.parts})
-        self.load(read_layers(checkpoint, self._layers), f"checkpoint {directory}")
+        self.load(read_layers(checkpoint, self._layers), f"checkpoint {place}")

@@ -5,11 +5,11 @@ a worker hands another one in.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 from holdfast.config import RunConfig
 from holdfast.runtime.state.saving import OnFailed, SaveTimes, StageSaver
 from holdfast.runtime.state.stage_state import StageState
+from holdfast.storage.store import Store
 
 
 class StateCopies:
@@ -41,8 +41,8 @@ class StateKeeping:
         checkpoint = self._config.checkpoint
         return SaveTimes(checkpoint.every_steps, checkpoint.first_step)
 
-    def saver(self, run_dir: Path, name: str, limit_s: float, failed: OnFailed) -> StageSaver:
-        return StageSaver(run_dir, name, limit_s, failed)
+    def saver(self, store: Store, name: str, limit_s: float, failed: OnFailed) -> StageSaver:
+        return StageSaver(store, name, limit_s, failed)
 
     def copies(self, state: StageState, version: int) -> StateCopies:
         """``version``: of the state as it is now."""

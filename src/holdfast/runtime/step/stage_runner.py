@@ -6,7 +6,6 @@ of its own runs each epoch.
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from holdfast.batches import Batches
 from holdfast.cluster import WorkerId, parse_worker
@@ -282,4 +281,4 @@ def _saver(
     def failed(version: int, reason: str) -> None:
         tell(messages.PartFailed(worker=str(me), step=version, reason=reason))
 
-    return keeping.saver(Path(places.run_dir), assign.part, assign.wait_s, failed)
+    return keeping.saver(places.store(), assign.part, assign.wait_s, failed)

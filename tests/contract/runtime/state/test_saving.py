@@ -9,6 +9,7 @@ import torch
 from helpers.scarce import refuse_threads
 from holdfast.runtime.state import saving
 from holdfast.runtime.state.saving import StageSaver, Written
+from holdfast.storage.local_store import LocalStore
 from holdfast.storage.manifest import partial_directory
 
 NAME = "stage-0.0a1b2c3d"
@@ -24,7 +25,7 @@ class Told:
     def __init__(self, run_dir: Path, limit_s: float = 20.0) -> None:
         self.failed: dict[int, str] = {}
         self.written: dict[int, Written] = {}
-        self.saver = StageSaver(run_dir, NAME, limit_s, self.failed.__setitem__)
+        self.saver = StageSaver(LocalStore(run_dir), NAME, limit_s, self.failed.__setitem__)
 
     def write(self, version: int, **more: bool) -> None:
         tensors = {"0.weight": torch.ones(3)}

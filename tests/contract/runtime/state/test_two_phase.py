@@ -12,6 +12,7 @@ from holdfast.errors import HoldfastError
 from holdfast.protocol.records import SaveRule
 from holdfast.runtime.state import saving
 from holdfast.runtime.state.saving import SaveTimes, StageSaver, Written
+from holdfast.storage.local_store import LocalStore
 
 LIMIT_S = 20.0
 NAME = "stage-0.0a1b2c3d"
@@ -54,7 +55,7 @@ def test_an_update_waits_until_the_copy_is_taken_and_not_for_the_writing(tmp_pat
         return {}
 
     monkeypatch.setattr(saving, "write_part", write_part)
-    saver, slow = TwoPhaseSaver(tmp_path, NAME, LIMIT_S, unexpected), SlowTensor()
+    saver, slow = TwoPhaseSaver(LocalStore(tmp_path), NAME, LIMIT_S, unexpected), SlowTensor()
     saver.write_live(4, {"0.weight": slow}, lambda _: None)
     assert slow.begun.wait(LIMIT_S)
 
@@ -77,7 +78,7 @@ def test_an_update_waits_until_the_copy_is_taken_and_not_for_the_writing(tmp_pat
 
 
 def test_the_next_checkpoint_waits_until_the_one_before_is_written(tmp_path, written):
-    saver, slow = TwoPhaseSaver(tmp_path, NAME, LIMIT_S, unexpected), SlowTensor()
+    saver, slow = TwoPhaseSaver(LocalStore(tmp_path), NAME, LIMIT_S, unexpected), SlowTensor()
     saver.write_live(1, {"0.weight": slow}, lambda _: None)
     threading.Timer(0.05, slow.go_on.set).start()
     saver.write_live(2, {"0.weight": torch.zeros(2)}, lambda _: None)
@@ -94,7 +95,7 @@ def test_a_copy_that_fails_lets_updates_go_on_and_is_told(tmp_path, written):
             raise RuntimeError("out of memory")
 
     failed: dict[int, str] = {}
-    saver = TwoPhaseSaver(tmp_path, NAME, LIMIT_S, failed.__setitem__)
+    saver = TwoPhaseSaver(LocalStore(tmp_path), NAME, LIMIT_S, failed.__setitem__)
     saver.write_live(3, {"0.weight": Broken()}, lambda _: None)
     saver.before_update()
     assert saver.wait()
@@ -102,7 +103,7 @@ def test_a_copy_that_fails_lets_updates_go_on_and_is_told(tmp_path, written):
 
 
 def test_a_copy_that_never_ends_is_an_error_in_the_end(tmp_path, written):
-    saver, slow = TwoPhaseSaver(tmp_path, NAME, 0.05, unexpected), SlowTensor()
+    saver, slow = TwoPhaseSaver(LocalStore(tmp_path), NAME, 0.05, unexpected), SlowTensor()
     saver.write_live(3, {"0.weight": slow}, lambda _: None)
     with pytest.raises(HoldfastError, match="not copied after"):
         saver.before_update()
@@ -112,7 +113,7 @@ def test_a_copy_that_never_ends_is_an_error_in_the_end(tmp_path, written):
 
 def test_the_time_of_the_copy_and_of_the_whole_are_told(tmp_path, written):
     told: list[Written] = []
-    saver, slow = TwoPhaseSaver(tmp_path, NAME, LIMIT_S, unexpected), SlowTensor()
+    saver, slow = TwoPhaseSaver(LocalStore(tmp_path), NAME, LIMIT_S, unexpected), SlowTensor()
     saver.write_live(3, {"0.weight": slow}, told.append)
     assert slow.begun.wait(LIMIT_S)
     time.sleep(0.02)
@@ -125,7 +126,7 @@ def test_the_time_of_the_copy_and_of_the_whole_are_told(tmp_path, written):
 def test_a_saver_of_one_phase_holds_no_update_up(tmp_path, monkeypatch):
     on_disk = threading.Event()
     monkeypatch.setattr(saving, "write_part", lambda *_: on_disk.wait(LIMIT_S) and {})
-    saver = StageSaver(tmp_path, NAME, LIMIT_S, unexpected)
+    saver = StageSaver(LocalStore(tmp_path), NAME, LIMIT_S, unexpected)
     saver.write(3, {"0.weight": torch.zeros(2)}, lambda _: None)
     saver.before_update()
     on_disk.set()
@@ -167,7 +168,7 @@ def test_no_interval_means_no_checkpoint() -> None:
 def test_an_update_does_not_wait_for_a_copy_that_no_thread_takes(tmp_path, monkeypatch, written):
     failed: dict[int, str] = {}
     refused = refuse_threads(monkeypatch, "checkpoint", 1)
-    saver = TwoPhaseSaver(tmp_path, NAME, LIMIT_S, failed.__setitem__)
+    saver = TwoPhaseSaver(LocalStore(tmp_path), NAME, LIMIT_S, failed.__setitem__)
     saver.write_live(4, {"0.weight": torch.ones(3)}, lambda _: None)
     saver.before_update()
     assert refused == ["checkpoint"]
