@@ -24,7 +24,7 @@ LAYERS = [
     "schedule",
     "config | cluster | auth | host | job_file",
     "address",
-    "names | job_reference",
+    "names | job_reference | addresses",
     "errors | arrays | clocks",
 ]
 PURE = [
@@ -41,6 +41,7 @@ PURE = [
     "faults",
     "config",
     "cluster",
+    "addresses",
     "names",
     "address",
     "errors",

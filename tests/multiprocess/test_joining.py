@@ -198,7 +198,8 @@ def test_a_job_file_that_has_changed_is_refused_and_the_place_stays_free(lacking
     [
         *("nonsense", "", ":", "127.0.0.1", "127.0.0.1:", ":4000", "127.0.0.1:http"),
         *("127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:²", "::1:99999"),
-        f"127.0.0.1:{'9' * 5000}",
+        *("::1:40000", "[127.0.0.1]:4000", "[::1]", "[::1]:", "[fe80::1%eth0]:4000", "1.2.3:4000"),
+        *(f"127.0.0.1:{'9' * 5000}", f"{'a' * 300}:4000", "a..b:4000", "ü.invalid:4000"),
     ],
 )
 def test_what_is_no_address_is_refused(address):
@@ -206,9 +207,7 @@ def test_what_is_no_address_is_refused(address):
 
 
 @pytest.mark.usefixtures("_some_secret")
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "no-such-host.invalid", "a" * 300, "a..b", "ü.invalid"]
-)
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "no-such-host.invalid", "a" * 63])
 def test_an_address_where_nobody_listens_is_refused(host):
     with socket.socket() as nobody:  # bound, not listening: surely nobody else is there
         nobody.bind(("127.0.0.1", 0))

@@ -3,6 +3,7 @@
 import argparse
 import os
 
+from holdfast.addresses import parse_host_port
 from holdfast.auth.handshake import AGENT
 from holdfast.auth.secret import taken_over
 from holdfast.cli.terminal import signals
@@ -30,15 +31,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    host, _, port = args.connect.rpartition(":")
+    host, port = parse_host_port(args.connect, "agent --connect")
     secret = taken_over(os.environ)
-    if not host or not port.isdigit() or secret is None:
+    if secret is None:
         raise ConfigError(
-            f"agent --connect {args.connect}: expected HOST:PORT, and the run's secret through a "
-            "pipe; it is started by 'holdfast train', not by hand"
+            f"agent --connect {args.connect}: expected the run's secret through a pipe; it is "
+            "started by 'holdfast train', not by hand"
         )
     os.umask(0o077)  # its workers write into the run directory
-    access = Access(host, int(port), secret, args.generation)
+    access = Access(host, port, secret, args.generation)
     signals.ignore()
     instruction_set.prepare(complain)
     from holdfast.baselines.worker_registry import keeping_of

@@ -3,16 +3,16 @@
 import argparse
 import hashlib
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import holdfast
+from holdfast.addresses import HOST, is_host, is_loopback, is_wildcard, parse_host_port
 from holdfast.auth.handshake import JOINER, WORKER_ROLE
 from holdfast.auth.secret import (
     FD_VARIABLE,
@@ -28,6 +28,7 @@ from holdfast.cli import help_text
 from holdfast.cli.terminal import signals
 from holdfast.cli.terminal.complaints import complain
 from holdfast.cluster import parse_worker
+from holdfast.config import NetworkConfig
 from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
 from holdfast.host import instruction_set
 from holdfast.job_reference import Reference
@@ -49,7 +50,6 @@ _EXAMPLES = (
     "holdfast worker --join 127.0.0.1:40123 --run-dir runs/a",
     "holdfast worker --join 127.0.0.1:40123 --secret-file secret --as 1.0",
 )
-_PORT = re.compile("[0-9]{1,5}")
 CONNECT_LIMIT_S = 5.0
 _ANSWER_LIMIT_S = 30.0
 NUM_TRIES, PAUSE_S = 10, 0.5
@@ -78,6 +78,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--job", metavar="JOB.py", help="this machine's copy of the job file (default: the run's)"
     )
+    parser.add_argument(
+        "--listen",
+        default="",
+        metavar="HOST",
+        help="where other workers reach this one (default: the address that leads to the run)",
+    )
+    parser.add_argument(
+        "--advertise", default="", metavar="HOST", help="what they are told instead, e.g. a name"
+    )
     parser.set_defaults(run=run)
 
 
@@ -94,7 +103,10 @@ def run(args: argparse.Namespace) -> int:
     job = Path(args.job).resolve() if args.job else None
     if job is not None and not job.is_file():
         raise ConfigError(f"--job {args.job}: no such job file")
-    spec = _asked_by_hand(access, args.name, job)
+    for flag, host in (("--listen", args.listen), ("--advertise", args.advertise)):
+        if host and not is_host(host):
+            raise ConfigError(f"{flag} {host}: expected {HOST}")
+    spec = _asked_by_hand(access, args, job)
     os.environ[BY_HAND_VARIABLE] = "1"
     sys.stdout.write(f"joining as worker {spec.worker} (pid {os.getpid()})\n")
     sys.stdout.flush()
@@ -102,9 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _access(args: argparse.Namespace) -> Access:
-    host, _, port = args.join.rpartition(":")
-    if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
-        raise ConfigError(f"--join {args.join}: expected HOST:PORT, such as 127.0.0.1:40123")
+    host, port = parse_host_port(args.join, "--join")
     if args.run_dir and not args.secret_file:
         secret = read_secret(Path(args.run_dir) / SECRET_FILE, "--run-dir: the run's secret")
     else:
@@ -115,16 +125,22 @@ def _access(args: argparse.Namespace) -> Access:
                 f"--secret-file FILE, or set {SECRET_VARIABLE}"
             )
         secret = found
-    return Access(host, int(port), secret, 0)
+    return Access(host, port, secret, 0)
 
 
 # --- asking for a place ---
 
 
-def _asked_by_hand(access: Access, name: str, job: Path | None) -> WorkerSpec:
+class _Answer(NamedTuple):
+    granted: messages.JoinGranted
+    generation: int  # which launch of the run this is
+    own_host: str  # this machine's address on the way there
+
+
+def _asked_by_hand(access: Access, args: argparse.Namespace, job: Path | None) -> WorkerSpec:
     """Which code is run is said by the run, which has proven that it is one, or by the user."""
-    granted, generation = _ask(access, name, _sha256(job) if job else "")
-    access = replace(access, generation=generation)
+    answer = _ask(access, args.name, _sha256(job) if job else "")
+    granted, access = answer.granted, replace(access, generation=answer.generation)
     reference = Reference.parse(granted.job)
     reference = reference.copied_to(job) if job else reference
     path = reference.path
@@ -135,7 +151,8 @@ def _asked_by_hand(access: Access, name: str, job: Path | None) -> WorkerSpec:
         )
         _give_back(access, granted.worker, reason)
         raise ConfigError(reason)
-    config = granted.config
+    network = _own_network(granted.config.network, answer.own_host, args.listen, args.advertise)
+    config = replace(granted.config, network=network)
     return WorkerSpec(
         parse_worker(granted.worker),
         access,
@@ -147,6 +164,21 @@ def _asked_by_hand(access: Access, name: str, job: Path | None) -> WorkerSpec:
     )
 
 
+def _own_network(
+    of_run: NetworkConfig, own_host: str, listen: str, advertise: str
+) -> NetworkConfig:
+    """Where this worker listens: its machine has other addresses than the launcher's.
+
+    Whoever comes over loopback is on the same machine, and does as the run's own workers do.
+    """
+    if is_loopback(own_host) and not listen and not advertise:
+        return of_run
+    listen = listen or own_host
+    return NetworkConfig(
+        listen=listen, advertise=advertise or (own_host if is_wildcard(listen) else "")
+    )
+
+
 def _come_back(spec: WorkerSpec) -> int:
     """After a hang: the run may be busy with something else for a while.
 
@@ -155,7 +187,7 @@ def _come_back(spec: WorkerSpec) -> int:
     """
     for _ in range(NUM_TRIES):
         try:
-            granted, _ = _ask(spec.access, str(spec.worker), spec.job_sha256)
+            granted = _ask(spec.access, str(spec.worker), spec.job_sha256).granted
         except HoldfastError:
             time.sleep(PAUSE_S)
             continue
@@ -165,13 +197,12 @@ def _come_back(spec: WorkerSpec) -> int:
     return 1
 
 
-def _ask(access: Access, name: str, job_sha256: str) -> tuple[messages.JoinGranted, int]:
-    """The place it gets, and which launch of the run this is."""
+def _ask(access: Access, name: str, job_sha256: str) -> _Answer:
     try:
         connection, generation = connect(access, JOINER, name, CONNECT_LIMIT_S)
     except HandshakeFailed as why:
         raise ConfigError(f"--join {access}: no run with this secret is there ({why})") from why
-    except (HoldfastError, UnicodeError) as why:  # the latter: what no host name can be
+    except HoldfastError as why:
         raise ConfigError(
             f"--join {access}: nobody answers there ({why}); "
             "the address is in the first lines of 'holdfast train'"
@@ -183,6 +214,7 @@ def _ask(access: Access, name: str, job_sha256: str) -> tuple[messages.JoinGrant
             fingerprint={"holdfast": holdfast.__version__},
             job_sha256=job_sha256,
         )
+        own_host = connection.own_host
         connection.send(request)
         answers = connection.read_within(_ANSWER_LIMIT_S)
     except HoldfastError as why:
@@ -191,7 +223,7 @@ def _ask(access: Access, name: str, job_sha256: str) -> tuple[messages.JoinGrant
         connection.close()
     for answer in answers:
         if isinstance(answer, messages.JoinGranted):
-            return answer, generation
+            return _Answer(answer, generation, own_host)
         if isinstance(answer, messages.Stop):
             raise ConfigError(f"--join {access}: {answer.reason}")
     raise ConfigError(f"--join {access}: no answer within {_ANSWER_LIMIT_S:g} s")

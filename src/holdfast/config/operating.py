@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.address import ADDRESS
+from holdfast.addresses import HOST, LOOPBACK, is_host, is_wildcard
 from holdfast.config.checks import MAX_LIMIT_S, at_least, parse_size, require
 
 MAX_THREADS = 1024
+MOST_TIMEOUT_S = 60.0  # of heartbeats, if it follows from the length of a step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +38,11 @@ class WorkersConfig:
     replace: int = 3
     """How often within 100 steps a lost worker is replaced while the others go on; 0: never."""
 
+    @property
+    def silence_limit_s(self) -> float:
+        """A machine that acknowledges nothing for so long is gone; its workers are lost before."""
+        return max(self.heartbeat_timeout_s, MOST_TIMEOUT_S)
+
     def __post_init__(self) -> None:
         at_least(0, "workers.restarts", self.restarts, "must be 0 or more")
         at_least(0, "workers.replace", self.replace, "must be 0 or more")
@@ -56,18 +63,31 @@ class WorkersConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlConfig:
-    host: str = "127.0.0.1"
     port: int = 0
     """Where the launcher listens for its workers; 0: any free port."""
 
     def __post_init__(self) -> None:
         require(0 <= self.port < 65536, "control.port", self.port, "must be in 0 .. 65535")
-        require(
-            self.host in ("127.0.0.1", "localhost"),
-            "control.host",
-            self.host,
-            "only loopback (127.0.0.1) is supported: all workers run on this machine",
-        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkConfig:
+    """Of one machine: what joins from another one has its own."""
+
+    listen: str = LOOPBACK
+    """Where the launcher and its workers listen: a name or address of this machine; 0.0.0.0 or ::
+    for all of them. Loopback: nobody joins from another machine."""
+
+    advertise: str = ""
+    """The host that others are told to call; empty: where it listens, or with 0.0.0.0 or :: the
+    address of the card that leads to other machines."""
+
+    def __post_init__(self) -> None:
+        require(is_host(self.listen), "network.listen", self.listen, f"expected {HOST}")
+        told = self.advertise
+        require(not told or is_host(told), "network.advertise", told, f"expected {HOST}")
+        nowhere = "stands for all addresses; name one that others can call"
+        require(not is_wildcard(told), "network.advertise", told, nowhere)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

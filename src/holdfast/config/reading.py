@@ -8,7 +8,10 @@ from holdfast.config.checks import require
 from holdfast.config.run import RunConfig
 from holdfast.errors import Argument, ConfigError
 
-_RENAMED = {"workers.silence_limit_s": "workers.heartbeat_timeout_s"}  # since 0.2.0
+_RENAMED = {  # since 0.2.0
+    "workers.silence_limit_s": "workers.heartbeat_timeout_s",
+    "control.host": "network.listen",
+}
 
 
 def known_keys() -> list[str]:

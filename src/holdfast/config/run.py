@@ -18,6 +18,7 @@ class RunConfig:
     stage: training.StageConfig = field(default_factory=training.StageConfig)
     workers: operating.WorkersConfig = field(default_factory=operating.WorkersConfig)
     control: operating.ControlConfig = field(default_factory=operating.ControlConfig)
+    network: operating.NetworkConfig = field(default_factory=operating.NetworkConfig)
     checkpoint: operating.CheckpointConfig = field(default_factory=operating.CheckpointConfig)
     recovery: operating.RecoveryConfig = field(default_factory=operating.RecoveryConfig)
     device: training.DeviceConfig = field(default_factory=training.DeviceConfig)

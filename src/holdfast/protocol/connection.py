@@ -5,7 +5,9 @@ import time
 
 from holdfast.auth.handshake import COORDINATOR, Identity, call
 from holdfast.auth.stamps import Stamps
+from holdfast.config import MOST_TIMEOUT_S
 from holdfast.errors import HandshakeBroken, HandshakeFailed, HoldfastError, PeerLost
+from holdfast.host.network import bear_silence
 from holdfast.protocol.codec import Splitter, encode
 from holdfast.protocol.messages import Message
 from holdfast.protocol.spec import Access
@@ -21,12 +23,23 @@ class Connection:
     """
 
     def __init__(
-        self, sock: socket.socket, stamps: Stamps, *, send_limit_s: float = _SEND_LIMIT_S
+        self,
+        sock: socket.socket,
+        stamps: Stamps,
+        send_limit_s: float = _SEND_LIMIT_S,
+        silence_limit_s: float = MOST_TIMEOUT_S,
     ) -> None:
+        """``silence_limit_s``: see ``WorkersConfig``."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        bear_silence(sock, silence_limit_s)
         sock.settimeout(send_limit_s)
         self._sock = sock
         self._stamps, self._splitter = stamps, Splitter(stamps)
+
+    @property
+    def own_host(self) -> str:
+        """The address of this machine that leads to the other side."""
+        return str(self._sock.getsockname()[0])
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -74,7 +87,14 @@ class Connection:
         self._sock.close()
 
 
-def connect(access: Access, role: str, name: str, limit_s: float) -> tuple[Connection, int]:
+def connect(
+    access: Access,
+    role: str,
+    name: str,
+    limit_s: float,
+    *,
+    silence_limit_s: float = MOST_TIMEOUT_S,
+) -> tuple[Connection, int]:
     """To the launcher of this run and no other; also which launch of the run it is.
 
     HandshakeFailed: whoever is there does not belong to the run, or to another launch of it.
@@ -105,4 +125,4 @@ def connect(access: Access, role: str, name: str, limit_s: float) -> tuple[Conne
             f"launch {found.generation} of the run is at {access}; "
             f"this process belongs to launch {access.generation}"
         )
-    return Connection(sock, stamps), found.generation
+    return Connection(sock, stamps, silence_limit_s=silence_limit_s), found.generation

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from holdfast import names
+from holdfast import addresses, names
 from holdfast.address import ADDRESS
 from holdfast.names import Form
 
@@ -56,7 +56,7 @@ PATH = Form(
     "an absolute path without '.', '..' or '//'",
     re.compile(r"(?=.{1,4000}\Z)/(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))*", re.DOTALL),
 )
-_HOST = Form("a host", re.compile(r"[A-Za-z0-9.:_-]{1,255}"))
+_HOST = Check(addresses.HOST, addresses.is_host)
 _STAGE = _whole(0, names.MOST_STAGE)
 
 _MOST = 1 << 53  # a whole number that other languages read without loss

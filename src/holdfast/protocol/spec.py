@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.addresses import host_port
 from holdfast.auth.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig, config_from
@@ -25,7 +26,7 @@ class Access:
     generation: int  # which launch of the run; 0: not known yet
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)

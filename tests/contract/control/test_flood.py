@@ -100,7 +100,7 @@ def limits(monkeypatch) -> list[float]:
     """How long somebody has tried to get in. Nobody does."""
     found: list[float] = []
 
-    def crowded(access: Access, role: str, name: str, limit_s: float) -> None:
+    def crowded(access: Access, role: str, name: str, limit_s: float, **_: float) -> None:
         found.append(limit_s)
         raise HandshakeBroken("pushed out")
 

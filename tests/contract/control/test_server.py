@@ -20,12 +20,12 @@ from helpers.live import wait_until
 from helpers.scarce import refuse_threads
 from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Caller, Identity, call
 from holdfast.cluster import WorkerId
-from holdfast.config import RunConfig, config_from
+from holdfast.config import MOST_TIMEOUT_S, RunConfig, config_from
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Emit, OpenRun
 from holdfast.control.io import server
 from holdfast.control.io.launcher import warm_up_planner
-from holdfast.control.io.listening import listen
+from holdfast.control.io.listening import listen, whereabouts
 from holdfast.control.io.server import Server
 from holdfast.control.io.strangers import Strangers
 from holdfast.control.state.lifecycle import RunPhase
@@ -101,12 +101,14 @@ class Run:
         faults=(),
         perform=None,
         start_more=None,
+        network=None,
         **more: bool,
     ) -> None:
         settings = {"train": {"steps": 1}, "parallel": {"pipelines": pipelines}}
-        config = config_from({**settings, "workers": {"restarts": 0}})
+        own = {"workers": {"restarts": 0}, "network": network or {}}
+        config = config_from({**settings, **own})
         self.listener = Listener(listen(config))
-        self.address: tuple[str, int] = self.listener.getsockname()
+        self.address: tuple[str, int] = self.listener.getsockname()[:2]
         self.access = Access(*self.address, SECRET, GENERATION)
         self.coordinator = Coordinator(
             config, "/runs/x", None, faults=[parse_fault(text) for text in faults]
@@ -876,3 +878,41 @@ def test_a_worker_of_another_machine_is_asked_for_its_clock_and_its_times_are_tr
     emitted = [effect.event for effect in run.effects if isinstance(effect, Emit)]
     (event,) = [event for event in emitted if isinstance(event, events.FaultFired)]
     assert before_s - LIMIT_S < event.at_s <= time.monotonic()
+
+
+def test_an_address_that_is_not_this_machines_is_refused_with_a_cure():
+    for host in ("192.0.2.7", "no-such-host.invalid"):
+        with pytest.raises(ConfigError, match=rf"network\.listen={host}: cannot listen there .*0"):
+            listen(config_from({"network": {"listen": host}}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "host", "told"),
+    [
+        ({}, "127.0.0.1", "127.0.0.1"),
+        ({"listen": "::1"}, "::1", "[::1]"),
+        ({"listen": "0.0.0.0", "advertise": "a.example"}, "127.0.0.1", "a.example"),
+        ({"listen": "::", "advertise": "2001:db8::7"}, "::1", "[2001:db8::7]"),
+    ],
+)
+def test_its_own_processes_call_the_port_where_it_is_and_others_what_is_advertised(
+    settings, host, told
+):
+    config = config_from({"network": settings})
+    with listen(config) as listener:
+        at = whereabouts(config, listener)
+        assert (at.host, at.told) == (host, f"{told}:{at.port}")
+        socket.create_connection((at.host, at.port), 5).close()
+
+
+def test_a_worker_over_ipv6_is_served_and_no_peer_is_silent_for_ever():
+    run = Run(network={"listen": "::1"})
+    try:
+        Worker(run).build()
+        [served] = run.listener.accepted.values()
+        for sock in (served, *run.sockets.values()):
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            limit_ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert limit_ms == 1000 * MOST_TIMEOUT_S
+    finally:
+        run.close()

@@ -19,7 +19,7 @@ from holdfast.config import RunConfig
 from holdfast.control.checks import NOTHING, Accepted, read_schedule
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.io.agent_process import Starter
-from holdfast.control.io.listening import listen
+from holdfast.control.io.listening import listen, whereabouts
 from holdfast.control.io.private_files import private_files
 from holdfast.control.io.recorder import Pass, RunRecorder, check_run_dir, continues_in, unwritable
 from holdfast.control.io.sealing import Seals
@@ -80,15 +80,15 @@ class Launcher:
         pass_on = Pass.of(self.run_dir, request.secret, continues=continues)
         self._recorder = _recorder(request, pass_on, handle, warn)
         listener = listen(self._config)
-        host, port = listener.getsockname()
-        self._access = Access(host, port, pass_on.secret, pass_on.generation)
+        at = whereabouts(self._config, listener)
+        self._access = Access(at.host, at.port, pass_on.secret, pass_on.generation)
         self._coordinator = Coordinator(
             self._config,
             str(self.run_dir),
             request.resume,
             policies=request.policies,
             faults=request.faults,
-            address=str(self._access),
+            address=at.told,
             join_with=request.join_with(self.run_dir),
             resume_with=request.resume_with,
             schedule=schedule,

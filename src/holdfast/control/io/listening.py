@@ -1,22 +1,44 @@
-"""The launcher's port, open before any worker starts."""
+"""The launcher's port, open before any worker starts, and where others find it."""
 
+import errno
 import socket
+from dataclasses import dataclass
 
+from holdfast.addresses import LOOPBACK, host_port, is_wildcard
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
+from holdfast.host.network import open_listener, told_host
+
+_BACKLOG = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    host: str  # for the processes of this machine
+    port: int
+    told: str  # HOST:PORT, for all others
 
 
 def listen(config: RunConfig) -> socket.socket:
-    control = config.control
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    host, port = config.network.listen, config.control.port
     try:
-        sock.bind((control.host, control.port))
-        sock.listen(256)
+        return open_listener(host, port, backlog=_BACKLOG)
     except OSError as why:
-        sock.close()
+        if why.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise ConfigError(
+                f"control.port={port}: cannot listen on {host} ({why.strerror}); "
+                "choose another port, or 0 for any free one"
+            ) from why
         raise ConfigError(
-            f"control.port={control.port}: cannot listen on {control.host} ({why.strerror}); "
-            "choose another port, or 0 for any free one"
+            f"network.listen={host}: cannot listen there ({why.strerror}); expected an address "
+            "of this machine, or 0.0.0.0 or :: for all of them"
         ) from why
-    return sock
+
+
+def whereabouts(config: RunConfig, listener: socket.socket) -> Whereabouts:
+    bound, port = listener.getsockname()[:2]
+    own = bound
+    if is_wildcard(bound):
+        own = LOOPBACK if listener.family == socket.AF_INET else "::1"
+    told = told_host(bound, config.network.advertise)
+    return Whereabouts(own, port, host_port(told, port))

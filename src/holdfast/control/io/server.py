@@ -23,7 +23,6 @@ from holdfast.control.effects import (
 )
 from holdfast.control.io.children import Children
 from holdfast.control.io.last_words import Unheard
-from holdfast.control.io.listening import listen as listen
 from holdfast.control.io.rights import check_right, granted, refusal
 from holdfast.control.io.strangers import Stranger, Strangers
 from holdfast.control.io.worker_clocks import WorkerClocks
@@ -64,6 +63,7 @@ class Server:
         self._coordinator = coordinator
         self._perform, self._take_seals = perform, take_seals
         self._start_workers = start_workers
+        self._silence_limit_s = start_workers.config.workers.silence_limit_s
         self._start_more, self._has_agent = start_more, has_agent
         self._selector = selectors.DefaultSelector()
         self._unheard = Unheard(self._selector)
@@ -158,7 +158,7 @@ class Server:
     def _admit(self, peer: Identity, sock: socket.socket, stamps: Stamps) -> None:
         """It belongs to the run. Whether there is a place for it is another question."""
         try:
-            connection = Connection(sock, stamps, send_limit_s=SEND_LIMIT_S)
+            connection = Connection(sock, stamps, SEND_LIMIT_S, self._silence_limit_s)
         except OSError:  # it has hung up already
             sock.close()
             return

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from holdfast.config import MOST_TIMEOUT_S
+
 _FIRST_S = 10.0  # until steps are measured: the first ones compile and warm up
-_LEAST_S, _MOST_S = 2.0, 60.0
+_LEAST_S, _MOST_S = 2.0, MOST_TIMEOUT_S
 NUM_MEASURED = 3  # steps, before their time is believed
 _NUM_KEPT = 50  # the newest steps count
 _BEATS = 10  # heartbeats in the time of the limit: one that is late or two harm nobody

@@ -25,7 +25,7 @@ from holdfast.faults.injection import (
     WorkerFaults,
 )
 from holdfast.protocol import messages
-from holdfast.protocol.connection import connect
+from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.spec import WorkerSpec
 from holdfast.runtime.link.control_link import ControlLink, Stopped
 from holdfast.runtime.state.state_keeping import KeepingOf
@@ -48,9 +48,14 @@ def run_process(spec: WorkerSpec, keeping_of: KeepingOf) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"holdfast {spec.worker}".encode())  # for ps -e
     prepare_torch(spec.config)
     limits = transport_limits(spec.config)
-    access = spec.access
+    access, network = spec.access, spec.config.network
     transport = TcpTransport(
-        spec.worker, access.secret, generation=access.generation, limits=limits
+        spec.worker,
+        access.secret,
+        network.listen,
+        advertise_host=network.advertise,
+        generation=access.generation,
+        limits=limits,
     )
     return run_worker(spec, transport, keeping_of)
 
@@ -62,9 +67,8 @@ def run_worker(
     woken: threading.Event | None = None,
 ) -> int:
     """``woken``: this worker is a thread; set it to wake one that was made to hang."""
-    limit_s = spec.config.workers.start_limit_s  # strangers may crowd the door
     try:
-        connection, _ = connect(spec.access, WORKER_ROLE, str(spec.worker), limit_s)
+        connection = _connected(spec)
     except HoldfastError:
         return 1  # the run is over already; there is nobody to tell
     link = ControlLink(
@@ -105,6 +109,15 @@ def run_worker(
         link.close()
         worker.close()
     return 0
+
+
+def _connected(spec: WorkerSpec) -> Connection:
+    workers = spec.config.workers
+    limit_s = workers.start_limit_s  # strangers may crowd the door
+    silence_s = workers.silence_limit_s
+    return connect(spec.access, WORKER_ROLE, str(spec.worker), limit_s, silence_limit_s=silence_s)[
+        0
+    ]
 
 
 def end_soon() -> None:

@@ -19,12 +19,13 @@ class Dialer:
     ) -> None:
         self.address = address
         self._introduce, self._limits = introduce, limits
+        self._num_addresses, self._num_failed = 1, 0  # a name may have several
 
     def new_socket(self) -> tuple[socket.socket, SocketAddress]:
         """Not connected yet, so that its owner can break off what follows."""
-        family, kind, protocol, _, resolved = socket.getaddrinfo(
-            *self.address, type=socket.SOCK_STREAM
-        )[0]
+        found = socket.getaddrinfo(*self.address, type=socket.SOCK_STREAM)
+        self._num_addresses = len(found)
+        family, kind, protocol, _, resolved = found[self._num_failed % len(found)]
         return socket.socket(family, kind, protocol), (str(resolved[0]), int(resolved[1]))
 
     def begin(self, connection: socket.socket, resolved: SocketAddress) -> None:
@@ -34,7 +35,14 @@ class Dialer:
 
     def finish(self, connection: socket.socket, hello: SessionHello) -> tuple[int, Stamps]:
         """How many messages of the session the peer has, or GOODBYE; and what to stamp with."""
-        self._wait_connected(connection)
+        try:
+            self._wait_connected(connection)
+        except OSError as why:
+            self._num_failed += 1
+            if isinstance(why, ConnectionRefusedError) and self._num_failed < self._num_addresses:
+                raise ConnectionError(f"{why}; it has another address") from why
+            raise
+        self._num_failed %= self._num_addresses  # this one is good
         connection.settimeout(self._limits.connect_limit_s)
         stamps = self._introduce(connection)
         connection.sendall(stamps.stamped(encode_hello(hello)))

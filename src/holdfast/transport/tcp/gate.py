@@ -16,12 +16,14 @@ from holdfast.auth.handshake import WORKER_ROLE, Answerer, Identity
 from holdfast.auth.stamps import Stamps
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.errors import ProtocolError
+from holdfast.host.network import open_listener
 from holdfast.host.scarce import patiently
 from holdfast.transport.base import SocketAddress
 from holdfast.transport.tcp.greeting import HELLO_BYTES, SessionHello, decode_hello
 from holdfast.transport.tcp.sockets import BUFFER_BYTES, shut
 
 MOST_WAITING = 128  # who have not yet proven who they are
+_BACKLOG = 1024
 _ACCEPT_AT_ONCE = 64
 _PAUSE_S = 0.05  # when the process is out of descriptors
 
@@ -194,18 +196,6 @@ class Gate:
 
 
 def _listener(address: SocketAddress) -> socket.socket:
-    family, kind, protocol, _, resolved = socket.getaddrinfo(
-        *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit it, and it must be set before the connection is made.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        listener.setblocking(False)
-        listener.bind(resolved)
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
+    listener = open_listener(*address, backlog=_BACKLOG, buffer_bytes=BUFFER_BYTES)
+    listener.setblocking(False)
     return listener

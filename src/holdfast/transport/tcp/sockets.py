@@ -5,32 +5,22 @@ import select
 import socket
 import struct
 
+from holdfast.host.network import bear_silence
+
 BUFFER_BYTES = 4 << 20
 
 
 def tune_outgoing(connection: socket.socket, silence_limit_s: float) -> None:
-    probe_when_idle(connection, silence_limit_s)
+    bear_silence(connection, silence_limit_s)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # Linux counts a receiver that is alive but does not read as silent too: this must be
-    # longer than any honest pause, and heartbeats, not this, tell of a dead machine quickly.
-    limit_ms = int(silence_limit_s * 1000)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
 
 
 def tune_incoming(connection: socket.socket, silence_limit_s: float) -> None:
-    probe_when_idle(connection, silence_limit_s)
+    bear_silence(connection, silence_limit_s)  # confirmations are sent, too
     # Close with a reset. After an orderly end, Linux leaves a sender whose window was full to
     # probe for a minute: its probes are answered as if the receiver were still there.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-def probe_when_idle(connection: socket.socket, silence_limit_s: float) -> None:
-    probe_s = max(1, int(silence_limit_s / 4))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def read_exactly(connection: socket.socket, into: memoryview) -> int:

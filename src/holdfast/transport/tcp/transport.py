@@ -16,10 +16,12 @@ from time import monotonic, monotonic_ns
 
 from torch import Tensor
 
+from holdfast.addresses import LOOPBACK
 from holdfast.auth.handshake import SECRET_BYTES, WORKER_ROLE, Identity, call
 from holdfast.auth.stamps import Stamps
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, EpochPast, HandshakeFailed, PeerLost, TransportClosed
+from holdfast.host.network import told_host
 from holdfast.transport.base import ALONE, Bundle, Limits, SocketAddress, Statistics, Tag
 from holdfast.transport.frame import checksum_of, encode_frame, payload_view, wire_form
 from holdfast.transport.link_shaping import UNSHAPED, LinkShaping
@@ -39,8 +41,9 @@ class TcpTransport(MailboxTransport):
         self,
         me: WorkerId,
         secret: bytes,
-        listen_host: str = "127.0.0.1",
+        listen_host: str = LOOPBACK,
         *,
+        advertise_host: str = "",
         listen_port: int = 0,
         generation: int = 0,
         epoch: int = 0,
@@ -50,7 +53,7 @@ class TcpTransport(MailboxTransport):
             raise ConfigError(f"secret of the run has {len(secret)} bytes: must be {SECRET_BYTES}")
         super().__init__(me, epoch=epoch, limits=limits)
         self._secret, self._identity = secret, Identity(WORKER_ROLE, str(me), generation)
-        self._listen_address = (listen_host, listen_port)
+        self._listen_address, self._advertise_host = (listen_host, listen_port), advertise_host
         self._lock = threading.Lock()  # for all below
         self._addresses: dict[WorkerId, SocketAddress] = {}
         self._outgoing: dict[WorkerId, Outgoing] = {}
@@ -71,7 +74,8 @@ class TcpTransport(MailboxTransport):
     def listen(self) -> SocketAddress:
         with self._lock:
             self._check_open()
-            return self._gate.open(self._listen_address)
+            bound, port = self._gate.open(self._listen_address)
+            return told_host(bound, self._advertise_host), port
 
     def connect(self, addresses: Mapping[WorkerId, SocketAddress]) -> None:
         with self._lock:
