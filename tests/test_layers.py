@@ -23,7 +23,7 @@ LAYERS = [
     "observability | protocol | transport | job",
     "schedule",
     "config | cluster | auth | host | job_file",
-    "address",
+    "checkpoint_address",
     "names | job_reference | addresses",
     "errors | arrays | clocks",
 ]
@@ -43,7 +43,7 @@ PURE = [
     "cluster",
     "addresses",
     "names",
-    "address",
+    "checkpoint_address",
     "errors",
     "job_file",
     "arrays",

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.address import ADDRESS
 from holdfast.addresses import HOST, LOOPBACK, is_host, is_wildcard
+from holdfast.checkpoint_address import ADDRESS
 from holdfast.config.checks import MAX_LIMIT_S, at_least, parse_size, require
 
 MAX_THREADS = 1024

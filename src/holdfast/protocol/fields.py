@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 from holdfast import addresses, names
-from holdfast.address import ADDRESS
+from holdfast.checkpoint_address import ADDRESS
 from holdfast.names import Form
 
 

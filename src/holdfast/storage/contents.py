@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import names
-from holdfast.address import is_address, parse_address
+from holdfast.checkpoint_address import is_address, parse_address
 from holdfast.errors import CheckpointError, ProtocolError
 
 FORMAT = 1

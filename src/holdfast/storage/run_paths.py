@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast import names
-from holdfast.address import checkpoint_at
+from holdfast.checkpoint_address import checkpoint_at
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError

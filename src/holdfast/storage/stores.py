@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.address import ADDRESS, is_address
+from holdfast.checkpoint_address import ADDRESS, is_address
 from holdfast.storage import manifest
 from holdfast.storage.contents import Checkpoint, Part
 from holdfast.storage.local_store import LocalStore

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.address import checkpoint_at, is_address, parse_address
+from holdfast.checkpoint_address import checkpoint_at, is_address, parse_address
 from holdfast.config import config_from
 from holdfast.errors import CheckpointError, ConfigError, ProtocolError
 from holdfast.storage.contents import Part

@@ -274,10 +274,9 @@ class Server:
     def _fence(self, worker: WorkerId) -> None:
         self._children.fence(worker)
         connection = self._workers.get(worker) or self._loading.get(worker)
-        if connection is None:
-            return
-        self._hear_last_words(connection)
-        self._drop(connection)
+        if connection is not None:
+            self._hear_last_words(connection)
+            self._drop(connection)
 
     def _hear_last_words(self, connection: Connection) -> None:
         if connection not in self._workers.values():

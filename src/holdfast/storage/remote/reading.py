@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from holdfast.address import parse_address
+from holdfast.checkpoint_address import parse_address
 from holdfast.errors import CheckpointError
 from holdfast.storage.contents import Checkpoint, Part
 from holdfast.storage.manifest import read_manifest

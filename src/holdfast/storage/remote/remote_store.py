@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import names
-from holdfast.address import checkpoint_at
+from holdfast.checkpoint_address import checkpoint_at
 from holdfast.errors import CheckpointError, ConfigError, ProtocolError, ResumeFrom
 from holdfast.storage.contents import Checkpoint, Origin, Part, from_values, to_values
 from holdfast.storage.manifest import clear_leftovers, manifest_text, partial_directory
