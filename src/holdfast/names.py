@@ -14,6 +14,7 @@ _NUMBER = "(?:0|[1-9][0-9]{0,3})"  # of a pipeline or a stage
 _COUNT = "(?:0|[1-9][0-9]{0,9})"  # of an epoch or a history
 _STEP = "[0-9]{8,10}"
 MOST_STAGE = 9999
+MOST_SLOTS = 4096  # of a machine
 MOST_STEP = 9_999_999_999
 
 

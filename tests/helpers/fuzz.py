@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from helpers.agents import agent_hello
 from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Caller, Identity, call
 from holdfast.errors import HandshakeFailed, HoldfastError
 from holdfast.protocol import messages
@@ -23,7 +24,7 @@ FRAMES = [
     encode(message)
     for message in (
         messages.JoinRequest(worker="", pid=9, fingerprint={}, job_sha256=_SHA),
-        messages.AgentHello(pid=7),
+        agent_hello(7),
         messages.WorkerExited(worker="0.0", pid=1, how="signal SIGKILL"),
         messages.Ready(worker="0.0"),
         messages.Halt(epoch=99),

@@ -11,7 +11,11 @@ FILES = [path for path in sorted(SRC.rglob("*.py")) if "cli" not in path.relativ
 FLAG = "--"
 ALLOWED = {  # file -> what is found there, and why it has to be
     # The words that start our own agent process, which is a sub-command.
-    "control/io/agent_process.py": {"flag --connect", "flag --generation", "flag --limit"},
+    "control/io/agents/agent_process.py": {
+        "flag --connect",
+        "flag --generation",
+        "flag --try-for",
+    },
     # In a process of its own, or in one of a worker, where nobody else could do it.
     "runtime/worker/stacks.py": {"signal.signal"},
 }

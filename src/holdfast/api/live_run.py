@@ -7,7 +7,7 @@ from types import TracebackType
 
 from holdfast.api.record import Result
 from holdfast.api.stream import EventStream
-from holdfast.control.io.agent_process import AgentProcess, Starter
+from holdfast.control.io.agents.agent_process import AgentProcess, Awaited, Starter
 from holdfast.control.io.launcher import Launcher, RunRequest
 from holdfast.errors import HoldfastError
 from holdfast.observability.events import Event
@@ -31,6 +31,7 @@ class LiveRun:
         self._launcher = Launcher(request, starter, handle=self._stream.put, warn=warn)
         self.run_dir = self._launcher.run_dir
         self.config, self.faults = request.config, tuple(request.faults)
+        self.ticket = request.ticket
         self._job = request.job.reference
         self._ended = threading.Event()
         self._summary: Summary | None = None
@@ -123,7 +124,9 @@ class LiveRun:
 
 def _starter(request: RunRequest) -> tuple[Starter, AbstractContextManager[None]]:
     """And what a run has to be surrounded with."""
-    if request.config.workers.kind == "processes":
+    if request.config.machines.count:
+        return Awaited(), nullcontext()
+    if request.config.workers.are_processes:
         return AgentProcess(request.config), nullcontext()
     from holdfast.api import in_threads  # torch: only if asked for
 

@@ -46,6 +46,9 @@ class MoreOptions(TypedDict, total=False):
     """With ``resume``: accept that the job's file, or what it imports, is not as it was."""
     changed_data: bool
     """With ``resume``: accept that there are more or fewer samples."""
+    ticket: str | Path | None
+    """With ``machines.count``: where the ticket for agents is written; None: beside the run
+    directory, ``RUN_DIR.ticket``."""
 
 
 class RunOptions(MoreOptions, total=False):
@@ -172,11 +175,12 @@ def prepare(
     first_step = 0 if checkpoint is None else checkpoint.step
     faults = armed_faults(options.get("faults", ()), options.get("chaos"), config, first_step)
     secret_file = options.get("secret_file")
+    run_dir = _run_dir(options.get("run_dir"), source, checkpoint)
     request = RunRequest(
         config=config,
         policies=policies_of(config),
         job=source,
-        run_dir=_run_dir(options.get("run_dir"), source, checkpoint),
+        run_dir=run_dir,
         resume=checkpoint,
         faults=faults,
         secret=given_secret(str(secret_file) if secret_file else None, os.environ),
@@ -185,6 +189,7 @@ def prepare(
         accepted=Accepted(
             job=options.get("changed_job", False), data=options.get("changed_data", False)
         ),
+        ticket=_ticket(options.get("ticket"), config, run_dir),
     )
     return LiveRun(request, warn)
 
@@ -219,6 +224,15 @@ def _run_dir(given: str | Path | None, job: JobSource, resume: Checkpoint | None
     if resume is not None and resume.run_dir is not None:
         return resume.run_dir
     return Path("runs") / f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _ticket(given: str | Path | None, config: RunConfig, run_dir: Path) -> Path | None:
+    """None: nobody comes from another machine."""
+    if config.machines.count:
+        return Path(given or run_dir.with_name(f"{run_dir.name}.ticket"))
+    if given is not None:
+        raise ConfigError(Argument("ticket", given), ": expected with machines.count above 0 only")
+    return None
 
 
 def _warn(line: str) -> None:

@@ -68,7 +68,7 @@ def read_secret(path: Path, source: Argument | str) -> bytes:
 
 def write_secret(run_dir: Path, secret: bytes) -> None:
     """For those who join. It may be there already: a run that is resumed keeps its secret."""
-    _write_private(run_dir / SECRET_FILE, f"{secret.hex()}\n")
+    write_private(run_dir / SECRET_FILE, f"{secret.hex()}\n")
 
 
 def kept_secret(run_dir: Path) -> bytes | None:
@@ -92,10 +92,10 @@ def last_generation(run_dir: Path) -> int:
 
 
 def write_generation(run_dir: Path, generation: int) -> None:
-    _write_private(run_dir / _GENERATION_FILE, f"{generation}\n")
+    write_private(run_dir / _GENERATION_FILE, f"{generation}\n")
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """By a rename: whoever reads it meanwhile sees the old one or the new one."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)

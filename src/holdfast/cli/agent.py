@@ -1,36 +1,208 @@
-"""``holdfast agent``: started by ``holdfast train``; starts and watches the workers."""
+"""``holdfast agent``: starts and watches the workers of one machine for a run."""
 
 import argparse
 import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
 
-from holdfast.addresses import parse_host_port
+import holdfast
+from holdfast.addresses import HOST, is_host, parse_host_port
 from holdfast.auth.handshake import AGENT
-from holdfast.auth.secret import taken_over
+from holdfast.auth.secret import hand_over, taken_over
+from holdfast.auth.ticket import TICKET_FILE, Ticket, encoded, parse_ticket, read_ticket
+from holdfast.cli import help_text
 from holdfast.cli.terminal import signals
 from holdfast.cli.terminal.complaints import complain, say
-from holdfast.cli.worker import come_again
-from holdfast.control.io.agent import Agent
-from holdfast.errors import ConfigError, HoldfastError
-from holdfast.host import instruction_set
-from holdfast.protocol.connection import connect
-from holdfast.protocol.spec import Access, WorkerSpec
+from holdfast.cli.worker import come_again, own_network
+from holdfast.config import RunConfig
+from holdfast.control.io.agents.agent import Agent
+from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
+from holdfast.host import instruction_set, resources
+from holdfast.names import MACHINE, MOST_SLOTS
+from holdfast.protocol import messages
+from holdfast.protocol.connection import Connection, connect
+from holdfast.protocol.spec import Access, WorkerSpec, worker_environment
+
+_EXAMPLES = (
+    "holdfast agent --ticket ticket.json --slots 4",
+    "holdfast agent --ticket ticket.json --name node-7 --advertise 10.0.0.7",
+)
+_CODES = {
+    "0": "the run is over",
+    "1": "the run could not be reached any more",
+    "2": "bad input, or there is no place for this machine in the run",
+}
+TRY_S = 600.0
+_TRY_PAUSE_S = 1.0
+_ANSWER_LIMIT_S = 30.0
+_TICKET_FD, _KNOWS = "HOLDFAST_TICKET_FD", "HOLDFAST_AGENT"
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "agent",
-        help="(internal) starts and watches workers for train",
-        description="Started by 'holdfast train'; not for use by hand.",
+        help="let a run use this machine",
+        description="Start and watch workers on this machine for a run on another one.\n"
+        f"'holdfast train --machines N' writes the ticket, {TICKET_FILE}, into its run\n"
+        "directory: bring it here by a safe way, readable for you only.",
+        **help_text.parts(_EXAMPLES, codes=_CODES),
     )
-    parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="the launcher")
-    parser.add_argument("--generation", type=int, required=True, help="which launch of the run")
+    parser.add_argument("--ticket", metavar="FILE", help="of the run; - for standard input")
     parser.add_argument(
-        "--limit", type=float, required=True, metavar="S", help="how long it tries to get in"
+        "--slots", type=int, metavar="N", help="workers at one time (default: one a core)"
     )
+    parser.add_argument("--name", metavar="NAME", help="of this machine (default: its host name)")
+    parser.add_argument(
+        "--listen", default="", metavar="HOST", help="where its workers are reached by others"
+    )
+    parser.add_argument(
+        "--advertise", default="", metavar="HOST", help="what others are told instead, e.g. a name"
+    )
+    parser.add_argument(
+        "--work-dir", metavar="DIR", help="for files of its workers (default: a temporary one)"
+    )
+    parser.add_argument(
+        "--try-for",
+        type=float,
+        default=TRY_S,
+        metavar="S",
+        help=f"how long it tries to reach the run (default: {TRY_S:g})",
+    )
+    # What 'holdfast train' says to the agent of its own machine.
+    parser.add_argument("--connect", help=argparse.SUPPRESS)
+    parser.add_argument("--generation", type=int, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.connect:
+        return _run_local(args)
+    if not args.ticket:
+        raise ConfigError("agent: expected --ticket FILE, which 'holdfast train --machines' writes")
+    _check(args)
+    ticket = _ticket(args.ticket)
+    if not os.environ.pop(_KNOWS, ""):
+        _ask(args, ticket)
+    return _run_for(args, ticket)
+
+
+def _check(args: argparse.Namespace) -> None:
+    args.name = args.name or resources.machine_name()
+    if not MACHINE.fits(args.name):
+        raise ConfigError(f"--name {args.name}: expected {MACHINE.what}")
+    args.slots = resources.usable_cores() if args.slots is None else args.slots
+    if not 1 <= args.slots <= MOST_SLOTS:
+        raise ConfigError(f"--slots {args.slots}: expected 1 to {MOST_SLOTS}")
+    for flag, host in (("--listen", args.listen), ("--advertise", args.advertise)):
+        if host and not is_host(host):
+            raise ConfigError(f"{flag} {host}: expected {HOST}")
+    if not 0 <= args.try_for < float("inf"):
+        raise ConfigError(f"--try-for {args.try_for}: expected seconds, 0 or more")
+
+
+def _ticket(given: str) -> Ticket:
+    handed = os.environ.pop(_TICKET_FD, "")
+    if handed.isdecimal():
+        with open(int(handed), "rb") as file:
+            return parse_ticket(file.read(), "ticket")
+    if given == "-":
+        return parse_ticket(sys.stdin.buffer.read(), "ticket from standard input")
+    return read_ticket(Path(given))
+
+
+# --- a run on another machine ---
+
+
+def _reached(args: argparse.Namespace, ticket: Ticket) -> tuple[Connection, Access]:
+    """As soon as it is there. ConfigError: it is another run, or nobody is there for too long."""
+    access = Access(ticket.host, ticket.port, ticket.secret, 0)
+    deadline_s = time.monotonic() + args.try_for
+    while True:
+        left_s = deadline_s - time.monotonic()
+        try:
+            connection, generation = connect(access, AGENT, "", max(left_s, _TRY_PAUSE_S))
+            return connection, replace(access, generation=generation)
+        except HandshakeFailed as why:
+            raise ConfigError(
+                f"--ticket {args.ticket}: no run with this secret is at {access} ({why}); the "
+                "ticket is old, or of another run"
+            ) from why
+        except HoldfastError as why:
+            if left_s < _TRY_PAUSE_S:
+                raise ConfigError(
+                    f"--ticket {args.ticket}: nobody answers at {access} ({why}); is the run "
+                    "there, and its port open?"
+                ) from why
+        time.sleep(_TRY_PAUSE_S)
+
+
+def _ask(args: argparse.Namespace, ticket: Ticket) -> NoReturn:
+    """What is to be run, and then anew, with memory and threads set up before torch is loaded."""
+    say(f"holdfast agent: {args.name} with {args.slots} slots, for the run at {ticket.address}")
+    connection, _ = _reached(args, ticket)
+    try:
+        connection.send(messages.AgentAsk())
+        answers = connection.read_within(min(_ANSWER_LIMIT_S, args.try_for + 1))
+    finally:
+        connection.close()
+    for answer in answers:
+        if isinstance(answer, messages.RunTold):
+            _begin_again(ticket, worker_environment(answer.config) | {_KNOWS: "1"})
+        if isinstance(answer, messages.Stop):
+            raise ConfigError(f"--ticket {args.ticket}: {answer.reason}")
+    raise ConfigError(f"--ticket {args.ticket}: no answer from the run at {ticket.address}")
+
+
+def _begin_again(ticket: Ticket, environment: dict[str, str]) -> NoReturn:
+    descriptor = hand_over(encoded(ticket))
+    os.set_inheritable(descriptor, True)
+    words = [sys.executable, "-m", "holdfast", *sys.argv[1:]]
+    os.execve(sys.executable, words, {**environment, _TICKET_FD: str(descriptor)})
+
+
+def _run_for(args: argparse.Namespace, ticket: Ticket) -> int:
+    os.umask(0o077)
+    run_worker, prepare = _worker_parts()
+    connection, access = _reached(args, ticket)
+    own_host = connection.own_host
+    with tempfile.TemporaryDirectory(prefix="holdfast-agent-") as folder:
+        work_dir = Path(args.work_dir or folder).absolute()
+
+        def adapted(order: messages.StartWorkers) -> messages.StartWorkers:
+            work_dir.mkdir(parents=True, exist_ok=True)
+            network = own_network(order.config.network, own_host, args.listen, args.advertise)
+            config = replace(order.config, network=network)
+            return replace(order, run_dir=str(work_dir), config=config)
+
+        hello = _hello(args.name, args.slots)
+        agent = Agent(connection, access, hello, prepare, run_worker, say, adapted)
+        code = agent.run()
+    if code:
+        say(f"holdfast agent: the run at {ticket.address} is not heard any more; trying again")
+        _begin_again(ticket, dict(os.environ))
+    say(f"holdfast agent: {agent.ended_for}")
+    return code
+
+
+def _hello(machine: str, slots: int) -> messages.AgentHello:
+    return messages.AgentHello(
+        machine=machine,
+        slots=slots,
+        memory_bytes=resources.memory_bytes(),
+        pid=os.getpid(),
+        fingerprint={"holdfast": holdfast.__version__},
+    )
+
+
+# --- a run on this machine ---
+
+
+def _run_local(args: argparse.Namespace) -> int:
     host, port = parse_host_port(args.connect, "agent --connect")
     secret = taken_over(os.environ)
     if secret is None:
@@ -41,14 +213,20 @@ def run(args: argparse.Namespace) -> int:
     os.umask(0o077)  # its workers write into the run directory
     access = Access(host, port, secret, args.generation)
     signals.ignore()
-    instruction_set.prepare(complain)
-    from holdfast.baselines.worker_registry import keeping_of
-    from holdfast.runtime.worker import process, warm  # torch: a second that only this process pays
-
+    run_worker, prepare = _worker_parts()
     try:
-        connection, _ = connect(access, AGENT, "", args.limit)
+        connection, _ = connect(access, AGENT, "", args.try_for)
     except HoldfastError:
         return 1  # the launcher has ended meanwhile and needs no word from here
+    hello = _hello(resources.machine_name(), MOST_SLOTS)
+    return Agent(connection, access, hello, prepare, run_worker, say).run()
+
+
+def _worker_parts() -> tuple[Callable[[WorkerSpec], int], Callable[[RunConfig], None]]:
+    """Loads torch: a second that only this process pays."""
+    instruction_set.prepare(complain)
+    from holdfast.baselines.worker_registry import keeping_of
+    from holdfast.runtime.worker import process, warm
 
     def run_worker(spec: WorkerSpec) -> int:
         signals.leave_to_launcher()
@@ -57,4 +235,4 @@ def run(args: argparse.Namespace) -> int:
             come_again(spec)
         return code
 
-    return Agent(connection, access, warm.prepare, run_worker, say).run()
+    return run_worker, warm.prepare

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from holdfast.addresses import parse_host_port
 from holdfast.api.live_run import LiveRun
 from holdfast.api.settings import read_toml
 from holdfast.api.training import prepare
@@ -33,6 +34,8 @@ _FLAGS = {  # flag -> setting
     "microbatches": "parallel.microbatches",
     "steps": "train.steps",
     "seed": "train.seed",
+    "machines": "machines.count",
+    "start_with": "machines.start_with",
 }
 _FLAG_HELP = {
     "pipelines": "copies of the pipeline (data parallel)",
@@ -40,12 +43,15 @@ _FLAG_HELP = {
     "microbatches": "micro-batches in one step, over all pipelines",
     "steps": "optimizer steps of the whole run",
     "seed": "of parameters, random numbers and data order",
+    "machines": "spread the workers over so many machines, each with a 'holdfast agent'",
+    "start_with": "begin when so many machines are here; others fill in as they come",
 }
 _EXAMPLES = (
     "holdfast train job.py --pipelines 2 --stages 2 --steps 100",
     "holdfast train job.py --config run.toml --set checkpoint.every_steps=50",
     "holdfast train --resume runs/a",
     "holdfast train job.py --pipelines 2 --fault 'kill 1.0 @ 5' -v",
+    "holdfast train job.py --pipelines 4 --stages 2 --machines 4 --listen 10.0.0.1:40123",
 )
 _CODES = {
     "0": "trained to the end",
@@ -73,9 +79,9 @@ and replay: the first time from STEP on):"""
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "train",
-        help="train a job on local worker processes",
+        help="train a job",
         description="Train the job that a Python file describes (a function job() -> Job) on\n"
-        "pipelines x stages local workers. Lost workers are recovered from; the result\n"
+        "pipelines x stages workers. Lost workers are recovered from; the result\n"
         "is the same, bit for bit. Ctrl-C finishes the step and saves a checkpoint.",
         **help_text.parts(_EXAMPLES, *_sections(), codes=_CODES),
     )
@@ -87,7 +93,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     for flag, key in _FLAGS.items():
         parser.add_argument(
-            f"--{flag}", type=int, metavar="N", help=f"{_FLAG_HELP[flag]} (= --set {key}=N)"
+            f"--{flag.replace('_', '-')}",
+            type=int,
+            metavar="N",
+            help=f"{_FLAG_HELP[flag]} (= --set {key}=N)",
         )
     parser.add_argument(
         "--run-dir", metavar="DIR", help="where results go (default: runs/JOB-TIME)"
@@ -106,6 +115,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="KEY=VALUE",
         help="one setting; may be repeated",
     )
+    _add_machines(parser)
     _add_resume(parser)
     _add_faults(parser)
     parser.add_argument(
@@ -115,6 +125,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="show why and how as well: plans, evidence, timings (events.jsonl has all of it)",
     )
     parser.set_defaults(run=run)
+
+
+def _add_machines(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help="with --machines: where agents reach the run (= --set network.listen=HOST and "
+        "control.port=PORT)",
+    )
+    parser.add_argument(
+        "--ticket", metavar="FILE", help="with --machines: written there (default: RUN_DIR.ticket)"
+    )
 
 
 def _add_resume(parser: argparse.ArgumentParser) -> None:
@@ -203,6 +225,7 @@ def prepared(args: argparse.Namespace) -> LiveRun:
         resume=args.resume,
         changed_job=args.changed_job,
         changed_data=args.changed_data,
+        ticket=args.ticket,
     )
 
 
@@ -212,6 +235,10 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     for flag, key in _FLAGS.items():
         if getattr(args, flag) is not None:
             set_value(values, key, getattr(args, flag))
+    if args.listen is not None:
+        host, port = parse_host_port(args.listen, "--listen")
+        set_value(values, "network.listen", host)
+        set_value(values, "control.port", port)
     for text in args.set:
         set_value(values, *parse_assignment(text))
     return values
@@ -222,6 +249,12 @@ def _first_lines(run: LiveRun) -> str:
     num_workers = config.parallel.pipelines * config.parallel.stages
     emulated = f" on emulated devices ({config.device.emulate})" if config.device.emulate else ""
     armed = f"{count(len(faults), 'fault')} will be injected\n" if faults else ""
+    if config.machines.count:
+        own = shlex.quote(str(run.ticket))
+        return (
+            f"waiting for {count(config.machines.needed, 'machine')} for {num_workers} workers"
+            f"{emulated}; on each run:\n  holdfast agent --ticket {own}\n{armed}"
+        )
     return f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n{armed}"
 
 

@@ -151,7 +151,7 @@ def _asked_by_hand(access: Access, args: argparse.Namespace, job: Path | None) -
         )
         _give_back(access, granted.worker, reason)
         raise ConfigError(reason)
-    network = _own_network(granted.config.network, answer.own_host, args.listen, args.advertise)
+    network = own_network(granted.config.network, answer.own_host, args.listen, args.advertise)
     config = replace(granted.config, network=network)
     return WorkerSpec(
         parse_worker(granted.worker),
@@ -164,9 +164,7 @@ def _asked_by_hand(access: Access, args: argparse.Namespace, job: Path | None) -
     )
 
 
-def _own_network(
-    of_run: NetworkConfig, own_host: str, listen: str, advertise: str
-) -> NetworkConfig:
+def own_network(of_run: NetworkConfig, own_host: str, listen: str, advertise: str) -> NetworkConfig:
     """Where this worker listens: its machine has other addresses than the launcher's.
 
     Whoever comes over loopback is on the same machine, and does as the run's own workers do.

@@ -39,6 +39,10 @@ class WorkersConfig:
     """How often within 100 steps a lost worker is replaced while the others go on; 0: never."""
 
     @property
+    def are_processes(self) -> bool:
+        return self.kind == "processes"
+
+    @property
     def silence_limit_s(self) -> float:
         """A machine that acknowledges nothing for so long is gone; its workers are lost before."""
         return max(self.heartbeat_timeout_s, MOST_TIMEOUT_S)
@@ -88,6 +92,32 @@ class NetworkConfig:
         require(not told or is_host(told), "network.advertise", told, f"expected {HOST}")
         nowhere = "stands for all addresses; name one that others can call"
         require(not is_wildcard(told), "network.advertise", told, nowhere)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachinesConfig:
+    count: int = 0
+    """Machines that the workers are spread over, each with an agent (``holdfast agent``); 0: all
+    run on this one, and no agent is needed."""
+
+    start_with: int = 0
+    """Begin when so many are here, and fill the places that are missing as others come; 0: all."""
+
+    wait_s: float = 3600.0
+    """Longest wait for machines: at the start, and while too few are left to go on."""
+
+    def __post_init__(self) -> None:
+        at_least(0, "machines.count", self.count, "must be >= 0")
+        good = 0 <= self.start_with <= self.count
+        expected = f"must be in 0 .. machines.count={self.count}"
+        require(good, "machines.start_with", self.start_with, expected)
+        good = 0 < self.wait_s <= MAX_LIMIT_S
+        require(good, "machines.wait_s", self.wait_s, f"must be above 0, up to {MAX_LIMIT_S}")
+
+    @property
+    def needed(self) -> int:
+        """Before anything begins."""
+        return self.start_with or self.count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ class RunConfig:
     workers: operating.WorkersConfig = field(default_factory=operating.WorkersConfig)
     control: operating.ControlConfig = field(default_factory=operating.ControlConfig)
     network: operating.NetworkConfig = field(default_factory=operating.NetworkConfig)
+    machines: operating.MachinesConfig = field(default_factory=operating.MachinesConfig)
     checkpoint: operating.CheckpointConfig = field(default_factory=operating.CheckpointConfig)
     recovery: operating.RecoveryConfig = field(default_factory=operating.RecoveryConfig)
     device: training.DeviceConfig = field(default_factory=training.DeviceConfig)
@@ -30,6 +31,9 @@ class RunConfig:
         expected = f"must be at least 1: after a loss recovery.mode={mode} starts all workers again"
         needed = mode in ("global", "checkfreq")
         require(restarts > 0 or not needed, "workers.restarts", restarts, expected)
+        kind, spread = self.workers.kind, self.machines.count > 0
+        expected = "must be processes: threads are of one machine, and machines.count is above 0"
+        require(kind == "processes" or not spread, "workers.kind", kind, expected)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -105,15 +105,18 @@ class Coordinator:
         """Kinds of messages that may be handed to it."""
         return frozenset(self._handlers)
 
+    @property
+    def is_gathering(self) -> bool:
+        """Machines are waited for: nobody has been started."""
+        wants = self.run.config.machines.count > 0
+        return wants and self.starting and not self.parts.coming_machines.is_over
+
     def waiting_for(self) -> str:
         return self.parts.starting.waiting_for()
 
     def grant(self, request: messages.JoinRequest, job_sha256: str, at_s: float) -> WorkerId:
         """The place of somebody who wants to join; ConfigError if there is none for it."""
         return self.parts.joining.admission.grant(request, job_sha256, at_s)
-
-    def knows(self, name: str) -> bool:
-        return any(name == str(worker) for worker in self.run.membership.all_in(*m.WorkerPhase))
 
     def accepts(self, name: str) -> bool:
         """Whether a hello under this name is welcome: nobody takes the place of the living."""
@@ -156,11 +159,21 @@ class Coordinator:
     def lost_connection(self, worker: str, at_s: float) -> list[Effect]:
         return self._guarded(lambda: self.parts.notices.closed(parse_worker(worker), at_s), at_s)
 
+    def machine_came(self, hello: messages.AgentHello, at_s: float) -> list[Effect]:
+        """ConfigError: there is no place for it."""
+        return self.parts.coming_machines.came(hello, at_s)
+
+    def machine_lost(self, name: str, why: str, at_s: float) -> list[Effect]:
+        if name not in self.run.machines.here:
+            return []
+        return self._guarded(lambda: self.parts.lost_machines.lose(name, why, at_s), at_s)
+
     def tick(self, at_s: float) -> list[Effect]:
         return self._guarded(lambda: self._on_tick(at_s), at_s)
 
     def _on_tick(self, at_s: float) -> list[Effect]:
         if self.starting:
+            self.parts.coming_machines.tick(at_s)
             self.parts.starting.tick(at_s)
             return []
         if self.parts.deadline.is_over(at_s):
@@ -173,7 +186,9 @@ class Coordinator:
         parts = self.parts
         return [
             *parts.reports.checkpoints.tick(at_s),
+            *parts.lost_machines.tick(at_s),
             *parts.failure_detector.tick(at_s),
+            *parts.joining.admission.seating.due(at_s),
             *parts.complaints.mend_links(at_s),
             *parts.reconfigurations.tick(at_s),
             *parts.losses.show(at_s),
@@ -181,10 +196,10 @@ class Coordinator:
 
     def heard_of_seal(self, told: SealResult, at_s: float) -> list[Effect]:
         if isinstance(told, SealFailed):
-            return self.seal_failed(told.seal, str(told), at_s)
-        return self.sealed(told.step, at_s)
+            return self._seal_failed(told.seal, str(told), at_s)
+        return self._sealed(told.step, at_s)
 
-    def sealed(self, step: int, at_s: float) -> list[Effect]:
+    def _sealed(self, step: int, at_s: float) -> list[Effect]:
         """A checkpoint is on disk, whole."""
 
         def done() -> list[Effect]:
@@ -193,7 +208,7 @@ class Coordinator:
 
         return self._guarded(done, at_s)
 
-    def seal_failed(self, seal: SealCheckpoint, reason: str, at_s: float) -> list[Effect]:
+    def _seal_failed(self, seal: SealCheckpoint, reason: str, at_s: float) -> list[Effect]:
         checkpoints = self.parts.reports.checkpoints
         return self._guarded(lambda: checkpoints.on_seal_failed(seal, reason, at_s), at_s)
 

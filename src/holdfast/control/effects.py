@@ -21,8 +21,19 @@ class _WorkerEffect:
     worker: WorkerId
 
 
-class StartWorker(_WorkerEffect):
-    """A missing worker is to come back: start a process (or thread) for it."""
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start a process (or thread) for a worker that is missing."""
+
+    worker: WorkerId
+    machine: str = ""  # empty: there are no agents, the workers are threads
+
+
+@dataclass(frozen=True, slots=True)
+class FenceMachine:
+    """Close the connection of a lost machine's agent: should it live, it ends its workers."""
+
+    machine: str
 
 
 class Fence(_WorkerEffect):
@@ -104,6 +115,7 @@ Effect = (
     Send
     | StartWorker
     | Fence
+    | FenceMachine
     | AskStack
     | LookAtWorker
     | ReportStuck

@@ -1,6 +1,7 @@
 """The parts that a coordinator consists of, and who knows whom. Does nothing itself."""
 
 from holdfast.control.inventory.losses import Losses, ProgressTracker
+from holdfast.control.join.coming_machines import ComingMachines
 from holdfast.control.join.joining import Joining
 from holdfast.control.join.moving import Moving
 from holdfast.control.join.recovery_parts import RecoveryParts
@@ -13,6 +14,7 @@ from holdfast.control.liveness.failure_detector import FailureDetector
 from holdfast.control.liveness.failure_notices import FailureNotices
 from holdfast.control.liveness.link_complaints import LinkComplaints
 from holdfast.control.liveness.losing import Losing
+from holdfast.control.liveness.lost_machines import LostMachines
 from holdfast.control.liveness.stuck import StuckDetector
 from holdfast.control.plans import Plans, SomePlanner
 from holdfast.control.progress.reports import Reports
@@ -33,8 +35,9 @@ class CoordinatorParts:
         self.losses = losses = Losses()
         self.plans = plans = Plans(run, planner)
         self.reports = reports = Reports(run)
-        self.starting = starting = Starting(run, tracker)
+        self.starting = starting = Starting(run, tracker, plans)
         self.joining = joining = Joining(run, tracker, plans)
+        self.coming_machines = coming_machines = ComingMachines(run, joining.admission.seating)
         recovery = RecoveryParts(run, tracker, losses, plans, reports, joining)
         self.recovery_policy = policy = policies.recovery(recovery)
         self.reconfigurations = reconfigurations = Reconfigurations(recovery, policy)
@@ -45,14 +48,24 @@ class CoordinatorParts:
         self.losing = losing = Losing(
             run, tracker, losses, reports, joining, reconfigurations, links
         )
+        self.lost_machines = lost_machines = LostMachines(run, coming_machines, losing)
         self.complaints = complaints = Complaints(
             run, reports, joining, reconfigurations, losing, links
         )
         self.failure_detector = failure_detector = FailureDetector(
-            run, joining, reconfigurations, stuck_detector, losing
+            run, joining, reconfigurations, stuck_detector, losing, lost_machines
         )
         self.notices = FailureNotices(
-            run, tracker, losses, starting, reports, replacing, losing, complaints, failure_detector
+            run,
+            tracker,
+            losses,
+            starting,
+            reports,
+            replacing,
+            lost_machines,
+            losing,
+            complaints,
+            failure_detector,
         )
         self.switching = switching = Switching(run, tracker)
         self.log_policy = LogPolicy(run, reports)

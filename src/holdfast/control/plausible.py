@@ -72,9 +72,9 @@ class Plausible:
 
     def _costs(self, costs: messages.LayerCosts) -> None:
         run = self._run
-        if run.phase is not RunPhase.MEASURING or costs.worker != str(min(run.first_stages)):
+        if run.phase is not RunPhase.MEASURING or costs.worker != str(run.roster.first):
             raise Implausible(f"LayerCosts while {run.phase.name.lower()}: nobody has asked for it")
-        num_layers = run.hellos[min(run.first_stages)].num_layers
+        num_layers = run.hellos[run.roster.first].num_layers
         for name, seconds in (("forward_s", costs.forward_s), ("backward_s", costs.backward_s)):
             if len(seconds) != num_layers or not all(one > 0 for one in seconds):
                 raise Implausible(
@@ -122,7 +122,7 @@ class Plausible:
             self._losses(replayed, "losses", one.losses)
 
     def _finished(self, finished: messages.Finished) -> None:
-        num_layers = self._run.hellos[min(self._run.first_stages)].num_layers
+        num_layers = self._run.hellos[self._run.roster.first].num_layers
         _at_most(finished, "digests", map(int, finished.digests), num_layers - 1)
 
     # --- parts ---

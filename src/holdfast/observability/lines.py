@@ -18,7 +18,10 @@ from holdfast.observability.events import (
     JoinFailed,
     JoinUnfinished,
     LogChanged,
+    MachineCame,
+    MachineLost,
     MitigationChosen,
+    NoRoom,
     PlanSwitched,
     Recovered,
     ReplayBegan,
@@ -237,11 +240,29 @@ def _of_worker(event: Event, standing: Standing) -> str | None:
             )
         case WorkerStuck():
             return _stuck(event)
+        case MachineCame() | MachineLost() | NoRoom():
+            return _of_machine(event)
         case WorkerMoved():
             way = f"from stage {event.from_stage} to stage {event.to_stage}"
             return f"step {event.step + 1}  worker {event.worker} moved {way}"
         case _:
             return _of_joining(event)
+
+
+def _of_machine(event: MachineCame | MachineLost | NoRoom) -> str:
+    match event:
+        case MachineCame():
+            here = f"{event.num_here} of {count(event.num_wanted, 'machine')}"
+            slots = count(event.slots, "slot")
+            return f"machine {event.machine} is here with {slots} ({here})"
+        case MachineLost():
+            workers = listed(event.workers) if event.workers else "no workers"
+            return f"machine {event.machine} lost with {workers} ({event.cause})"
+        case NoRoom():
+            return (
+                f"worker {event.worker} waits for a machine with a free slot "
+                f"(here: {event.machines}); start 'holdfast agent' on one"
+            )
 
 
 def _left(standing: Standing) -> str:

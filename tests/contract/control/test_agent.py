@@ -10,12 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from helpers.agents import agent_hello
 from helpers.live import process_state, wait_until
 from holdfast.auth.handshake import AGENT as AGENT_ROLE
 from holdfast.auth.handshake import COORDINATOR, Identity, answer
 from holdfast.config import RunConfig, TrainConfig
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
+    AgentBeat,
     AgentHello,
     LookAt,
     Message,
@@ -33,8 +35,9 @@ LIMIT_S = 30.0  # no test waits this long unless it fails
 WELL, BADLY, KILLED, RAISING, STUBBORN, BUSY = (f"{pipeline}.0" for pipeline in range(6))
 AGENT = """
 import os, signal, sys, time
-from holdfast.control.io import agent
+from holdfast.control.io.agents import agent
 from holdfast.protocol.connection import connect
+from holdfast.protocol.messages import AgentHello
 from holdfast.cli.terminal.complaints import say
 from holdfast.protocol.spec import Access
 
@@ -73,6 +76,7 @@ access = Access(host, port, bytes(range(32)), 3)
 made = agent.Agent(
     connect(access, "agent", "", 10.0)[0],
     access,
+    AgentHello(machine="m0", slots=8, memory_bytes=0, pid=os.getpid(), fingerprint={}),
     lambda config: print(f"prepared for {config.train.steps} steps", flush=True),
     lambda spec: ends[spec.worker.pipeline](spec),
     say,
@@ -106,7 +110,8 @@ class Launcher:
         deadline_s = time.monotonic() + LIMIT_S
         while not self._unread:
             assert time.monotonic() < deadline_s, "the agent says nothing"
-            self._unread += self.connection.read()
+            heard = self.connection.read()
+            self._unread += [word for word in heard if not isinstance(word, AgentBeat)]
         return self._unread.pop(0)
 
     def start(self, *workers: str) -> dict[str, int]:
@@ -154,7 +159,7 @@ def scarce(request: pytest.FixtureRequest) -> Iterator[Launcher]:
 
 
 def test_the_agent_proves_who_it_is_and_names_its_process(launcher):
-    assert launcher.hear() == AgentHello(pid=launcher.agent.pid)
+    assert launcher.hear() == agent_hello(launcher.agent.pid)
 
 
 @pytest.mark.parametrize(

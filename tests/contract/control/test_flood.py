@@ -9,6 +9,7 @@ import pytest
 from test_server import GENERATION, ORDER, Run, Worker, assert_finished
 
 from helpers import runs
+from helpers.agents import agent_hello
 from helpers.harness.transport_harness import LIMIT_S, Background
 from helpers.live import wait_until
 from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, Caller, Identity, answer
@@ -17,9 +18,8 @@ from holdfast.baselines.worker_registry import keeping_of
 from holdfast.cli import agent as agent_command
 from holdfast.cluster import WorkerId
 from holdfast.config import config_from
-from holdfast.control.io import agent_process
+from holdfast.control.io.agents import agent_process
 from holdfast.errors import HandshakeBroken
-from holdfast.protocol import messages
 from holdfast.protocol.connection import connect
 from holdfast.protocol.spec import Access, WorkerSpec
 from holdfast.runtime.worker import process
@@ -67,7 +67,7 @@ def test_an_agent_and_a_worker_get_in_during_a_flood_of_hellos(monkeypatch):
             refused = run.server.strangers
             wait_until(lambda: refused.num_refused > 100, "strangers to push each other out", 60.0)
             agent = run.connection(AGENT)
-            agent.send(messages.AgentHello(pid=1))
+            agent.send(agent_hello(1))
             assert agent.read_within(LIMIT_S) == [ORDER]
             worker = Worker(run)
             worker.begin()

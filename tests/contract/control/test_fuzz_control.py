@@ -9,6 +9,7 @@ import pytest
 from test_server import FINISHED, Run, Worker, assert_finished, begin, is_dropped, told
 
 from helpers import wide
+from helpers.agents import agent_hello
 from helpers.any_words import AnyWords
 from helpers.fuzz import Fuzzer
 from helpers.live import wait_until
@@ -30,7 +31,7 @@ def test_s5_malformed_and_replayed_frames_disturb_nobody(monkeypatch: pytest.Mon
     threads = threading.active_count()
     try:
         agent = run.connection(AGENT)
-        agent.send(messages.AgentHello(pid=1))
+        agent.send(agent_hello(1))
         workers = begin(run)
         fuzzer.run(NUM_FRAMES)
         assert all(fuzzer.sent.values()), f"not all was tried: {fuzzer.sent}"

@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 import holdfast
+from helpers.agents import agent_hello
 from helpers.fired import fired
 from helpers.harness.transport_harness import LIMIT_S, Background
 from helpers.live import wait_until
@@ -102,7 +103,7 @@ class Run:
         perform=None,
         start_more=None,
         network=None,
-        **more: bool,
+        **more: int,
     ) -> None:
         settings = {"train": {"steps": 1}, "parallel": {"pipelines": pipelines}}
         own = {"workers": {"restarts": 0}, "network": network or {}}
@@ -240,7 +241,7 @@ REFUSED: dict[str, bytes] = {
     "an agent with another secret": forged(AGENT),
     "a joiner with another secret": forged(JOINER),
     "a message at once": encode(hello()),
-    "an agent's message at once": encode(messages.AgentHello(pid=1)) + bytes(58),
+    "an agent's message at once": encode(agent_hello(1)) + bytes(58),
     "a failure at once": encode(FAILED),
     "a wish to join at once": encode(
         messages.JoinRequest(worker="", pid=9, fingerprint={}, job_sha256="")
@@ -325,7 +326,7 @@ def test_many_silent_visitors_do_not_keep_workers_out(run):
 
 def test_an_agent_is_told_what_to_start_and_later_to_stop(run):
     agent = run.connection(AGENT)
-    agent.send(messages.AgentHello(pid=5))
+    agent.send(agent_hello(5))
     assert agent.read() == [ORDER]
     agent.send(messages.WorkerStarted(worker="0.0", pid=6))
     worker = Worker(run)
@@ -347,7 +348,7 @@ def failure_of(run: Run) -> str:
 
 def test_losing_the_agent_ends_the_run(run):
     agent = run.connection(AGENT)
-    agent.send(messages.AgentHello(pid=5))
+    agent.send(agent_hello(5))
     assert agent.read() == [ORDER]
     worker = Worker(run)
     worker.begin()
@@ -447,7 +448,7 @@ def assert_finished_and_fired(run: Run) -> None:
 
 def test_the_last_words_of_a_lost_worker_are_heard_before_its_connection_is_closed(two):
     agent = two.connection(AGENT)
-    agent.send(messages.AgentHello(pid=5))
+    agent.send(agent_hello(5))
     agent.send(messages.WorkerStarted(worker="1.0", pid=1))
     stays, goes = begin(two)
     with two.server_busy():
@@ -575,9 +576,10 @@ def test_s5_what_a_connection_may_say_is_bound_to_who_it_is(two, role, name, mes
         assert stays.expect(messages.Proceed).stages == {"0.0": 0}
     else:
         other = two.connection(role, name)
+        if role == AGENT:
+            other.send(agent_hello())
         other.send(message)
-        with pytest.raises(PeerLost):
-            other.read_within(LIMIT_S)
+        assert_cut_off(other)
     [dropped] = [e.event for e in two.effects if isinstance(e, Emit) and is_dropped(e.event)]
     assert dropped.who == f"{role} {name}".strip()
     if role == AGENT:  # without it no worker can be started again
@@ -587,6 +589,17 @@ def test_s5_what_a_connection_may_say_is_bound_to_who_it_is(two, role, name, mes
         goes.connection.send(replace(FINISHED, worker="1.0"))
     stays.finish()
     assert_finished(two)
+
+
+def assert_cut_off(connection: Connection) -> None:
+    """After whatever it has been told before."""
+
+    def hear_all() -> None:
+        while connection.read_within(LIMIT_S):
+            pass
+
+    with pytest.raises(PeerLost):
+        hear_all()
 
 
 def is_dropped(event: object) -> bool:
@@ -658,9 +671,9 @@ def test_s5_nobody_becomes_the_agent_of_a_run_that_has_none_or_has_one(run):
     agent = run.connection(AGENT)
     other = run.connection(AGENT)
     assert other.read() == [messages.Stop(reason="nobody waits for an agent")]
-    agent.send(messages.AgentHello(pid=5))
+    agent.send(agent_hello(5))
     assert agent.read() == [ORDER]
-    without = Run(has_agent=False)
+    without = Run(most_agents=0)
     try:
         late = without.connection(AGENT)
         assert late.read() == [messages.Stop(reason="nobody waits for an agent")]
@@ -764,8 +777,9 @@ def test_a_worker_that_is_to_come_back_is_started_by_who_starts_workers(monkeypa
     try:
         if by == "agent":
             agent = run.connection(AGENT)
-            agent.send(messages.AgentHello(pid=5))
-            assert agent.read() == [ORDER]
+            agent.send(agent_hello(5))
+            orders = [replace(ORDER, workers=[worker]) for worker in ("0.0", "1.0")]
+            assert [*agent.read(), *agent.read()] == orders
         stays, goes = begin(run)
         goes.connection.close()
         stays.expect(messages.Halt)

@@ -19,6 +19,7 @@ from holdfast.control.effects import (
     Fence,
     LookAtWorker,
     SealCheckpoint,
+    SealFailed,
     Send,
     StartWorker,
 )
@@ -233,8 +234,8 @@ class World:
 
     def _perform(self, seal: SealCheckpoint) -> list[Effect]:
         if self.seal_error:
-            return self.take(self.run.seal_failed(seal, self.seal_error, self.at_s))
-        return self.take(self.run.sealed(seal.step, self.at_s))
+            return self.take(self.run.heard_of_seal(SealFailed(seal, self.seal_error), self.at_s))
+        return self.take(self.run.heard_of_seal(seal, self.at_s))
 
     def part(self, name: str, stage: int, step: int, **changes: Any) -> list[Effect]:
         """A worker has written its part; the others of its stage say what they have."""

@@ -7,6 +7,7 @@ elsewhere; whether it may come is known here.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.control.inventory.lost_work import Dead
@@ -45,6 +46,12 @@ class ChangeRequest:
     entering: tuple[WorkerId, ...] = ()
     leaving: tuple[tuple[WorkerId, Joiner], ...] = ()  # who, and what it will be instead
     about: tuple[WorkerId, ...] = ()  # others whom it concerns
+
+
+class LostMember(NamedTuple):
+    worker: WorkerId
+    stage: int  # that it held
+    fault_s: float  # when it happened, or was noticed
 
 
 @dataclass

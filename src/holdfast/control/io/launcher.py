@@ -14,11 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from holdfast.addresses import parse_host_port
+from holdfast.auth.ticket import Ticket, write_ticket
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.control.checks import NOTHING, Accepted, read_schedule
 from holdfast.control.coordinator import Coordinator
-from holdfast.control.io.agent_process import Starter
+from holdfast.control.io.agents.agent_process import Starter
 from holdfast.control.io.listening import listen, whereabouts
 from holdfast.control.io.private_files import private_files
 from holdfast.control.io.recorder import Pass, RunRecorder, check_run_dir, continues_in, unwritable
@@ -26,11 +28,12 @@ from holdfast.control.io.sealing import Seals
 from holdfast.control.io.server import Server
 from holdfast.control.reconfigure.policies import Policies
 from holdfast.control.state.settings import resume_call
-from holdfast.errors import HoldfastError, RunInterrupted
+from holdfast.errors import ConfigError, HoldfastError, RunInterrupted
 from holdfast.faults.fault import Fault
 from holdfast.job_reference import JobSource
 from holdfast.observability import events
 from holdfast.observability.summary import Summary, summarize
+from holdfast.planner.place.machine import MOST_MACHINES
 from holdfast.planner.service import warm_up
 from holdfast.protocol.messages import StartWorkers
 from holdfast.protocol.spec import Access
@@ -54,6 +57,7 @@ class RunRequest:
     """What those who join by hand have to say on their command line."""
     resume_with: Callable[[str], str] = resume_call  # a directory -> how to go on from there
     accepted: Accepted = NOTHING
+    ticket: Path | None = None  # written for agents of other machines while the run is under way
 
 
 class Launcher:
@@ -98,6 +102,7 @@ class Launcher:
             num_cores=len(os.sched_getaffinity(0)),
         )
         self._order = _order(request, self._coordinator.workers)
+        self._ticket_path, self._told = request.ticket, at.told
         self._starter = starter
         self._server = Server(
             listener,
@@ -106,7 +111,7 @@ class Launcher:
             self._recorder.perform,
             self._order,
             start_more=lambda more: starter.start(self._access, more),
-            has_agent=self._config.workers.kind == "processes",
+            most_agents=_most_agents(self._config),
             take_seals=self._recorder.take_seals,
         )
         self._is_interrupted = False
@@ -141,17 +146,35 @@ class Launcher:
 
     def _serve(self) -> None:
         try:
+            if self._ticket_path is not None:
+                self._write_ticket(self._ticket_path)
             self._starter.start(self._access, self._order)
             self._server.run(self._config.workers.start_limit_s, self._starter.ended)
         finally:
             self._server.close()
             self._starter.stop()
+            if self._ticket_path is not None:
+                self._ticket_path.unlink(missing_ok=True)
+
+    def _write_ticket(self, path: Path) -> None:
+        host, port = parse_host_port(self._told, "network.advertise")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_ticket(path, Ticket(host, port, self._access.secret))
+        except OSError as why:
+            raise ConfigError(f"ticket {path}: cannot be written ({why.strerror})") from why
 
     def _failure(self) -> HoldfastError | None:
         failure = self._coordinator.failure
         if self._is_interrupted and type(failure) is HoldfastError:
             return RunInterrupted(*failure.args)
         return failure
+
+
+def _most_agents(config: RunConfig) -> int:
+    if not config.workers.are_processes:
+        return 0
+    return MOST_MACHINES if config.machines.count else 1
 
 
 def _recorder(

@@ -1,16 +1,21 @@
 """Whether there is a place for whoever has proven who it is, and what it may say then. Pure."""
 
 from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
 from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Identity
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.protocol import messages
+from holdfast.protocol.messages.what_to_run import WhatToRun
 
 # All others are the coordinator's own: nobody may say them to it.
 MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
     AGENT: (
+        messages.AgentAsk,
         messages.AgentHello,
+        messages.AgentBeat,
         messages.WorkerStarted,
         messages.WorkerNotStarted,
         messages.WorkerExited,
@@ -50,8 +55,9 @@ _BEFORE_HELLO = (messages.Hello, messages.Failed)
 def refusal(
     peer: Identity, generation: int, is_free: Callable[[str], bool], *, wants_agent: bool
 ) -> str:
-    """Why there is no place for it; empty: there is."""
-    if peer.generation != generation and (peer.role != JOINER or peer.generation):
+    """Why there is no place for it; empty: there is. Whoever has only a ticket knows no launch."""
+    may_not_know = peer.role in (JOINER, AGENT)
+    if peer.generation != generation and (peer.generation or not may_not_know):
         return f"it is of launch {peer.generation} of this run, which is at launch {generation}"
     if peer.role == AGENT and not wants_agent:
         return "nobody waits for an agent"
@@ -62,14 +68,16 @@ def refusal(
 
 def granted(worker: WorkerId, order: messages.StartWorkers) -> messages.JoinGranted:
     """It may join: under which name, and what it has to load."""
-    return messages.JoinGranted(
-        worker=str(worker),
-        job=order.job,
-        job_sha256=order.job_sha256,
-        run_dir=order.run_dir,
-        resumed=order.resumed,
-        config=order.config,
-    )
+    return messages.JoinGranted(worker=str(worker), **_what(order))
+
+
+def told(order: messages.StartWorkers) -> messages.RunTold:
+    """To an agent that has only a ticket."""
+    return messages.RunTold(**_what(order))
+
+
+def _what(order: messages.StartWorkers) -> dict[str, Any]:
+    return {each.name: getattr(order, each.name) for each in fields(WhatToRun)}
 
 
 def check_right(peer: Identity, message: messages.Message, *, has_said_hello: bool) -> None:

@@ -3,9 +3,7 @@
 import selectors
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, Identity
 from holdfast.auth.stamps import Stamps
@@ -16,14 +14,17 @@ from holdfast.control.effects import (
     Effect,
     Emit,
     Fence,
+    FenceMachine,
     LookAtWorker,
     SealResult,
     Send,
     StartWorker,
 )
-from holdfast.control.io.children import Children
+from holdfast.control.io.agents.agent_connections import Agents
+from holdfast.control.io.agents.orders import AgentOrders
+from holdfast.control.io.in_order import InOrder
 from holdfast.control.io.last_words import Unheard
-from holdfast.control.io.rights import check_right, granted, refusal
+from holdfast.control.io.rights import check_right, granted, refusal, told
 from holdfast.control.io.strangers import Stranger, Strangers
 from holdfast.control.io.worker_clocks import WorkerClocks
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
@@ -43,8 +44,8 @@ TICK_S = 0.05
 class Server:
     """``perform`` carries out every effect that is not a message, e.g. writing an event.
 
-    ``start_more`` starts workers where there is no agent to do so: then nobody else is taken for
-    one, whatever it has proven.
+    ``start_more`` starts workers where there is no agent to do so. ``most_agents``: nobody else is
+    taken for one, whatever it has proven.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Server:
         start_workers: messages.StartWorkers,
         *,
         start_more: Callable[[messages.StartWorkers], None] = lambda order: None,
-        has_agent: bool = True,
+        most_agents: int = 1,
         take_seals: Callable[[], Sequence[SealResult]] = lambda: (),
     ) -> None:
         self._listener, self._access = listener, access
@@ -64,7 +65,6 @@ class Server:
         self._perform, self._take_seals = perform, take_seals
         self._start_workers = start_workers
         self._silence_limit_s = start_workers.config.workers.silence_limit_s
-        self._start_more, self._has_agent = start_more, has_agent
         self._selector = selectors.DefaultSelector()
         self._unheard = Unheard(self._selector)
         me = Identity(COORDINATOR, "", access.generation)
@@ -74,11 +74,10 @@ class Server:
         self._loading: dict[WorkerId, Connection] = {}  # have not said hello yet
         self._workers: dict[WorkerId, Connection] = {}
         self._asking: dict[Connection, float] = {}  # who wants to join; until when it may stay
-        self._agent: Connection | None = None
-        self._children = Children()  # of the agent
+        self._agents = Agents(most_agents)
+        self._orders = AgentOrders(self._agents, start_workers, start_more, self._send)
         self._clocks = WorkerClocks()
-        self._todo: deque[Effect] = deque()
-        self._is_applying = False
+        self._effects = InOrder(self._do)
         self._encoded: tuple[messages.Message, bytes] | None = None
         self._num_interrupts = 0
         self._ticked_s = 0.0
@@ -102,7 +101,9 @@ class Server:
             self.turn(TICK_S)
             now_s = time.monotonic()
             self._tick(now_s)
-            if self._agent is None and (why := agent_ended()):
+            if self._coordinator.is_gathering:
+                started_s = now_s
+            if not self._agents.connections and (why := agent_ended()):
                 self._fail(HoldfastError(why))
             elif self._coordinator.starting and now_s - started_s > start_limit_s:
                 waited = f"workers.start_limit_s={start_limit_s:g} reached while "
@@ -110,8 +111,8 @@ class Server:
         self.wait_for_workers()
 
     def close(self) -> None:
-        if self._agent is not None:
-            self._send(self._agent, messages.Stop(reason="the run is over"))
+        for agent in self._agents.connections:
+            self._send(agent, messages.Stop(reason="the run is over"))
         for connection in list(self._peers):
             self._drop(connection)
         self.strangers.close()
@@ -138,7 +139,7 @@ class Server:
         for connection in list(self._loading.values()):
             self._send(connection, messages.Stop(reason="the run is over"))
         deadline_s = time.monotonic() + STOP_LIMIT_S
-        while (self._children.are_running or self._workers) and time.monotonic() < deadline_s:
+        while (self._agents.are_running or self._workers) and time.monotonic() < deadline_s:
             self.turn(0.05)
 
     # --- what comes in ---
@@ -162,7 +163,7 @@ class Server:
         except OSError:  # it has hung up already
             sock.close()
             return
-        wants_agent = self._has_agent and self._agent is None
+        wants_agent = self._agents.has_place
         why = refusal(peer, self._access.generation, self._is_free, wants_agent=wants_agent)
         self._peers[connection] = peer
         self._selector.register(connection, selectors.EVENT_READ)
@@ -171,7 +172,7 @@ class Server:
             self._log(str(peer), why)
             self._drop(connection)
         elif peer.role == AGENT:
-            self._agent = connection
+            self._agents.admit(connection)
         elif peer.role == JOINER:
             self._asking[connection] = time.monotonic() + ASK_LIMIT_S
         else:
@@ -194,12 +195,10 @@ class Server:
 
     def _lose(self, connection: Connection, why: HoldfastError) -> None:
         is_worker = connection in (*self._workers.values(), *self._loading.values())
-        is_agent = connection is self._agent
+        machine = self._agents.machine_of(connection)
         peer = self._drop(connection)
-        if is_agent:
-            self._agent = None
-            advice = self._coordinator.run.advice
-            self._fail(HoldfastError(f"the agent that starts the workers is gone: {why}. {advice}"))
+        if machine:
+            self._apply(self._coordinator.machine_lost(machine, str(why), time.monotonic()))
         elif peer is not None and is_worker:
             self._apply(self._coordinator.lost_connection(peer.name, time.monotonic()))
 
@@ -207,19 +206,40 @@ class Server:
         """ProtocolError: it has said what it may not say."""
         is_loading = connection in self._loading.values()
         check_right(self._peers[connection], message, has_said_hello=not is_loading)
+        if connection in self._agents:
+            self._agents.check(connection, message)
         match message:
             case messages.JoinRequest():
                 self._answer(connection, message)
                 return
+            case messages.AgentAsk():
+                self._send(connection, told(self._start_workers))
+                return
             case messages.AgentHello():
-                self._send(connection, self._start_workers)
+                self._take_machine(connection, message)
                 return
             case messages.WorkerStarted() | messages.WorkerExited() | messages.WorkerRuns():
-                self._children.hear(message)
+                self._agents.hear(connection, message)
             case messages.Hello():
                 worker = parse_worker(message.worker)
                 self._workers[worker] = self._loading.pop(worker)
-        self._apply(self._handled(message))
+        if machine := self._agents.machine_of(connection):
+            self._coordinator.run.machines.spoke(machine, time.monotonic())
+        if not isinstance(message, messages.AgentBeat):
+            self._apply(self._handled(message))
+
+    def _take_machine(self, connection: Connection, hello: messages.AgentHello) -> None:
+        try:
+            effects = self._coordinator.machine_came(hello, time.monotonic())
+        except ConfigError as why:
+            self._send(connection, messages.AgentRefused(reason=str(why)))
+            self._log(f"machine {hello.machine}", str(why))
+            self._drop(connection)
+            return
+        fences = [effect for effect in effects if isinstance(effect, FenceMachine)]
+        self._apply(fences)  # the one before it, under the same name
+        self._agents.name(connection, hello.machine)
+        self._apply([effect for effect in effects if effect not in fences])
 
     def _handled(self, message: messages.Message) -> list[Effect]:
         now_s = time.monotonic()
@@ -244,16 +264,7 @@ class Server:
     # --- what is to be done ---
 
     def _apply(self, effects: Sequence[Effect]) -> None:
-        """In order; what an effect leads to comes after those that were there before it."""
-        self._todo.extend(effects)
-        if self._is_applying:
-            return
-        self._is_applying = True
-        try:
-            while self._todo:
-                self._do(self._todo.popleft())
-        finally:
-            self._is_applying = False
+        self._effects.apply(effects)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -263,16 +274,20 @@ class Server:
             case Fence():
                 self._fence(effect.worker)
             case StartWorker():
-                self._start(effect.worker)
+                failed = self._orders.start(effect.worker, effect.machine)
+                self._apply(self._handled(failed) if failed else [])
+            case FenceMachine():
+                if (agent := self._agents.connection_to(effect.machine)) is not None:
+                    self._drop(agent)
             case AskStack():
-                self._ask_stack(effect.worker)
+                self._orders.ask_stack(effect.worker, self._workers.get(effect.worker))
             case LookAtWorker():
-                self._look_at(effect.worker)
+                self._orders.look_at(effect.worker)
             case _:
                 self._perform_or_fail(effect)
 
     def _fence(self, worker: WorkerId) -> None:
-        self._children.fence(worker)
+        self._agents.fence(worker)
         connection = self._workers.get(worker) or self._loading.get(worker)
         if connection is not None:
             self._hear_last_words(connection)
@@ -290,30 +305,6 @@ class Server:
                 return  # it is lost already
             self._apply(effects)
 
-    def _ask_stack(self, worker: WorkerId) -> None:
-        """The agent asks by a signal; one that it has not started is asked by a message."""
-        pid = self._children.pid_of(worker)
-        whom = self._agent if pid and self._agent is not None else self._workers.get(worker)
-        if whom is not None:
-            self._send(whom, messages.ShowStack(pid=pid))
-
-    def _look_at(self, worker: WorkerId) -> None:
-        """Nobody looks at one that the agent has not started."""
-        pid = self._children.pid_of(worker)
-        if pid and self._agent is not None:
-            self._send(self._agent, messages.LookAt(pid=pid))
-
-    def _start(self, worker: WorkerId) -> None:
-        order = replace(self._start_workers, workers=[str(worker)])
-        if self._agent is not None:
-            self._send(self._agent, order)
-            return
-        try:
-            self._start_more(order)
-        except RuntimeError as why:  # no thread to be had
-            told = messages.WorkerNotStarted(worker=str(worker), reason=str(why))
-            self._apply(self._handled(told))
-
     def _perform_or_fail(self, effect: Effect) -> None:
         try:
             self._perform(effect)
@@ -322,8 +313,8 @@ class Server:
         self._hear_of_seals()
 
     def _hear_of_seals(self) -> None:
-        for told in self._take_seals():
-            self._apply(self._coordinator.heard_of_seal(told, time.monotonic()))
+        for result in self._take_seals():
+            self._apply(self._coordinator.heard_of_seal(result, time.monotonic()))
 
     def _fail(self, why: HoldfastError) -> None:
         self._apply(self._coordinator.fail(why, time.monotonic()))
@@ -343,6 +334,7 @@ class Server:
         if peer is None:
             return None  # a send that failed has done it
         self._asking.pop(connection, None)
+        self._agents.drop(connection)
         self._selector.unregister(connection)
         connection.close()
         self._workers = {w: c for w, c in self._workers.items() if c is not connection}

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.checks import check_alike, check_built_alike, check_same_job
-from holdfast.control.effects import Effect, Emit, StartWorker
+from holdfast.control.effects import Effect, Emit
 from holdfast.control.inventory.losses import ProgressTracker
 from holdfast.control.join.joiner import Joiners
+from holdfast.control.join.seating import Seating
 from holdfast.control.join.starting import worker_ready
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.run import Run
@@ -23,6 +24,7 @@ from holdfast.protocol import messages
 class Admission:
     def __init__(self, run: Run, tracker: ProgressTracker, joiners: Joiners) -> None:
         self._run, self._tracker, self._joiners = run, tracker, joiners
+        self.seating = Seating(run)
         self._invited_s: dict[WorkerId, float] = {}
         self._used: set[int] = set()  # join faults, by their place in the list
         self._ordered: dict[WorkerId, str] = {}  # join faults, by whom they have started
@@ -103,7 +105,7 @@ class Admission:
     def start(self, worker: WorkerId, at_s: float) -> Effect:
         """A missing worker is to come back."""
         self._invite(worker, at_s)
-        return StartWorker(worker)
+        return self.seating.start(worker, at_s)
 
     # --- how long it is waited for ---
 
@@ -118,12 +120,16 @@ class Admission:
         """
         run, limit_s = self._run, self._run.config.workers.start_limit_s
         waiting = run.membership.all_in(m.WorkerPhase.STARTING, m.WorkerPhase.BUILDING)
+        for worker in waiting:
+            if self.seating.waits(worker, at_s):
+                self.waits(worker, at_s)
         since = {worker: at_s - self._invited_s.get(worker, at_s) for worker in waiting}
         builds = run.assignments.num_builds
         return [w for w, past_s in since.items() if past_s > limit_s * max(1, builds(w))]
 
     def forget(self, worker: WorkerId) -> None:
         self._invited_s.pop(worker, None)
+        self.seating.forget(worker)
 
     def entered(self, worker: WorkerId) -> None:
         self.forget(worker)
@@ -135,7 +141,7 @@ class Admission:
         """Whoever has come, for whatever it is needed; ConfigError: it cannot take part."""
         run = self._run
         worker = parse_worker(hello.worker)
-        first = min(run.first_stages)
+        first = run.roster.first
         check_same_job({str(first): run.hellos[first].traits, hello.worker: hello.traits})
         num_layers = run.hellos[first].num_layers
         if hello.num_layers != num_layers:

@@ -13,7 +13,6 @@ from holdfast.control.progress.reports import Reports
 from holdfast.control.recovery_rules import RecoveryRules
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.run import Run
-from holdfast.control.state.workers import membership as m
 from holdfast.observability import events
 
 WITHIN_STEPS = 100  # tries before this are forgotten
@@ -49,7 +48,7 @@ class Replacing:
     def due(self, at_s: float) -> list[Effect]:
         """Whoever is to be started now. Asked again and again while training goes on."""
         run = self._run
-        lost = set(run.membership.all_in(m.WorkerPhase.LOST))
+        lost = set(run.membership.missing)
         for worker, place in self._places.items():
             since_s = at_s if place.missing_s is None else place.missing_s
             place.missing_s = since_s if worker in lost else None
@@ -57,7 +56,8 @@ class Replacing:
             return []
         effects: list[Effect] = []
         for worker in sorted(lost & self._places.keys() - self._left_out):
-            if self._is_local(worker) and self._may_start(self._places[worker], at_s):
+            may = self._is_local(worker) and self._may_start(self._places[worker], at_s)
+            if may and self._joining.admission.seating.has_room(worker):
                 effects += self._start(worker, at_s)
         return effects
 

@@ -14,6 +14,7 @@ from holdfast.control.checks import (
 from holdfast.control.effects import Effect, Emit, OpenRun, Send
 from holdfast.control.inventory.losses import ProgressTracker
 from holdfast.control.join.costs import emulated_costs, layer_costs, measured_costs
+from holdfast.control.plans import Plans
 from holdfast.control.state.current_plan import Cut, Steady
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.run import Run
@@ -32,17 +33,23 @@ SUSPICION_S = 0.5  # an agent reports the end of a process within milliseconds
 
 
 class Starting:
-    def __init__(self, run: Run, tracker: ProgressTracker) -> None:
+    def __init__(self, run: Run, tracker: ProgressTracker, plans: Plans) -> None:
         self._run = run
-        self._tracker = tracker
+        self._tracker, self._plans = tracker, plans
         self._suspicion: tuple[float, HoldfastError] | None = None
+
+    @property
+    def _expected(self) -> dict[WorkerId, int]:
+        """Those who begin: some may come later, when there is a machine for them."""
+        absent = self._run.membership.all_in(m.WorkerPhase.ABSENT)
+        return {w: stage for w, stage in self._run.first_stages.items() if w not in absent}
 
     def waiting_for(self) -> str:
         """For the error when a limit is reached."""
         here: set[WorkerId] = set(self._run.membership.all_in(m.WorkerPhase.READY))
         if self._run.phase is RunPhase.STARTING:
             here = set(self._run.hellos)
-        missing = [str(worker) for worker in self._run.first_stages if worker not in here]
+        missing = [str(worker) for worker in self._expected if worker not in here]
         return f"{self._run.phase.name.lower()}: no answer from worker {', '.join(missing)}"
 
     def suspect(self, worker: str, what: str, at_s: float) -> list[Effect]:
@@ -60,7 +67,7 @@ class Starting:
         run.membership.handle(m.SaidHello(worker, at_s))
         run.roster.enroll(worker, hello)
         ready: list[Effect] = [Emit(worker_ready(hello, at_s))]
-        if len(run.hellos) < len(run.first_stages):
+        if len(run.hellos) < len(self._expected):
             return ready
         check_alike(
             {str(worker): hello.fingerprint for worker, hello in sorted(run.hellos.items())},
@@ -87,7 +94,7 @@ class Starting:
             return self._assign(Cut(layers, costs, not emulated, reason))
         equal_cut([1.0] * num_layers, stages)  # refuses too many stages before anyone measures
         run.lifecycle.enter(RunPhase.MEASURING)
-        return [Send(min(run.first_stages), messages.MeasureLayers())]
+        return [Send(run.roster.first, messages.MeasureLayers())]
 
     def on_costs(self, costs: messages.LayerCosts) -> list[Effect]:
         both = [f + b for f, b in zip(costs.forward_s, costs.backward_s, strict=True)]
@@ -103,7 +110,7 @@ class Starting:
         first = Steady(self._schedule(cut.costs), 0.0, cut.reason)
         run.plan.make(cut, first, run.first_stages)
         run.lifecycle.enter(RunPhase.BUILDING)
-        return [run.assign(worker, stage) for worker, stage in sorted(run.first_stages.items())]
+        return [run.assign(worker, stage) for worker, stage in sorted(self._expected.items())]
 
     def _schedule(self, costs: Costs) -> Schedule:
         run = self._run
@@ -116,15 +123,16 @@ class Starting:
         return schedule
 
     def on_ready(self, worker: WorkerId, at_s: float) -> list[Effect]:
-        run = self._run
+        run, expected = self._run, self._expected
         run.membership.handle(m.IsReady(worker, at_s))
-        if len(run.membership.all_in(m.WorkerPhase.READY)) < len(run.first_stages):
+        if len(run.membership.all_in(m.WorkerPhase.READY)) < len(expected):
             return []
-        for each in run.first_stages:
+        for each in expected:
             run.membership.handle(m.Entered(each, at_s))
         run.lifecycle.enter(RunPhase.TRAINING)
         run.placement.next_epoch()
-        run.placement.hold_all(run.first_stages)
+        run.placement.hold_all(expected)
+        self._plans.for_members()
         _, first_step = run.start
         told = dict.fromkeys(run.stages, (first_step, 0, 0))
         self._tracker.adopt(run.epoch, (), run.plan.steady.schedule, told)

@@ -7,6 +7,7 @@ from holdfast.cluster import WorkerId
 from holdfast.control.effects import AskStack, Effect, LookAtWorker, ReportStuck
 from holdfast.control.join.joining import Joining
 from holdfast.control.liveness.losing import Losing
+from holdfast.control.liveness.lost_machines import LostMachines
 from holdfast.control.liveness.silence import Silence
 from holdfast.control.liveness.stuck import StuckDetector, stuck_event, stuck_words
 from holdfast.control.reconfigure.reconfiguring import Reconfigurations
@@ -22,9 +23,11 @@ class FailureDetector:
         reconfigurations: Reconfigurations,
         stuck_detector: StuckDetector,
         losing: Losing,
+        lost_machines: LostMachines,
     ) -> None:
         self._run, self._joining, self._reconfigurations = run, joining, reconfigurations
         self._stuck_detector, self._losing = stuck_detector, losing
+        self._lost_machines = lost_machines
         self._silence = Silence()
         self._beats: set[WorkerId] = set()  # those that have begun to send heartbeats
 
@@ -44,7 +47,8 @@ class FailureDetector:
 
     def tick(self, at_s: float) -> list[Effect]:
         timeouts = self._run.timeouts
-        self._silence.forgive(at_s, timeouts.heartbeat_timeout_s)
+        away_s = self._silence.forgive(at_s, timeouts.heartbeat_timeout_s)
+        self._run.machines.forgive(away_s)
         effects = [*self._stalls(at_s), *self._silent(at_s)]
         for worker in self._reconfigurations.overdue(at_s, self._stuck_detector.busy()):
             cause = f"did not stop within {timeouts.answer_s:g} s"
@@ -86,7 +90,7 @@ class FailureDetector:
             stood_s = 0.0 if self._is_judged(worker) else standing.get(worker, 0.0)
             if silent_s > timeouts.heartbeat_timeout_s or stood_s > timeouts.start_limit_s:
                 cause = f"no heartbeat for {max(silent_s, stood_s):.1f} s"
-                effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause, silent=True)
+                effects += self._lost_machines.lose_silent(worker, cause, at_s)
             elif self._silence.is_look_due(worker, at_s, timeouts):
                 effects.append(LookAtWorker(worker))
         return effects

@@ -12,6 +12,7 @@ from holdfast.control.liveness.complaints import Complaints
 from holdfast.control.liveness.exits import Deaths
 from holdfast.control.liveness.failure_detector import FailureDetector
 from holdfast.control.liveness.losing import Losing
+from holdfast.control.liveness.lost_machines import CLOSED, LostMachines
 from holdfast.control.progress.reports import Reports
 from holdfast.control.state.lifecycle import BEFORE_TRAINING
 from holdfast.control.state.run import Run
@@ -48,12 +49,14 @@ class FailureNotices:
         starting: Starting,
         reports: Reports,
         replacing: Replacing,
+        lost_machines: LostMachines,
         losing: Losing,
         complaints: Complaints,
         failure_detector: FailureDetector,
     ) -> None:
         self._run, self._tracker, self._losses, self._reports = run, tracker, losses, reports
         self._starting, self._replacing = starting, replacing
+        self._lost_machines = lost_machines
         self._losing, self._complaints = losing, complaints
         self._failure_detector = failure_detector
         self._processes = losing.processes
@@ -68,6 +71,7 @@ class FailureNotices:
             return False
         if isinstance(message, messages.Hello):
             self._processes.came(worker, message.pid)
+            self._lost_machines.explained(worker)
             self._failure_detector.came(worker)
         if isinstance(message, messages.Heartbeat):
             self._failure_detector.beat(worker)
@@ -103,8 +107,9 @@ class FailureNotices:
         pid = self._processes.pid_of(worker)
         if pid is not None and pid != exited.pid:
             return []  # a process that somebody else has replaced
+        self._lost_machines.explained(worker)
         said = self._note_death(worker, exited, at_s)
-        if pid is None or not self._processes.is_fenced(exited.pid):
+        if pid is None or not self._processes.is_fenced(worker, exited.pid):
             lost = m.ProcessExited(worker, at_s)
             return [*self._losing.lose(lost, exited.how, explained=True), *said]
         self._losses.explain(worker, exited.how)
@@ -145,8 +150,8 @@ class FailureNotices:
 
     def closed(self, worker: WorkerId, at_s: float) -> list[Effect]:
         if self._run.phase in BEFORE_TRAINING:
-            return self._starting.suspect(str(worker), "closed its connection", at_s)
-        return self._losing.lose(m.ConnectionClosed(worker, at_s), "closed its connection")
+            return self._starting.suspect(str(worker), CLOSED, at_s)
+        return self._lost_machines.closed(worker, at_s)
 
     # --- what it says itself ---
 

@@ -3,9 +3,12 @@
 The first notice counts. How it was noticed is known elsewhere, and so is what follows from it.
 """
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Sequence
+from itertools import compress
 
 from holdfast.cluster import WorkerId
+from holdfast.control.decide.reconfiguration import LostMember
 from holdfast.control.effects import Effect, Fence, Send
 from holdfast.control.inventory.losses import Loss, Losses, ProgressTracker
 from holdfast.control.join.joining import Joining, failed
@@ -22,11 +25,12 @@ class Processes:
 
     def __init__(self) -> None:
         self._pids: dict[WorkerId, int] = {}
-        self._fenced: set[int] = set()
+        # Of several machines two processes may have the same id.
+        self._fenced: set[tuple[WorkerId, int]] = set()
 
     def came(self, worker: WorkerId, pid: int) -> None:
         self._pids[worker] = pid
-        self._fenced.discard(pid)  # it was fenced, and has come back
+        self._fenced.discard((worker, pid))  # it was fenced, and has come back
 
     def started(self, worker: WorkerId, pid: int) -> None:
         self._pids[worker] = pid
@@ -34,11 +38,11 @@ class Processes:
     def pid_of(self, worker: WorkerId) -> int | None:
         return self._pids.get(worker)
 
-    def is_fenced(self, pid: int) -> bool:
-        return pid in self._fenced
+    def is_fenced(self, worker: WorkerId, pid: int) -> bool:
+        return (worker, pid) in self._fenced
 
     def fence(self, workers: Iterable[WorkerId]) -> None:
-        self._fenced |= {self._pids[worker] for worker in workers if worker in self._pids}
+        self._fenced |= {(w, self._pids[w]) for w in workers if w in self._pids}
 
 
 class Losing:
@@ -82,26 +86,51 @@ class Losing:
     def lose(
         self, notice: m.Stimulus, cause: str, *, explained: bool = False, silent: bool = False
     ) -> list[Effect]:
-        run, worker, at_s = self._run, notice.worker, notice.at_s
-        commands = run.membership.handle(notice)
-        if m.Command.FENCE not in commands:
-            return []
-        run.assignments.forget(worker)
+        return self.lose_together([notice], cause, explained=explained, silent=silent)
+
+    def lose_together(
+        self,
+        notices: Sequence[m.Stimulus],
+        cause: str,
+        *,
+        explained: bool = False,
+        silent: bool = False,
+    ) -> list[Effect]:
+        """All members of them in one change: one epoch, one plan."""
+        membership, at_s = self._run.membership, max(notice.at_s for notice in notices)
+        is_member = [membership.phase(notice.worker) is m.WorkerPhase.MEMBER for notice in notices]
+        effects: list[Effect] = []
+        gone: list[LostMember] = []
+        for notice in compress(notices, is_member):
+            if m.Command.REPLAN in membership.handle(notice):
+                worker = notice.worker
+                self._losses.add(self._let_go(notice, cause, explained, silent))
+                stage = self._held[worker] = self._run.placement.release(worker)
+                gone.append(LostMember(worker, stage, self._fault_s.pop(worker, notice.at_s)))
+                effects.append(Fence(worker))
+        if gone:
+            effects += [*self._reports.fold(at_s), *self._reconfigurations.lost(gone, at_s)]
+        for notice in compress(notices, map(operator.not_, is_member)):
+            if m.Command.FENCE in membership.handle(notice):
+                effects += self._lose_joiner(self._let_go(notice, cause, explained, silent))
+        return self._fenced(effects)
+
+    def _let_go(self, notice: m.Stimulus, cause: str, explained: bool, silent: bool) -> Loss:
+        worker = notice.worker
+        self._run.assignments.forget(worker)
+        self._run.machines.unseat(worker)
         self._link_complaints.forget(worker)
-        loss = Loss(worker, self._tracker.step_of(worker), cause, at_s, explained, silent)
-        fence = Fence(worker)
-        if m.Command.REPLAN in commands:
-            self._losses.add(loss)
-            stage = self._held[worker] = run.placement.release(worker)
-            fault_s = self._fault_s.pop(worker, at_s)
-            change = self._reconfigurations.lost(worker, stage, fault_s, at_s)
-            return self._fenced([fence, *self._reports.fold(at_s), *change])
+        step = self._tracker.step_of(worker)
+        return Loss(worker, step, cause, notice.at_s, explained, silent)
+
+    def _lose_joiner(self, loss: Loss) -> list[Effect]:
+        worker, at_s = loss.worker, loss.at_s
         self._joining.forget(worker)
-        if worker in run.placement.rolling_back:
+        if worker in self._run.placement.rolling_back:
             self._losses.add(loss)
-            return self._fenced([fence, *self._reconfigurations.forget(worker, at_s)])
+            return [Fence(worker), *self._reconfigurations.forget(worker, at_s)]
         forgotten = self._reconfigurations.forget(worker, at_s)
-        return self._fenced([fence, failed(worker, cause, at_s), *forgotten])
+        return [Fence(worker), failed(worker, loss.cause, at_s), *forgotten]
 
     def _fenced(self, effects: list[Effect]) -> list[Effect]:
         """A loss may have ended others."""

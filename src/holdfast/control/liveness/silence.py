@@ -46,10 +46,15 @@ class Silence:
         """Those whose process runs without a word of their own, and for how many seconds."""
         return {worker: at_s - self._spoke_s[worker] for worker in self._runs_s}
 
-    def forgive(self, at_s: float, limit_s: float) -> None:
-        """While the coordinator itself is away nobody can be heard: that is no silence."""
+    def forgive(self, at_s: float, limit_s: float) -> float:
+        """While the coordinator itself is away nobody can be heard: that is no silence.
+
+        For how long it was.
+        """
         ticked_s, self._ticked_s = self._ticked_s, at_s
         away_s = at_s - (at_s if ticked_s is None else ticked_s) - _MOST_AT_ONCE * limit_s
-        if away_s > 0:
-            self._spoke_s = {w: min(at_s, s + away_s) for w, s in self._spoke_s.items()}
-            self._runs_s = {w: min(at_s, s + away_s) for w, s in self._runs_s.items()}
+        if away_s <= 0:
+            return 0.0
+        self._spoke_s = {w: min(at_s, s + away_s) for w, s in self._spoke_s.items()}
+        self._runs_s = {w: min(at_s, s + away_s) for w, s in self._runs_s.items()}
+        return away_s

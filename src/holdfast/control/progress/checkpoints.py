@@ -95,7 +95,7 @@ class Checkpoints:
         return []
 
     def _layers_of(self, stage: int) -> tuple[int, ...]:
-        num_layers = self._run.hellos[min(self._run.first_stages)].num_layers
+        num_layers = self._run.hellos[self._run.roster.first].num_layers
         return tuple(stage_ranges(self._run.plan.cut.layers, num_layers)[stage])
 
     # --- replicas ---

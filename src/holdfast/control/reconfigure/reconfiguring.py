@@ -4,7 +4,7 @@ Deaths, joins, moves and interrupts are all the same here. Who was lost, and whe
 wanted, is known elsewhere; what is to be done is decided in ``decision.py`` and done from here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.decide.decision import (
@@ -18,6 +18,7 @@ from holdfast.control.decide.decision import (
 )
 from holdfast.control.decide.reconfiguration import (
     ChangeRequest,
+    LostMember,
     Reconfiguration,
     ReconfigurationPhase,
 )
@@ -70,10 +71,12 @@ class Reconfigurations:
         self._current.add(cause)
         return self._halt(self._current, at_s)
 
-    def lost(self, worker: WorkerId, stage: int, fault_s: float, at_s: float) -> list[Effect]:
-        """A member is gone. What was under way begins again without it."""
-        self._current = change = self._current or Reconfiguration(at_s, fault_s)
-        change.lose(worker, stage, fault_s)
+    def lost(self, gone: Sequence[LostMember], at_s: float) -> list[Effect]:
+        """Members are gone together. What was under way begins again without them, once."""
+        first_s = min(member.fault_s for member in gone)
+        self._current = change = self._current or Reconfiguration(at_s, first_s)
+        for member in gone:
+            change.lose(*member)
         if not self._rolling_back.all_again:
             return self._halt(change, at_s)
         change.drop_requests()

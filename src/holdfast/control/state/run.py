@@ -14,6 +14,7 @@ from holdfast.control.state.boundary_logs import BoundaryLogs
 from holdfast.control.state.current_plan import CurrentPlan
 from holdfast.control.state.ending import Ending
 from holdfast.control.state.lifecycle import BEFORE_TRAINING, Lifecycle, RunPhase
+from holdfast.control.state.machines import Machines
 from holdfast.control.state.measured_times import MeasuredTimes
 from holdfast.control.state.saved import Saved
 from holdfast.control.state.settings import Settings
@@ -34,6 +35,7 @@ class Run:
     settings: Settings
     membership: Membership
     lifecycle: Lifecycle
+    machines: Machines
     placement: Placement
     roster: Roster
     assignments: Assignments
@@ -51,6 +53,7 @@ class Run:
             settings=settings,
             membership=Membership(settings.known, settings.first_stages),
             lifecycle=Lifecycle(),
+            machines=Machines(settings.shape),
             placement=Placement(settings.shape.stages),
             roster=roster,
             assignments=Assignments(settings.run_id),

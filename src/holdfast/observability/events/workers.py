@@ -24,6 +24,33 @@ class WorkerLost(Timed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachineCame(Timed):
+    """Its agent has connected: workers can be started there."""
+
+    machine: str
+    slots: int
+    num_here: int  # machines, with it
+    num_wanted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineLost(Timed):
+    """With all its workers, at once."""
+
+    machine: str
+    cause: str
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoRoom(Timed):
+    """A worker is needed and no machine has a free slot: it is started when one comes."""
+
+    worker: str
+    machines: str  # that are here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStuck(Timed):
     """It is alive, but has been in one operation for far longer than usual."""
 
@@ -116,6 +143,9 @@ class ConnectionDropped(Timed):
 WorkerEvent: TypeAlias = (
     FaultFired
     | WorkerLost
+    | MachineCame
+    | MachineLost
+    | NoRoom
     | WorkerStuck
     | Recovered
     | WorkerJoined

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from holdfast import names
 from holdfast.errors import Argument, ConfigError
+from holdfast.names import MOST_SLOTS
 
-MOST_SLOTS = 4096
 MOST_MACHINES = 4096
 _MACHINES = Argument("machines")
 

@@ -5,9 +5,13 @@ Does not know what it leads to. Tensors never travel here: they go over ``transp
 """
 
 from holdfast.protocol.messages.agent import (
+    AgentAsk,
+    AgentBeat,
     AgentHello,
     AgentMessage,
+    AgentRefused,
     LookAt,
+    RunTold,
     ShowStack,
     StartWorkers,
     WorkerExited,
@@ -95,7 +99,10 @@ __all__ = [
     "OFFER_AHEAD",
     "SAMPLES",
     "Adopt",
+    "AgentAsk",
+    "AgentBeat",
     "AgentHello",
+    "AgentRefused",
     "Assign",
     "CheckpointPart",
     "ClockAsk",
@@ -132,6 +139,7 @@ __all__ = [
     "Replayed",
     "Restore",
     "Resumed",
+    "RunTold",
     "SaveAt",
     "SaveOnce",
     "Sealed",

@@ -2,15 +2,51 @@
 
 from dataclasses import dataclass
 
-from holdfast.protocol.fields import ExitStatus, Pid, PidOrNone, WorkerName
+from holdfast.protocol.fields import (
+    ExitStatus,
+    Label,
+    MachineName,
+    Number,
+    Pid,
+    PidOrNone,
+    Slots,
+    WorkerName,
+)
 from holdfast.protocol.messages.what_to_run import WhatToRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAsk:
+    """agent -> coordinator: what is to be run? Asked by one that has only a ticket: some of it
+    must be known before torch is loaded. Answered with RunTold; then the agent comes anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTold(WhatToRun):
+    """coordinator -> agent that has asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHello:
     """agent -> coordinator, once: ready to start workers."""
 
+    machine: MachineName  # that it speaks for
+    slots: Slots  # workers that may run there at one time
+    memory_bytes: Number  # of the machine; 0: not known
     pid: Pid
+    fingerprint: dict[Label, Label]  # what can be said before anything is loaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentBeat:
+    """agent -> coordinator, every so often: the machine is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRefused:
+    """coordinator -> agent, instead of work: there is no place for it."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +106,11 @@ class ShowStack:
 
 
 AgentMessage = (
-    AgentHello
+    AgentAsk
+    | RunTold
+    | AgentHello
+    | AgentBeat
+    | AgentRefused
     | StartWorkers
     | WorkerStarted
     | WorkerNotStarted

@@ -64,9 +64,8 @@ class ObjectBucket:
         with self._in_one_line():
             try:
                 found = self._obstore.get(self._store, key)
-            except FileNotFoundError as why:
-                if "NoSuchBucket" in str(why):
-                    raise
+            except FileNotFoundError:
+                self._obstore.list(self._store, key).collect()  # raises if there is no bucket
                 return None
             if found.meta["size"] > MOST_READ_BYTES:
                 raise CheckpointError(f"{self.address}/{key}: is too large for a manifest")

@@ -20,7 +20,8 @@ from holdfast.cluster import WorkerId
 from holdfast.config import config_from
 from holdfast.control.checks import NOTHING, Accepted, check_alike, read_schedule
 from holdfast.control.effects import Emit, OpenRun
-from holdfast.control.io import agent, server
+from holdfast.control.io import server
+from holdfast.control.io.agents import agent
 from holdfast.control.join import starting
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.timeouts import Timeouts

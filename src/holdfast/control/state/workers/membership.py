@@ -38,6 +38,9 @@ class Stimulus:
 class Invited(Stimulus): ...
 
 
+class Postponed(Stimulus): ...
+
+
 class SaidHello(Stimulus): ...
 
 
@@ -86,6 +89,7 @@ _Rule = tuple[WorkerPhase, tuple[Command, ...]]
 _NEXT: dict[tuple[WorkerPhase, type[Stimulus]], _Rule] = {
     (WorkerPhase.ABSENT, Invited): (WorkerPhase.STARTING, ()),
     (WorkerPhase.ABSENT, SaidHello): (WorkerPhase.BUILDING, ()),
+    (WorkerPhase.STARTING, Postponed): (WorkerPhase.ABSENT, ()),  # no machine has room yet
     (WorkerPhase.LOST, Invited): (WorkerPhase.STARTING, ()),
     (WorkerPhase.LOST, SaidHello): (WorkerPhase.BUILDING, ()),
     (WorkerPhase.STARTING, SaidHello): (WorkerPhase.BUILDING, ()),

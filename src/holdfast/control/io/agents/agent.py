@@ -19,11 +19,13 @@ from pathlib import Path
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control.liveness.exits import describe
-from holdfast.errors import PeerLost
+from holdfast.errors import ConfigError, PeerLost
 from holdfast.host.scarce import PAUSES_S
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
+    AgentBeat,
     AgentHello,
+    AgentRefused,
     LookAt,
     Message,
     ShowStack,
@@ -38,6 +40,7 @@ from holdfast.protocol.spec import Access, WorkerSpec
 
 STOP_GRACE_S = 1.0
 START_PAUSES_S = PAUSES_S
+BEAT_S = 0.2
 _PR_SET_PDEATHSIG = 1
 # States of a process that does something, if only sleep in a call, or wait for a disk or debugger.
 _RUNS = ("R", "S", "D", "t")
@@ -60,34 +63,45 @@ class _Start:
 
 
 class Agent:
-    """``run_worker`` runs in the forked child and returns its exit code; ``say`` takes lines."""
+    """``run_worker`` runs in the forked child and returns its exit code; ``say`` takes lines.
+
+    ``adapted``: an order as it is carried out on this machine, which may have other directories and
+    addresses than the launcher's.
+    """
 
     def __init__(
         self,
         connection: Connection,
         access: Access,
+        hello: AgentHello,
         prepare: Callable[[RunConfig], None],
         run_worker: Callable[[WorkerSpec], int],
         say: Callable[[str], None] = lambda line: None,
+        adapted: Callable[[StartWorkers], StartWorkers] = lambda order: order,
     ) -> None:
         self._connection = connection
         self._access = access
         self._prepare = prepare
         self._run_worker = run_worker
         self._say = say
+        self._hello, self._adapted = hello, adapted
+        self.ended_for = ""  # what the launcher has said
+        self._beat_s, self._next_beat_s = BEAT_S, 0.0
         self._prepared: RunConfig | None = None
         self._children: dict[int, _Child] = {}
         self._waiting: dict[WorkerId, _Start] = {}
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> int:
+        """0: the run is over; 1: the launcher is gone. ConfigError: there is no place for it."""
         self._selector.register(self._connection, selectors.EVENT_READ)
         try:
-            self._connection.send(AgentHello(pid=os.getpid()))
+            self._connection.send(self._hello)
             while True:
                 if self._turn(self._pause_s()):
                     return 0
                 self._start_due()
+                self._beat()
         except PeerLost:
             return 1  # the launcher is gone: take the workers along
         finally:
@@ -106,10 +120,12 @@ class Agent:
     def _obey(self, message: Message) -> bool:
         match message:
             case StartWorkers():
+                message = self._adapted(message)
                 config = message.config
                 if config != self._prepared:  # the same for those that come later
                     self._prepare(config)
                     self._prepared = config
+                    self._beat_s = min(BEAT_S, config.workers.heartbeat_timeout_s / 10 or BEAT_S)
                 for worker in message.workers:
                     self._end_earlier(worker)
                     self._start(self._spec(worker, message, config))
@@ -118,7 +134,10 @@ class Agent:
             case LookAt():
                 self._look_at(message.pid)
             case Stop():
+                self.ended_for = message.reason
                 return True
+            case AgentRefused():
+                raise ConfigError(message.reason)
             case _:
                 self._say(f"holdfast agent: ignored {type(message).__name__}")
         return False
@@ -152,7 +171,13 @@ class Agent:
 
     def _pause_s(self) -> float:
         due_s = min((start.due_s for start in self._waiting.values()), default=math.inf)
-        return max(0.0, min(1.0, due_s - time.monotonic()))
+        return max(0.0, min(self._next_beat_s, due_s) - time.monotonic())
+
+    def _beat(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_beat_s:
+            self._next_beat_s = now_s + self._beat_s
+            self._connection.send(AgentBeat())
 
     def _start_due(self) -> None:
         for start in list(self._waiting.values()):

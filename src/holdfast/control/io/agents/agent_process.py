@@ -30,6 +30,19 @@ class Starter(Protocol):
         ...
 
 
+class Awaited:
+    """Agents are started by others, on machines of their own."""
+
+    def start(self, access: Access, order: StartWorkers) -> None:
+        pass
+
+    def ended(self) -> str | None:
+        return None
+
+    def stop(self) -> None:
+        pass
+
+
 class AgentProcess:
     """The usual starter."""
 
@@ -41,7 +54,7 @@ class AgentProcess:
         descriptor = hand_over(access.secret)
         words = ["agent", "--connect", str(access), "--generation", str(access.generation)]
         # Strangers may crowd the door for longer than a moment.
-        words += ["--limit", str(self._config.workers.start_limit_s)]
+        words += ["--try-for", str(self._config.workers.start_limit_s)]
         with held_back():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast", *words],

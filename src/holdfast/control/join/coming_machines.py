@@ -1,0 +1,91 @@
+"""Machines come: at the start they are waited for, later they fill the places that are missing."""
+
+from holdfast.control.effects import Effect, Emit, FenceMachine, StartWorker
+from holdfast.control.join.seating import Seating
+from holdfast.control.state.lifecycle import RunPhase
+from holdfast.control.state.run import Run
+from holdfast.control.state.workers import membership as m
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.observability import events
+from holdfast.planner.place.machine import Machine
+from holdfast.protocol import messages
+
+
+class ComingMachines:
+    def __init__(self, run: Run, seating: Seating) -> None:
+        self._run, self._seating = run, seating
+        self._is_over = not run.config.workers.are_processes
+        self._began_s: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Workers have been started."""
+        return self._is_over
+
+    def tick(self, at_s: float) -> None:
+        """HoldfastError: it was waited for long enough."""
+        machines = self._run.config.machines
+        self._began_s = at_s if self._began_s is None else self._began_s
+        if self._is_over or not machines.count or at_s - self._began_s <= machines.wait_s:
+            return
+        raise HoldfastError(
+            f"machines.wait_s={machines.wait_s:g} reached: {len(self._run.machines.here)} of "
+            f"{machines.needed} machines are here ({self._run.machines.named()}); start "
+            "'holdfast agent' on the others, or begin with fewer (machines.start_with)"
+        )
+
+    def came(self, hello: messages.AgentHello, at_s: float) -> list[Effect]:
+        """ConfigError: there is no place for it."""
+        run, machines = self._run, self._run.machines
+        replaced: list[Effect] = []
+        if hello.machine in machines.here:
+            if machines.silent_s(hello.machine, at_s) < run.timeouts.look_s:
+                raise ConfigError(
+                    f"a machine called {hello.machine} is here already, and has just been heard; "
+                    "give this one another name"
+                )
+            replaced = [FenceMachine(hello.machine)]
+        if hello.slots < 1:
+            raise ConfigError(
+                f"machine {hello.machine} has {hello.slots} slots: expected at least 1"
+            )
+        machines.came(Machine(hello.machine, hello.slots), at_s)
+        return [*replaced, *self._said(hello, at_s), *self._begin()]
+
+    def _said(self, hello: messages.AgentHello, at_s: float) -> list[Effect]:
+        wanted = self._run.config.machines.count
+        if not wanted:
+            return []  # the only one, which the launcher has started itself
+        came = events.MachineCame(
+            at_s=at_s,
+            machine=hello.machine,
+            slots=hello.slots,
+            num_here=len(self._run.machines.here),
+            num_wanted=wanted,
+        )
+        return [Emit(came)]
+
+    def _begin(self) -> list[Effect]:
+        """As soon as enough are here."""
+        run = self._run
+        here = run.machines.here
+        if self._is_over or len(here) < max(1, run.config.machines.needed):
+            return []
+        where = self._seating.first()
+        stages = {run.first_stages[worker] for worker in where}
+        if len(stages) < run.shape.stages:
+            return []  # not a holder for every stage: wait for more
+        self._is_over = True
+        for worker, name in where.items():
+            run.machines.seat(worker, name)
+        for worker in run.first_stages.keys() - where.keys():
+            run.membership.handle(m.Postponed(worker, 0.0))
+        return [StartWorker(worker, name) for worker, name in sorted(where.items())]
+
+    def lost_early(self, name: str, why: str) -> None:
+        """Before training. HoldfastError: workers had been started there."""
+        if self._run.machines.left(name) and self._run.phase is not RunPhase.TRAINING:
+            raise HoldfastError(
+                f"machine {name} was lost before training started ({why}); all workers were "
+                f"stopped. {self._run.advice}"
+            )

@@ -1,0 +1,77 @@
+"""Which machines are here, and on which of them each worker was started. Decides nothing."""
+
+from collections.abc import Iterable, Mapping
+
+from holdfast.cluster import WorkerId
+from holdfast.planner.place.machine import Machine
+from holdfast.planner.place.placement import MachinePlacement
+from holdfast.schedule.operation import Shape
+
+
+class Machines:
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._here: dict[str, Machine] = {}
+        self._seats: dict[WorkerId, str] = {}
+        self._spoke_s: dict[str, float] = {}
+
+    @property
+    def here(self) -> Mapping[str, Machine]:
+        return self._here
+
+    @property
+    def are_many(self) -> bool:
+        return len(self._here) > 1
+
+    def came(self, machine: Machine, at_s: float) -> None:
+        self._here[machine.name] = machine
+        self._spoke_s[machine.name] = at_s
+
+    def left(self, name: str) -> list[WorkerId]:
+        """Who was there."""
+        gone = self.on(name)
+        del self._here[name], self._spoke_s[name]
+        for worker in gone:
+            del self._seats[worker]
+        return gone
+
+    # --- who is where ---
+
+    def seat(self, worker: WorkerId, name: str) -> None:
+        self._seats[worker] = name
+
+    def unseat(self, worker: WorkerId) -> None:
+        self._seats.pop(worker, None)
+
+    def of(self, worker: WorkerId) -> str:
+        """Empty: it was started by hand, or is a thread."""
+        return self._seats.get(worker, "")
+
+    def on(self, name: str) -> list[WorkerId]:
+        return sorted(worker for worker, there in self._seats.items() if there == name)
+
+    def room_on(self, name: str) -> int:
+        return self._here[name].slots - len(self.on(name))
+
+    def placement(self, held: Mapping[WorkerId, int]) -> MachinePlacement:
+        """``held``: the stages of the members."""
+        shape, machines = self._shape, tuple(self._here.values())
+        seated = {worker: stage for worker, stage in held.items() if worker in self._seats}
+        return MachinePlacement(
+            shape.pipelines, shape.stages, machines, dict(self._seats), held=seated
+        )
+
+    # --- signs of life ---
+
+    def spoke(self, name: str, at_s: float) -> None:
+        self._spoke_s[name] = at_s
+
+    def silent_s(self, name: str, at_s: float) -> float:
+        return at_s - self._spoke_s[name]
+
+    def forgive(self, seconds: float) -> None:
+        """The coordinator was away for so long: nobody could be heard."""
+        self._spoke_s = {name: at_s + seconds for name, at_s in self._spoke_s.items()}
+
+    def named(self, names: Iterable[str] = ()) -> str:
+        return ", ".join(sorted(names or self._here)) or "none"
