@@ -167,7 +167,7 @@ def _begin_again(ticket: Ticket, environment: dict[str, str]) -> NoReturn:
 
 def _run_for(args: argparse.Namespace, ticket: Ticket) -> int:
     os.umask(0o077)
-    run_worker, prepare = _worker_parts()
+    run_worker, prepare = _worker_parts(comes_again=False)  # this agent is told to start another
     connection, access = _reached(args, ticket)
     own_host = connection.own_host
     with tempfile.TemporaryDirectory(prefix="holdfast-agent-") as folder:
@@ -213,7 +213,7 @@ def _run_local(args: argparse.Namespace) -> int:
     os.umask(0o077)  # its workers write into the run directory
     access = Access(host, port, secret, args.generation)
     signals.ignore()
-    run_worker, prepare = _worker_parts()
+    run_worker, prepare = _worker_parts(comes_again=True)
     try:
         connection, _ = connect(access, AGENT, "", args.try_for)
     except HoldfastError:
@@ -222,7 +222,9 @@ def _run_local(args: argparse.Namespace) -> int:
     return Agent(connection, access, hello, prepare, run_worker, say).run()
 
 
-def _worker_parts() -> tuple[Callable[[WorkerSpec], int], Callable[[RunConfig], None]]:
+def _worker_parts(
+    *, comes_again: bool
+) -> tuple[Callable[[WorkerSpec], int], Callable[[RunConfig], None]]:
     """Loads torch: a second that only this process pays."""
     instruction_set.prepare(complain)
     from holdfast.baselines.worker_registry import keeping_of
@@ -231,7 +233,7 @@ def _worker_parts() -> tuple[Callable[[WorkerSpec], int], Callable[[RunConfig], 
     def run_worker(spec: WorkerSpec) -> int:
         signals.leave_to_launcher()
         code = process.run_process(spec, keeping_of)
-        if code == process.CUT_OFF:
+        if comes_again and code == process.CUT_OFF:
             come_again(spec)
         return code
 

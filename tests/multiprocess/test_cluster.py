@@ -1,0 +1,92 @@
+"""Four machines that share nothing but a network: whatever fails, the result is the same bits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers import runs
+from helpers.cluster_run import JOB_TEXT, ClusterRun
+from helpers.hosts import Host, hosts, why_not
+from holdfast.observability.events import (
+    MachineLost,
+    Recovered,
+    StepFinished,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReady,
+)
+
+WHY_NOT = why_not()
+pytestmark = [
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+    pytest.mark.multiprocess,
+    pytest.mark.wide,
+    pytest.mark.timeout(900),
+]
+STEPS, MICROBATCHES = 60, 8
+WORDS = ["--pipelines", "4", "--stages", "2", "--steps", str(STEPS)]
+WORDS += ["--microbatches", str(MICROBATCHES)]
+QUICK = runs.settings(
+    "workers.heartbeat_timeout_s=3", "checkpoint.at_end=false", "checkpoint.first_step=0"
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """On one machine."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    job = folder / "paced_gpt.py"
+    job.write_text(JOB_TEXT)
+    numbers = {"steps": None, "microbatches": None}
+    return runs.finished(runs.threads(job, folder / "run", *WORDS, **numbers)).sha256
+
+
+@pytest.fixture
+def four() -> Iterator[tuple[Host, ...]]:
+    with hosts(4) as machines:
+        yield machines
+
+
+def begun(machines: tuple[Host, ...], folder: Path, *words: str) -> ClusterRun:
+    """In the middle of its training, and slow enough to be met there."""
+    run = ClusterRun(machines, folder, *WORDS, *QUICK, *words, machines=4)
+    run.pace(0.02)
+    run.wait_for(StepFinished, 3)
+    return run
+
+
+def test_four_machines_give_the_bits_of_one(four, undisturbed, tmp_path):
+    run = begun(four, tmp_path)
+    run.pace(0)
+    assert run.sha256() == undisturbed
+    assert {agent.wait(30) for agent in run.agents.values()} == {0}
+    assert not run.all_of(WorkerLost)
+
+
+def test_a_killed_worker(four, undisturbed, tmp_path):
+    run = begun(four, tmp_path)
+    [ready] = [e for e in run.all_of(WorkerReady) if e.worker == "1.1"]
+    there = next(host for host in four if host.ipv4 == ready.machine)
+    there.run(["kill", "-9", str(ready.pid)])
+    [lost] = run.wait_for(WorkerLost)
+    run.wait_for(WorkerJoined)
+    run.pace(0)
+    assert run.sha256() == undisturbed
+    assert (lost.worker, lost.cause) == ("1.1", "signal SIGKILL")
+    assert not run.all_of(MachineLost)
+
+
+@pytest.mark.parametrize("silently", [True, False], ids=["silently", "with a last word"])
+def test_a_machine_that_dies_is_one_event(four, undisturbed, tmp_path, silently):
+    run = begun(four, tmp_path)
+    four[3].power_off(silently=silently)
+    [lost] = run.wait_for(MachineLost)
+    [recovered] = run.wait_for(Recovered)
+    run.pace(0)
+    assert run.sha256() == undisturbed
+    assert lost.machine == "h3"
+    assert len(lost.workers) == 2
+    assert set(recovered.workers) == set(lost.workers)
+    assert len(run.all_of(WorkerLost)) == 2
+    assert len([e for e in run.all_of(Recovered) if "death" in e.cause]) == 1
