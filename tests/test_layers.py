@@ -101,7 +101,7 @@ INNER: dict[str, list[str]] = {
     "control": [
         "io",
         "coordinator",
-        "handlers",
+        "handlers | machine_door",
         "agenda",
         "finish",
         "parts",
@@ -116,7 +116,9 @@ INNER: dict[str, list[str]] = {
         "effects | checks | recovery_rules",
     ],
     "cli": [
-        "report | terminal",
+        "cluster",
+        "worker",
+        "report | terminal | help_text",
         "plan_problem",
     ],
     "observability": [

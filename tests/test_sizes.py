@@ -24,10 +24,10 @@ class Finding(NamedTuple):
 
 _WAYS = "imports holdfast.baselines.worker_registry"
 LATE_IMPORTS = {
-    Finding("cli/agent.py", f"{_WAYS} in _worker_parts"): "torch: the launcher needs none",
+    Finding("cli/cluster/agent.py", f"{_WAYS} in _worker_parts"): "torch: the launcher needs none",
     Finding("cli/worker.py", f"{_WAYS} in _work"): "torch: the launcher needs none",
     Finding(
-        "cli/agent.py", "imports holdfast.runtime.worker in _worker_parts"
+        "cli/cluster/agent.py", "imports holdfast.runtime.worker in _worker_parts"
     ): "torch: the launcher needs none",
     Finding("cli/worker.py", "imports holdfast.runtime.worker in _work"): "torch, as above",
     Finding("__init__.py", "imports for the type checker"): "names that are loaded when used",

@@ -27,7 +27,8 @@ from holdfast.names import WORKER
 VERSION = 2
 SECRET_BYTES = 32
 COORDINATOR, AGENT, WORKER_ROLE, JOINER = "coordinator", "agent", "worker", "joiner"
-ROLES = (COORDINATOR, AGENT, WORKER_ROLE, JOINER)
+OPERATOR = "operator"  # somebody at a keyboard
+ROLES = (COORDINATOR, AGENT, WORKER_ROLE, JOINER, OPERATOR)
 MOST_GENERATION = (1 << 32) - 1
 
 _NONCE_BYTES = 32

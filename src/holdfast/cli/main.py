@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import holdfast
 from holdfast.cli import (
-    agent,
     demo,
     diagnose,
     help_text,
@@ -19,6 +18,7 @@ from holdfast.cli import (
     watch,
     worker,
 )
+from holdfast.cli.cluster import agent, drain
 from holdfast.cli.flags import in_flags
 from holdfast.cli.terminal.complaints import complain
 from holdfast.errors import ConfigError, HoldfastError
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="holdfast", description=_DESCRIPTION, **help_text.parts(_EXAMPLES, _MORE))
     parser.add_argument("--version", action="version", version=f"holdfast {holdfast.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, train, worker, plan, recovery_plan, trace, diagnose, watch, agent):
+    for command in (demo, train, worker, plan, recovery_plan, trace, diagnose, watch, agent, drain):
         command.add_parser(subparsers)
     try:
         parsed = parser.parse_args(arguments)

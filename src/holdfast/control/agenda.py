@@ -11,6 +11,8 @@ from holdfast.control.parts import CoordinatorParts
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.run import Run
 
+_TOO_SLOW = "it was too slow and is left out"
+
 
 class Agenda:
     def __init__(self, run: Run, parts: CoordinatorParts, finish: Finish) -> None:
@@ -45,9 +47,12 @@ class Agenda:
             return ordered
         return ordered + (self._enter(at_s) or self.move(at_s) or self.mitigate(at_s))
 
+    def drain(self, at_s: float) -> list[Effect]:
+        return [] if self.parts.joining.under_way else self.parts.draining.next(at_s)
+
     def when_quiet(self, at_s: float) -> list[Effect]:
         """Now and then, and only while nothing is under way or about to end."""
-        return [*self.parts.replacing.due(at_s), *self._try_better(at_s)]
+        return [*self.drain(at_s), *self.parts.replacing.due(at_s), *self._try_better(at_s)]
 
     def _enter(self, at_s: float) -> list[Effect]:
         joining = self.parts.joining
@@ -69,14 +74,22 @@ class Agenda:
 
     def _leave(self, orders: Sequence[MoveOrder], at_s: float) -> list[Effect]:
         parts, joiners = self.parts, []
-        for worker, stage, reason in orders:
-            if stage is None:
-                parts.replacing.leave_out(worker)
-                return parts.losing.refuse(worker, "it was too slow and is left out", at_s)
+        if dropped := [order for order in orders if order.stage is None]:
+            return self._drop(dropped, at_s)
+        for worker, stage, reason, _ in orders:
+            assert stage is not None
             joiners.append((worker, Joiner(stage, self.run.stages[worker], reason)))
         if not joiners:
             return []
         return parts.reconfigurations.begin(ChangeRequest("move", leaving=tuple(joiners)), at_s)
+
+    def _drop(self, orders: Sequence[MoveOrder], at_s: float) -> list[Effect]:
+        """Together, in one change."""
+        for order in orders:
+            if not order.may_return:
+                self.parts.replacing.leave_out(order.worker)
+        workers, reason = [order.worker for order in orders], orders[0].reason
+        return self.parts.losing.dismiss(workers, reason, at_s)
 
     def mitigate(self, at_s: float) -> list[Effect]:
         """Something is slow, or is so no longer, and it pays to change who does what."""
@@ -90,7 +103,7 @@ class Agenda:
             return effects + switching.begin(remedy.steady, option.action.value, at_s)
         moving.order(MoveOrder(worker, stage, option.what) for worker, stage in remedy.moves)
         if remedy.drops is not None:
-            moving.order([MoveOrder(remedy.drops, None, option.what)])
+            moving.order([MoveOrder(remedy.drops, None, _TOO_SLOW)])
         return effects + self.move(at_s)
 
     def _try_better(self, at_s: float) -> list[Effect]:

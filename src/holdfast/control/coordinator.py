@@ -13,6 +13,7 @@ from holdfast.control.checks import NOTHING, Accepted
 from holdfast.control.effects import Effect, Emit, SealCheckpoint, SealFailed, SealResult
 from holdfast.control.finish import Finish
 from holdfast.control.handlers import Handler, Handlers
+from holdfast.control.machine_door import MachineDoor
 from holdfast.control.parts import CoordinatorParts
 from holdfast.control.plans import SomePlanner
 from holdfast.control.plausible import Plausible
@@ -70,6 +71,7 @@ class Coordinator:
         self.agenda = Agenda(self.run, self.parts, self._finish)
         handlers = Handlers(self.run, self.parts, self.agenda, self._finish)
         self._handlers = handlers.table()
+        self.machines = MachineDoor(self.run, self.parts, self._guarded)
         self._plausible = Plausible(self.run)
         self._broken_by: dict[type, str] = {}  # kind of message -> worker
 
@@ -158,15 +160,6 @@ class Coordinator:
 
     def lost_connection(self, worker: str, at_s: float) -> list[Effect]:
         return self._guarded(lambda: self.parts.notices.closed(parse_worker(worker), at_s), at_s)
-
-    def machine_came(self, hello: messages.AgentHello, at_s: float) -> list[Effect]:
-        """ConfigError: there is no place for it."""
-        return self.parts.coming_machines.came(hello, at_s)
-
-    def machine_lost(self, name: str, why: str, at_s: float) -> list[Effect]:
-        if name not in self.run.machines.here:
-            return []
-        return self._guarded(lambda: self.parts.lost_machines.lose(name, why, at_s), at_s)
 
     def tick(self, at_s: float) -> list[Effect]:
         return self._guarded(lambda: self._on_tick(at_s), at_s)

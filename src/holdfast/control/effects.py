@@ -30,6 +30,13 @@ class StartWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseMachine:
+    """Nobody is left there: its agent may end."""
+
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
 class FenceMachine:
     """Close the connection of a lost machine's agent: should it live, it ends its workers."""
 
@@ -116,6 +123,7 @@ Effect = (
     | StartWorker
     | Fence
     | FenceMachine
+    | ReleaseMachine
     | AskStack
     | LookAtWorker
     | ReportStuck

@@ -2,6 +2,7 @@
 
 from holdfast.control.inventory.losses import Losses, ProgressTracker
 from holdfast.control.join.coming_machines import ComingMachines
+from holdfast.control.join.draining import Draining
 from holdfast.control.join.joining import Joining
 from holdfast.control.join.moving import Moving
 from holdfast.control.join.recovery_parts import RecoveryParts
@@ -72,4 +73,5 @@ class CoordinatorParts:
         self.deadline = Deadline(run)
         self.straggler_monitor = StragglerMonitor(run)
         self.mitigating = Mitigating(run, plans, policy, policies.stragglers(run, plans))
-        self.moving = Moving(run, plans, tracker, switching)
+        self.moving = moving = Moving(run, plans, tracker, switching)
+        self.draining = Draining(run, moving)

@@ -19,6 +19,8 @@ from holdfast.observability.events import (
     JoinUnfinished,
     LogChanged,
     MachineCame,
+    MachineDrained,
+    MachineDrains,
     MachineLost,
     MitigationChosen,
     NoRoom,
@@ -240,7 +242,7 @@ def _of_worker(event: Event, standing: Standing) -> str | None:
             )
         case WorkerStuck():
             return _stuck(event)
-        case MachineCame() | MachineLost() | NoRoom():
+        case MachineCame() | MachineLost() | MachineDrains() | MachineDrained() | NoRoom():
             return _of_machine(event)
         case WorkerMoved():
             way = f"from stage {event.from_stage} to stage {event.to_stage}"
@@ -249,7 +251,9 @@ def _of_worker(event: Event, standing: Standing) -> str | None:
             return _of_joining(event)
 
 
-def _of_machine(event: MachineCame | MachineLost | NoRoom) -> str:
+def _of_machine(
+    event: MachineCame | MachineLost | MachineDrains | MachineDrained | NoRoom,
+) -> str:
     match event:
         case MachineCame():
             here = f"{event.num_here} of {count(event.num_wanted, 'machine')}"
@@ -258,11 +262,14 @@ def _of_machine(event: MachineCame | MachineLost | NoRoom) -> str:
         case MachineLost():
             workers = listed(event.workers) if event.workers else "no workers"
             return f"machine {event.machine} lost with {workers} ({event.cause})"
+        case MachineDrains():
+            workers = listed(event.workers) if event.workers else "no workers"
+            return f"machine {event.machine} is to leave with {workers} ({event.reason})"
+        case MachineDrained():
+            return f"machine {event.machine} has left after {event.took_s:.1f} s; nothing was lost"
         case NoRoom():
-            return (
-                f"worker {event.worker} waits for a machine with a free slot "
-                f"(here: {event.machines}); start 'holdfast agent' on one"
-            )
+            here = f"here: {event.machines}"
+            return f"worker {event.worker} waits for a machine with a free slot ({here})"
 
 
 def _left(standing: Standing) -> str:

@@ -15,7 +15,7 @@ from helpers.live import wait_until
 from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, Caller, Identity, answer
 from holdfast.auth.secret import FD_VARIABLE, hand_over
 from holdfast.baselines.worker_registry import keeping_of
-from holdfast.cli import agent as agent_command
+from holdfast.cli.cluster import agent as agent_command
 from holdfast.cluster import WorkerId
 from holdfast.config import config_from
 from holdfast.control.io.agents import agent_process

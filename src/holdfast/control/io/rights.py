@@ -4,7 +4,14 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Identity
+from holdfast.auth.handshake import (
+    AGENT,
+    COORDINATOR,
+    JOINER,
+    OPERATOR,
+    WORKER_ROLE,
+    Identity,
+)
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.protocol import messages
@@ -16,12 +23,14 @@ MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.AgentAsk,
         messages.AgentHello,
         messages.AgentBeat,
+        messages.Leaving,
         messages.WorkerStarted,
         messages.WorkerNotStarted,
         messages.WorkerExited,
         messages.WorkerRuns,
     ),
     JOINER: (messages.JoinRequest,),
+    OPERATOR: (messages.DrainMachine,),
     WORKER_ROLE: (
         messages.Hello,
         messages.LayerCosts,
@@ -56,7 +65,7 @@ def refusal(
     peer: Identity, generation: int, is_free: Callable[[str], bool], *, wants_agent: bool
 ) -> str:
     """Why there is no place for it; empty: there is. Whoever has only a ticket knows no launch."""
-    may_not_know = peer.role in (JOINER, AGENT)
+    may_not_know = peer.role in (JOINER, AGENT, OPERATOR)
     if peer.generation != generation and (peer.generation or not may_not_know):
         return f"it is of launch {peer.generation} of this run, which is at launch {generation}"
     if peer.role == AGENT and not wants_agent:
@@ -85,7 +94,7 @@ def check_right(peer: Identity, message: messages.Message, *, has_said_hello: bo
     kind = type(message).__name__
     if not isinstance(message, MAY_SAY.get(peer.role, ())):
         raise ProtocolError(f"{peer}: sent {kind}, which is not for {peer.role}s to say")
-    if peer.role == AGENT:
+    if peer.role in (AGENT, OPERATOR):
         return  # of whom it may speak is known only to who has heard it before
     if getattr(message, "worker", None) != peer.name:
         raise ProtocolError(

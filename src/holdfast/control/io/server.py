@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, Identity
+from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, OPERATOR, Identity
 from holdfast.auth.stamps import Stamps
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.coordinator import Coordinator
@@ -16,15 +16,16 @@ from holdfast.control.effects import (
     Fence,
     FenceMachine,
     LookAtWorker,
+    ReleaseMachine,
     SealResult,
     Send,
     StartWorker,
 )
 from holdfast.control.io.agents.agent_connections import Agents
-from holdfast.control.io.agents.orders import AgentOrders
+from holdfast.control.io.agents.machine_desk import Line, MachineDesk
 from holdfast.control.io.in_order import InOrder
 from holdfast.control.io.last_words import Unheard
-from holdfast.control.io.rights import check_right, granted, refusal, told
+from holdfast.control.io.rights import check_right, granted, refusal
 from holdfast.control.io.strangers import Stranger, Strangers
 from holdfast.control.io.worker_clocks import WorkerClocks
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
@@ -75,7 +76,8 @@ class Server:
         self._workers: dict[WorkerId, Connection] = {}
         self._asking: dict[Connection, float] = {}  # who wants to join; until when it may stay
         self._agents = Agents(most_agents)
-        self._orders = AgentOrders(self._agents, start_workers, start_more, self._send)
+        line = Line(self._send, self._drop, self._apply, self._log)
+        self._machines = MachineDesk(coordinator, self._agents, start_workers, start_more, line)
         self._clocks = WorkerClocks()
         self._effects = InOrder(self._do)
         self._encoded: tuple[messages.Message, bytes] | None = None
@@ -173,7 +175,7 @@ class Server:
             self._drop(connection)
         elif peer.role == AGENT:
             self._agents.admit(connection)
-        elif peer.role == JOINER:
+        elif peer.role in (JOINER, OPERATOR):
             self._asking[connection] = time.monotonic() + ASK_LIMIT_S
         else:
             self._loading[parse_worker(peer.name)] = connection
@@ -198,7 +200,7 @@ class Server:
         machine = self._agents.machine_of(connection)
         peer = self._drop(connection)
         if machine:
-            self._apply(self._coordinator.machine_lost(machine, str(why), time.monotonic()))
+            self._apply(self._coordinator.machines.lost(machine, str(why), time.monotonic()))
         elif peer is not None and is_worker:
             self._apply(self._coordinator.lost_connection(peer.name, time.monotonic()))
 
@@ -206,40 +208,16 @@ class Server:
         """ProtocolError: it has said what it may not say."""
         is_loading = connection in self._loading.values()
         check_right(self._peers[connection], message, has_said_hello=not is_loading)
-        if connection in self._agents:
-            self._agents.check(connection, message)
+        if self._machines.hear(connection, message):
+            return
         match message:
             case messages.JoinRequest():
                 self._answer(connection, message)
                 return
-            case messages.AgentAsk():
-                self._send(connection, told(self._start_workers))
-                return
-            case messages.AgentHello():
-                self._take_machine(connection, message)
-                return
-            case messages.WorkerStarted() | messages.WorkerExited() | messages.WorkerRuns():
-                self._agents.hear(connection, message)
             case messages.Hello():
                 worker = parse_worker(message.worker)
                 self._workers[worker] = self._loading.pop(worker)
-        if machine := self._agents.machine_of(connection):
-            self._coordinator.run.machines.spoke(machine, time.monotonic())
-        if not isinstance(message, messages.AgentBeat):
-            self._apply(self._handled(message))
-
-    def _take_machine(self, connection: Connection, hello: messages.AgentHello) -> None:
-        try:
-            effects = self._coordinator.machine_came(hello, time.monotonic())
-        except ConfigError as why:
-            self._send(connection, messages.AgentRefused(reason=str(why)))
-            self._log(f"machine {hello.machine}", str(why))
-            self._drop(connection)
-            return
-        fences = [effect for effect in effects if isinstance(effect, FenceMachine)]
-        self._apply(fences)  # the one before it, under the same name
-        self._agents.name(connection, hello.machine)
-        self._apply([effect for effect in effects if effect not in fences])
+        self._apply(self._handled(message))
 
     def _handled(self, message: messages.Message) -> list[Effect]:
         now_s = time.monotonic()
@@ -273,16 +251,11 @@ class Server:
                     self._send(self._workers[effect.to], effect.message)
             case Fence():
                 self._fence(effect.worker)
-            case StartWorker():
-                failed = self._orders.start(effect.worker, effect.machine)
-                self._apply(self._handled(failed) if failed else [])
-            case FenceMachine():
-                if (agent := self._agents.connection_to(effect.machine)) is not None:
-                    self._drop(agent)
-            case AskStack():
-                self._orders.ask_stack(effect.worker, self._workers.get(effect.worker))
-            case LookAtWorker():
-                self._orders.look_at(effect.worker)
+            case StartWorker() | AskStack() | LookAtWorker():
+                told = self._machines.do(effect, self._workers.get(effect.worker))
+                self._apply([] if told is None else self._handled(told))
+            case FenceMachine() | ReleaseMachine():
+                self._machines.do(effect, None)
             case _:
                 self._perform_or_fail(effect)
 

@@ -1,6 +1,6 @@
 """Machines come: at the start they are waited for, later they fill the places that are missing."""
 
-from holdfast.control.effects import Effect, Emit, FenceMachine, StartWorker
+from holdfast.control.effects import Effect, Emit, StartWorker
 from holdfast.control.join.seating import Seating
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.run import Run
@@ -34,23 +34,24 @@ class ComingMachines:
             "'holdfast agent' on the others, or begin with fewer (machines.start_with)"
         )
 
-    def came(self, hello: messages.AgentHello, at_s: float) -> list[Effect]:
+    def check(self, hello: messages.AgentHello, at_s: float) -> None:
         """ConfigError: there is no place for it."""
-        run, machines = self._run, self._run.machines
-        replaced: list[Effect] = []
-        if hello.machine in machines.here:
-            if machines.silent_s(hello.machine, at_s) < run.timeouts.look_s:
-                raise ConfigError(
-                    f"a machine called {hello.machine} is here already, and has just been heard; "
-                    "give this one another name"
-                )
-            replaced = [FenceMachine(hello.machine)]
+        machines, name = self._run.machines, hello.machine
+        is_here = name in machines.here
+        if is_here and machines.silent_s(name, at_s) < self._run.timeouts.look_s:
+            raise ConfigError(
+                f"a machine called {name} is here already, and has just been heard; "
+                "give this one another name"
+            )
         if hello.slots < 1:
             raise ConfigError(
                 f"machine {hello.machine} has {hello.slots} slots: expected at least 1"
             )
-        machines.came(Machine(hello.machine, hello.slots), at_s)
-        return [*replaced, *self._said(hello, at_s), *self._begin()]
+
+    def came(self, hello: messages.AgentHello, at_s: float) -> list[Effect]:
+        """ConfigError: all are here, and too small together."""
+        self._run.machines.came(Machine(hello.machine, hello.slots), at_s)
+        return [*self._said(hello, at_s), *self._begin()]
 
     def _said(self, hello: messages.AgentHello, at_s: float) -> list[Effect]:
         wanted = self._run.config.machines.count

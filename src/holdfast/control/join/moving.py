@@ -21,6 +21,7 @@ class MoveOrder(NamedTuple):
     worker: WorkerId
     stage: int | None  # that it is to hold; None: it is left out
     reason: str
+    may_return: bool = False  # as another process, elsewhere
 
 
 class _Spared(NamedTuple):

@@ -75,10 +75,10 @@ class Seating:
     def _machine_for(self, worker: WorkerId) -> str:
         """Empty: none has room."""
         machines = self._run.machines
-        open_ = [name for name in machines.here if machines.room_on(name) > 0]
+        open_ = [name for name in machines.open if machines.room_on(name) > 0]
         if len(open_) < 2:
             return "".join(open_)
-        here = machines.here.values()
+        here = machines.open.values()
         best = refill(machines.placement(self._run.stages), here, may_move=False).starts
         # Others may be missing as well, and would come first; nobody has asked for them.
         return best.get(worker) or max(open_, key=lambda name: (machines.room_on(name), name))

@@ -79,6 +79,12 @@ class Losing:
         stop = Send(worker, messages.Stop(reason=reason))
         return [stop, *self.lose(m.GaveUp(worker, at_s), reason)]
 
+    def dismiss(self, workers: Sequence[WorkerId], reason: str, at_s: float) -> list[Effect]:
+        """Members that have nothing to do any more: nothing is lost with them."""
+        stops = [Send(worker, messages.Stop(reason=reason)) for worker in workers]
+        notices = [m.GaveUp(worker, at_s) for worker in workers]
+        return [*stops, *self.lose_together(notices, reason, explained=True)]
+
     def gave_up(self, worker: WorkerId, reason: str, at_s: float) -> list[Effect]:
         """A member whose machine is out of something: lost as if it had died of it."""
         return self.lose(m.GaveUp(worker, at_s), reason, explained=True)

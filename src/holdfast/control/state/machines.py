@@ -14,6 +14,7 @@ class Machines:
         self._here: dict[str, Machine] = {}
         self._seats: dict[WorkerId, str] = {}
         self._spoke_s: dict[str, float] = {}
+        self._draining: set[str] = set()
 
     @property
     def here(self) -> Mapping[str, Machine]:
@@ -23,6 +24,19 @@ class Machines:
     def are_many(self) -> bool:
         return len(self._here) > 1
 
+    @property
+    def open(self) -> Mapping[str, Machine]:
+        """Those that workers may be started on."""
+        return {name: each for name, each in self._here.items() if name not in self._draining}
+
+    @property
+    def are_all_draining(self) -> bool:
+        return self._draining == self._here.keys()
+
+    def drain(self, name: str) -> None:
+        """It is to leave: nobody is started there any more."""
+        self._draining.add(name)
+
     def came(self, machine: Machine, at_s: float) -> None:
         self._here[machine.name] = machine
         self._spoke_s[machine.name] = at_s
@@ -31,6 +45,7 @@ class Machines:
         """Who was there."""
         gone = self.on(name)
         del self._here[name], self._spoke_s[name]
+        self._draining.discard(name)
         for worker in gone:
             del self._seats[worker]
         return gone

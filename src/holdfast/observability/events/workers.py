@@ -43,6 +43,23 @@ class MachineLost(Timed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachineDrains(Timed):
+    """It is to leave: its workers go as soon as nothing is lost with them."""
+
+    machine: str
+    reason: str
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineDrained(Timed):
+    """All its workers have gone, and nothing was lost."""
+
+    machine: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoom(Timed):
     """A worker is needed and no machine has a free slot: it is started when one comes."""
 
@@ -145,6 +162,8 @@ WorkerEvent: TypeAlias = (
     | WorkerLost
     | MachineCame
     | MachineLost
+    | MachineDrains
+    | MachineDrained
     | NoRoom
     | WorkerStuck
     | Recovered

@@ -43,6 +43,27 @@ class AgentBeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """agent -> coordinator: this machine is about to go; let its workers go before."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainMachine:
+    """operator -> coordinator: let the workers of this machine go, and then its agent."""
+
+    machine: MachineName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainAnswer:
+    """coordinator -> operator."""
+
+    refused: str  # why; empty: it is being done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRefused:
     """coordinator -> agent, instead of work: there is no place for it."""
 
@@ -110,6 +131,9 @@ AgentMessage = (
     | RunTold
     | AgentHello
     | AgentBeat
+    | Leaving
+    | DrainMachine
+    | DrainAnswer
     | AgentRefused
     | StartWorkers
     | WorkerStarted

@@ -26,6 +26,7 @@ from holdfast.protocol.messages import (
     AgentBeat,
     AgentHello,
     AgentRefused,
+    Leaving,
     LookAt,
     Message,
     ShowStack,
@@ -62,11 +63,19 @@ class _Start:
     due_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """This machine is to go."""
+
+    reason: str
+    within_s: float  # 0: now
+
+
 class Agent:
     """``run_worker`` runs in the forked child and returns its exit code; ``say`` takes lines.
 
     ``adapted``: an order as it is carried out on this machine, which may have other directories and
-    addresses than the launcher's.
+    addresses than the launcher's. ``leaves``: asked again and again; None: it stays.
     """
 
     def __init__(
@@ -78,6 +87,7 @@ class Agent:
         run_worker: Callable[[WorkerSpec], int],
         say: Callable[[str], None] = lambda line: None,
         adapted: Callable[[StartWorkers], StartWorkers] = lambda order: order,
+        leaves: Callable[[], Departure | None] = lambda: None,
     ) -> None:
         self._connection = connection
         self._access = access
@@ -86,6 +96,8 @@ class Agent:
         self._say = say
         self._hello, self._adapted = hello, adapted
         self.ended_for = ""  # what the launcher has said
+        self._leaves = leaves
+        self._leaves_by_s = math.inf  # once it has been said that this machine is to go
         self._beat_s, self._next_beat_s = BEAT_S, 0.0
         self._prepared: RunConfig | None = None
         self._children: dict[int, _Child] = {}
@@ -102,6 +114,8 @@ class Agent:
                     return 0
                 self._start_due()
                 self._beat()
+                if self._is_to_go():
+                    return 0
         except PeerLost:
             return 1  # the launcher is gone: take the workers along
         finally:
@@ -172,6 +186,17 @@ class Agent:
     def _pause_s(self) -> float:
         due_s = min((start.due_s for start in self._waiting.values()), default=math.inf)
         return max(0.0, min(self._next_beat_s, due_s) - time.monotonic())
+
+    def _is_to_go(self) -> bool:
+        """At once. Before that its workers are let go in good order, if there is time."""
+        departure, now_s = self._leaves(), time.monotonic()
+        if departure is None:
+            return False
+        if self._leaves_by_s == math.inf:
+            self._connection.send(Leaving(reason=departure.reason))
+            self.ended_for = "it was told to leave, and has waited long enough"
+        self._leaves_by_s = min(self._leaves_by_s, now_s + departure.within_s)
+        return now_s >= self._leaves_by_s
 
     def _beat(self) -> None:
         now_s = time.monotonic()

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from holdfast.auth.handshake import AGENT
 from holdfast.auth.secret import hand_over, taken_over
 from holdfast.auth.ticket import TICKET_FILE, Ticket, encoded, parse_ticket, read_ticket
 from holdfast.cli import help_text
+from holdfast.cli.cluster.departure import Departures
 from holdfast.cli.terminal import signals
 from holdfast.cli.terminal.complaints import complain, say
 from holdfast.cli.worker import come_again, own_network
@@ -37,7 +39,7 @@ _CODES = {
     "1": "the run could not be reached any more",
     "2": "bad input, or there is no place for this machine in the run",
 }
-TRY_S = 600.0
+TRY_S, DRAIN_LIMIT_S = 600.0, 60.0
 _TRY_PAUSE_S = 1.0
 _ANSWER_LIMIT_S = 30.0
 _TICKET_FD, _KNOWS = "HOLDFAST_TICKET_FD", "HOLDFAST_AGENT"
@@ -73,10 +75,28 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="S",
         help=f"how long it tries to reach the run (default: {TRY_S:g})",
     )
+    _add_leaving(parser)
     # What 'holdfast train' says to the agent of its own machine.
     parser.add_argument("--connect", help=argparse.SUPPRESS)
     parser.add_argument("--generation", type=int, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
+
+
+def _add_leaving(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--drain-limit",
+        type=float,
+        default=DRAIN_LIMIT_S,
+        metavar="S",
+        help="when this machine is to go (SIGTERM, Ctrl-C, or the two below): time to hand over "
+        f"what its workers hold (default: {DRAIN_LIMIT_S:g}); a second signal ends it at once",
+    )
+    parser.add_argument("--drain-file", metavar="FILE", help="it is to go when this file is there")
+    parser.add_argument(
+        "--drain-command",
+        metavar="COMMAND",
+        help="run every 5 s; it is to go when that ends with code 0, e.g. a preemption notice",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,8 +121,11 @@ def _check(args: argparse.Namespace) -> None:
     for flag, host in (("--listen", args.listen), ("--advertise", args.advertise)):
         if host and not is_host(host):
             raise ConfigError(f"{flag} {host}: expected {HOST}")
-    if not 0 <= args.try_for < float("inf"):
-        raise ConfigError(f"--try-for {args.try_for}: expected seconds, 0 or more")
+    for flag, seconds in (("--try-for", args.try_for), ("--drain-limit", args.drain_limit)):
+        if not 0 <= seconds < float("inf"):
+            raise ConfigError(f"{flag} {seconds}: expected seconds, 0 or more")
+    if args.drain_command and not shlex.split(args.drain_command):
+        raise ConfigError("--drain-command: is empty; expected a program")
 
 
 def _ticket(given: str) -> Ticket:
@@ -180,7 +203,9 @@ def _run_for(args: argparse.Namespace, ticket: Ticket) -> int:
             return replace(order, run_dir=str(work_dir), config=config)
 
         hello = _hello(args.name, args.slots)
-        agent = Agent(connection, access, hello, prepare, run_worker, say, adapted)
+        leaves = Departures(args.drain_limit, args.drain_file, args.drain_command)
+        leaves.listen()
+        agent = Agent(connection, access, hello, prepare, run_worker, say, adapted, leaves)
         code = agent.run()
     if code:
         say(f"holdfast agent: the run at {ticket.address} is not heard any more; trying again")

@@ -1,0 +1,111 @@
+"""The coordinator's side of agents and operators: what they say of machines, and what is said to
+them."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from holdfast.control.coordinator import Coordinator
+from holdfast.control.effects import (
+    AskStack,
+    Effect,
+    FenceMachine,
+    LookAtWorker,
+    ReleaseMachine,
+    StartWorker,
+)
+from holdfast.control.io.agents.agent_connections import Agents
+from holdfast.control.io.agents.orders import AgentOrders
+from holdfast.control.io.rights import told
+from holdfast.errors import ConfigError
+from holdfast.protocol import messages
+from holdfast.protocol.connection import Connection
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a server lends to those who speak for it."""
+
+    send: Callable[[Connection, messages.Message], None]
+    drop: Callable[[Connection], object]
+    apply: Callable[[Sequence[Effect]], None]
+    log: Callable[[str, str], None]  # who, and what is to be known of it
+
+
+class MachineDesk:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        agents: Agents,
+        order: messages.StartWorkers,
+        start_more: Callable[[messages.StartWorkers], None],
+        line: Line,
+    ) -> None:
+        self._coordinator, self._agents, self._order = coordinator, agents, order
+        self._orders = AgentOrders(agents, order, start_more, line.send)
+        self._line = line
+
+    def hear(self, connection: Connection, message: messages.Message) -> bool:
+        """Whether it was about a machine, and is dealt with. ProtocolError: it may not say this."""
+        if connection in self._agents:
+            self._agents.check(connection, message)
+        machine = self._agents.machine_of(connection)
+        if machine:
+            self._coordinator.machines.spoke(machine, time.monotonic())
+        match message:
+            case messages.AgentBeat():
+                pass
+            case messages.AgentAsk():
+                self._line.send(connection, told(self._order))
+            case messages.AgentHello():
+                self._take(connection, message)
+            case messages.DrainMachine():
+                refused = self._drain(message.machine, "an operator has asked for it")
+                self._line.send(connection, messages.DrainAnswer(refused=refused))
+            case messages.Leaving():
+                if refused := self._drain(machine, message.reason):
+                    self._line.log(f"machine {machine}", refused)
+            case messages.WorkerStarted() | messages.WorkerExited() | messages.WorkerRuns():
+                self._agents.hear(connection, message)
+                return False
+            case _:
+                return False
+        return True
+
+    def _take(self, connection: Connection, hello: messages.AgentHello) -> None:
+        try:
+            effects = self._coordinator.machines.came(hello, time.monotonic())
+        except ConfigError as why:
+            self._line.send(connection, messages.AgentRefused(reason=str(why)))
+            self._line.log(f"machine {hello.machine}", str(why))
+            self._line.drop(connection)
+            return
+        fences = [effect for effect in effects if isinstance(effect, FenceMachine)]
+        self._line.apply(fences)  # the one before it, under the same name
+        self._agents.name(connection, hello.machine)
+        self._line.apply([effect for effect in effects if effect not in fences])
+
+    def _drain(self, machine: str, reason: str) -> str:
+        """Why not; empty: it is being done."""
+        try:
+            self._line.apply(self._coordinator.machines.drain(machine, reason, time.monotonic()))
+        except ConfigError as why:
+            return str(why)
+        return ""
+
+    def do(self, effect: Effect, worker: Connection | None) -> messages.Message | None:
+        """``worker``: the connection of whom it is about. What has come of it at once, if any."""
+        match effect:
+            case StartWorker():
+                return self._orders.start(effect.worker, effect.machine)
+            case AskStack():
+                self._orders.ask_stack(effect.worker, worker)
+            case LookAtWorker():
+                self._orders.look_at(effect.worker)
+            case ReleaseMachine() | FenceMachine():
+                agent = self._agents.connection_to(effect.machine)
+                if agent is not None and isinstance(effect, ReleaseMachine):
+                    self._line.send(agent, messages.Stop(reason="it is drained"))
+                if agent is not None:
+                    self._line.drop(agent)
+        return None

@@ -1,0 +1,233 @@
+"""Machines come and go: where workers are started, and what is lost with a machine."""
+
+import pytest
+
+from helpers.agents import agent_hello
+from helpers.harness.coordinator_world import emitted, sent
+from helpers.harness.machine_world import MachineWorld
+from holdfast.control.effects import FenceMachine, ReleaseMachine, StartWorker
+from holdfast.control.liveness.lost_machines import AGENT_S
+from holdfast.control.state.lifecycle import RunPhase
+from holdfast.errors import ConfigError
+from holdfast.observability import events
+from holdfast.protocol import messages
+
+TWO = {"a": 2, "b": 2}
+
+
+def starts(effects) -> dict[str, str]:
+    return {str(e.worker): e.machine for e in effects if isinstance(e, StartWorker)}
+
+
+# --- coming ---
+
+
+def test_nobody_is_started_before_all_machines_are_here():
+    world = MachineWorld({"a": 2}, count=2)
+    assert not starts(world.effects)
+    assert world.run.is_gathering
+    world.machine_comes("b")
+    assert not world.run.is_gathering
+    assert world.run.phase is RunPhase.TRAINING
+    assert set(world.seats().values()) == {"a", "b"}
+
+
+def test_the_holders_of_a_stage_are_on_two_machines_and_a_pipeline_on_one():
+    seats = MachineWorld(TWO).seats()
+    assert seats["0.0"] == seats["0.1"] != seats["1.0"] == seats["1.1"]
+
+
+def test_machines_that_are_too_small_end_the_run_and_say_so():
+    world = MachineWorld({"a": 1, "b": 1})
+    assert world.run.phase is RunPhase.FAILED
+    assert "a has 1 slot, b has 1 slot: room for 2 workers: expected room for 4" in str(
+        world.run.failure
+    )
+
+
+def test_a_run_waits_for_its_machines_only_so_long():
+    world = MachineWorld({"a": 2}, count=2, machines={"wait_s": 60.0})
+    world.tick(59.0)
+    assert world.run.is_gathering
+    world.tick(2.0)
+    assert "machines.wait_s=60 reached: 1 of 2 machines are here (a)" in str(world.run.failure)
+
+
+def test_a_second_machine_of_the_same_name_is_refused_while_the_first_is_heard():
+    world = MachineWorld(TWO)
+    with pytest.raises(ConfigError, match="called a is here already"):
+        world.machine_comes("a")
+
+
+def test_an_agent_that_comes_in_the_place_of_a_silent_one_ends_it():
+    world = MachineWorld(TWO)
+    world.machine_falls_silent("a")
+    world.tick(1.5)
+    assert world.run.machines.came(agent_hello(machine="a", slots=2), world.at_s)[0] == (
+        FenceMachine("a")
+    )
+
+
+def test_a_run_that_begins_with_places_missing_fills_them_when_a_machine_comes():
+    world = MachineWorld({"a": 3}, count=2, machines={"start_with": 1})
+    assert world.run.phase is RunPhase.TRAINING
+    assert len(world.stages) == 3
+    assert set(world.stages.values()) == {0, 1}
+    assert set(world.last_proceed.stages) == set(world.stages)
+    world.step(2)
+    world.machine_comes("b", 2)
+    world.tick(1.0)
+    world.step(4)
+    assert len(world.stages) == 4
+    assert sorted(world.seats().values()) == ["a", "a", "a", "b"]
+    world.finish()
+    assert world.run.failure is None
+
+
+def test_a_machine_without_room_for_every_stage_is_not_enough_to_begin():
+    world = MachineWorld({"a": 1}, count=3, machines={"start_with": 1})
+    assert world.run.is_gathering
+    world.machine_comes("b", 1)
+    assert world.run.phase is RunPhase.TRAINING
+    assert set(world.stages.values()) == {0, 1}
+
+
+# --- going ---
+
+
+def test_a_machine_that_dies_is_one_change_for_all_its_workers():
+    world = MachineWorld(TWO)
+    world.step(2)
+    epoch = world.run.run.epoch
+    effects = world.machine_dies("b")
+    effects += world.pump()
+    [lost] = emitted(effects, events.MachineLost)
+    assert (lost.machine, lost.workers) == ("b", ("1.0", "1.1"))
+    assert world.run.run.epoch == epoch + 1
+    assert set(world.last_proceed.stages) == {"0.0", "0.1"}
+    assert FenceMachine("b") in effects
+    [recovered] = emitted(world.finish() + effects, events.Recovered)
+    assert (recovered.cause, recovered.workers) == ("death", ("1.0", "1.1"))
+
+
+def test_a_machine_that_falls_silent_is_one_change_too():
+    world = MachineWorld(TWO)
+    world.step(4)
+    epoch = world.run.run.epoch
+    world.machine_falls_silent("b")
+    effects = world.tick(4.0)
+    assert len(emitted(effects, events.MachineLost)) == 1
+    assert world.run.run.epoch == epoch + 1
+
+
+def test_a_silent_worker_of_a_machine_that_is_heard_is_lost_alone():
+    world = MachineWorld(TWO, workers={"heartbeat_timeout_s": 2.0, "replace": 0})
+    world.step(4)
+    world.actors["1.1"].silent = world.actors["1.1"].mute = True
+    effects = [effect for _ in range(15) for effect in world.tick(0.2)]
+    assert not emitted(effects, events.MachineLost)
+    assert "1.1" not in world.stages
+    assert "1.0" in world.stages
+
+
+def test_a_closed_connection_waits_a_moment_for_the_word_of_the_agent():
+    world = MachineWorld(TWO, workers={"replace": 0})
+    world.step(2)
+    del world.actors["1.1"]
+    assert not sent(world.take(world.run.lost_connection("1.1", world.at_s)), messages.Halt)
+    assert "1.1" in world.stages
+    world.at_s += AGENT_S
+    assert sent(world.take(world.run.tick(world.at_s)), messages.Halt)
+
+
+def test_the_workers_of_a_lost_machine_are_started_on_one_with_spare_slots():
+    world = MachineWorld({"a": 2, "b": 2, "c": 2}, pipelines=2)
+    world.step(2)
+    empty = next(name for name in "abc" if name not in world.seats().values())
+    world.machine_dies(next(name for name in "abc" if name != empty))
+    world.pump()
+    for _ in range(4):
+        world.tick(1.0)
+        world.step()
+    assert empty in world.seats().values()
+    assert len(world.stages) == 4
+    world.finish()
+    assert world.run.failure is None
+
+
+def test_without_any_machine_left_the_run_waits_for_one_and_then_goes_on():
+    world = MachineWorld({"a": 4}, count=1)
+    world.step(3)
+    effects = world.machine_dies("a")
+    effects += world.tick(2.0)
+    assert emitted(effects, events.NoRoom)
+    assert not world.run.over
+    world.tick(100.0)
+    assert not world.run.over
+    world.machine_comes("z", 4)
+    world.tick(1.0)
+    world.finish()
+    assert world.run.failure is None
+
+
+# --- leaving ---
+
+
+def test_a_drained_machine_goes_when_nothing_is_lost_with_it():
+    world = MachineWorld(TWO)
+    world.step(2)
+    effects = world.drain("b")
+    assert emitted(effects, events.MachineDrains)[0].workers == ("1.0", "1.1")
+    for _ in range(6):
+        effects += world.step()
+    assert ReleaseMachine("b") in effects
+    assert emitted(effects, events.MachineDrained)
+    assert not emitted(effects, events.MachineLost)
+    assert set(world.stages) == {"0.0", "0.1"}
+    changes = [e for e in emitted(effects, events.Recovered) if e.num_lost]
+    assert len(changes) == 1
+    assert changes[0].redone == 0
+    world.finish()
+    assert world.run.failure is None
+
+
+def test_a_stage_that_only_the_leaving_hold_is_taken_by_another_first():
+    world = MachineWorld({"a": 3, "b": 1}, pipelines=2)
+    alone = next(name for name, there in world.seats().items() if there == "b")
+    stage = world.stages[alone]
+    other = next(n for n, held in world.stages.items() if held == stage and n != alone)
+    world.step(2)
+    world.die(other)  # now nobody else holds it
+    world.pump()
+    world.run.parts.replacing.leave_out(next(iter(w for w in world.run.run.membership.missing)))
+    effects = world.drain("b")
+    for _ in range(12):
+        effects += world.step()
+    assert ReleaseMachine("b") in effects
+    assert stage in world.stages.values()
+    assert not emitted(effects, events.WentBack)
+
+
+def test_a_machine_whose_stages_nobody_else_can_hold_stays_with_a_warning():
+    world = MachineWorld({"a": 1, "b": 1}, pipelines=1)
+    world.step(2)
+    effects = world.drain("b")
+    effects += world.step(3)
+    assert ReleaseMachine("b") not in effects
+    [warned] = emitted(effects, events.Warned)
+    assert "machine b keeps its workers" in warned.reason
+
+
+def test_when_every_machine_is_to_leave_the_run_ends_with_a_checkpoint():
+    world = MachineWorld(TWO)
+    world.step(2)
+    world.drain("a")
+    world.drain("b")
+    assert world.run.run.ending.is_early
+
+
+@pytest.mark.parametrize("name", ["z", "a"])
+def test_what_is_not_here_or_not_training_cannot_be_drained(name):
+    world = MachineWorld({"a": 2}, count=2)
+    with pytest.raises(ConfigError, match=r"expected one of a|not training"):
+        world.drain(name)
