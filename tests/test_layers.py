@@ -18,7 +18,7 @@ LAYERS = [
     "api",
     "baselines",
     "runtime | control",
-    "storage | faults | watch",
+    "storage | faults | watch | bundle",
     "models | batches | planner | detection | mitigation",
     "observability | protocol | transport | job",
     "schedule",
@@ -50,6 +50,7 @@ PURE = [
     "clocks",
     "job_reference",
     "baselines",
+    "bundle",
 ]
 ON_WORKERS = {"memory_commit", "two_phase", "worker_registry"}  # of the baselines
 # Inside of a package: again from the top down, parts on one row never meet. A part is a sub-package

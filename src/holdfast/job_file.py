@@ -127,12 +127,12 @@ def known_imports(job: Path, root: Path, sha256: str) -> dict[str, str]:
         if not isinstance(place, str) or name == "__main__" or name.startswith(_PREFIX):
             continue
         file = Path(place).resolve()
-        if file.is_relative_to(root) and file != job and not _is_installed(file):
+        if file.is_relative_to(root) and file != job and not is_installed(file):
             found[file.relative_to(root).as_posix()] = _digest(file)
     return dict(sorted(found.items()))
 
 
-def _is_installed(file: Path) -> bool:
+def is_installed(file: Path) -> bool:
     """The standard library, a package, or Holdfast: known by version."""
     if any(folder in file.parts for folder in ("site-packages", "dist-packages")):
         return True

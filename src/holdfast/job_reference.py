@@ -66,6 +66,12 @@ class Reference:
         """The same function, of another copy of the file."""
         return Reference.script(path, self.function)
 
+    def moved_to(self, root: Path) -> "Reference":
+        """The same function, where all that was below its root is below another one."""
+        if self.module:
+            return Reference.of_module(root, self.module, self.function)
+        return Reference.script(root / self.path.name, self.function)
+
     def __str__(self) -> str:
         if self.module:
             return f"{self.root}:{self.module}:{self.function}"

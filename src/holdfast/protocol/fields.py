@@ -56,6 +56,14 @@ PATH = Form(
     "an absolute path without '.', '..' or '//'",
     re.compile(r"(?=.{1,4000}\Z)/(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))*", re.DOTALL),
 )
+PIECE_BYTES = 64 << 10  # of a file that is sent in pieces: the others wait for so long at most
+_BASE64 = Form(
+    f"at most {PIECE_BYTES} bytes in base64",
+    re.compile(
+        rf"(?=.{{0,{-(-PIECE_BYTES // 3) * 4}}}\Z)"
+        r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
+    ),
+)
 _HOST = Check(addresses.HOST, addresses.is_host)
 _STAGE = _whole(0, names.MOST_STAGE)
 
@@ -69,6 +77,7 @@ Sha256OrNone = Annotated[str, _or_empty(names.SHA256)]
 Hash = Annotated[str, names.HASH]
 MachineName = Annotated[str, names.MACHINE]
 Slots = Annotated[int, _whole(0, names.MOST_SLOTS)]
+Base64 = Annotated[str, _BASE64]
 Layer = Annotated[str, names.LAYER]  # as a key
 Operation = Annotated[str, names.OPERATION]
 PartName = Annotated[str, names.PART]

@@ -28,8 +28,9 @@ MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.WorkerNotStarted,
         messages.WorkerExited,
         messages.WorkerRuns,
+        messages.BundleAsk,
     ),
-    JOINER: (messages.JoinRequest,),
+    JOINER: (messages.JoinRequest, messages.BundleAsk),
     OPERATOR: (messages.DrainMachine,),
     WORKER_ROLE: (
         messages.Hello,
@@ -94,6 +95,8 @@ def check_right(peer: Identity, message: messages.Message, *, has_said_hello: bo
     kind = type(message).__name__
     if not isinstance(message, MAY_SAY.get(peer.role, ())):
         raise ProtocolError(f"{peer}: sent {kind}, which is not for {peer.role}s to say")
+    if isinstance(message, messages.BundleAsk):
+        return  # it speaks of nobody
     if peer.role in (AGENT, OPERATOR):
         return  # of whom it may speak is known only to who has heard it before
     if getattr(message, "worker", None) != peer.name:

@@ -22,6 +22,13 @@ from holdfast.protocol.messages.agent import (
     WorkerRuns,
     WorkerStarted,
 )
+from holdfast.protocol.messages.bundle import (
+    MANIFEST,
+    BundleAsk,
+    BundleMessage,
+    BundlePiece,
+    BundleRefused,
+)
 from holdfast.protocol.messages.liveness import (
     ClockAsk,
     ClockTold,
@@ -95,9 +102,11 @@ Message = (
     | StepMessage
     | SaveMessage
     | LogMessage
+    | BundleMessage
 )
 
 __all__ = [
+    "MANIFEST",
     "MICROBATCH_SIZE",
     "OFFER_AHEAD",
     "SAMPLES",
@@ -107,6 +116,9 @@ __all__ = [
     "AgentHello",
     "AgentRefused",
     "Assign",
+    "BundleAsk",
+    "BundlePiece",
+    "BundleRefused",
     "CheckpointPart",
     "ClockAsk",
     "ClockTold",

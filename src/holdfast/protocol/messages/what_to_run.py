@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.config import RunConfig
-from holdfast.protocol.fields import Path, PlaceOrNone, Sha256
+from holdfast.protocol.fields import Path, PlaceOrNone, Sha256, Sha256OrNone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,3 +13,4 @@ class WhatToRun:
     run_dir: Path  # all that is named later is below it
     resumed: PlaceOrNone  # checkpoint that the run went on from; empty: none
     config: RunConfig
+    bundle: Sha256OrNone = ""  # that the job is in; empty: it is installed, or lies at that path

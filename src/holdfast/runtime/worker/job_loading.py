@@ -3,13 +3,16 @@
 Each time it must be the same job. Knows nothing of stages in training.
 """
 
+import sys
 from collections.abc import Callable
 
 import torch
 
 from holdfast.batches import Batches
+from holdfast.bundle.unpacking import import_folders
 from holdfast.errors import ConfigError
 from holdfast.job import Job, load_job
+from holdfast.job_reference import Reference
 from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages
 from holdfast.protocol.spec import WorkerSpec
@@ -34,6 +37,7 @@ class JobLoader:
     def load(self) -> Job:
         with DRAWING:
             before_loading(self._config)
+            self._open_folders()
             job = load_job(self._spec.job, self._config.train.seed, self._spec.job_sha256)
             self.settings = self._watch()  # what is set while loading is told by the fingerprint
             if self._config.device.emulate:
@@ -70,6 +74,12 @@ class JobLoader:
             retries=config.data.retries,
             pause_s=config.data.pause_s,
         )
+
+    def _open_folders(self) -> None:
+        """Folders that the launcher's path had, if the job came from there in a bundle."""
+        for folder in import_folders(Reference.parse(self._spec.job).root.resolve()):
+            if folder not in sys.path:
+                sys.path.insert(0, folder)
 
     def _watch(self) -> SettingsWatch:
         return SettingsWatch(exact=self._config.gradients.mode == "exact", say=self._warn)
