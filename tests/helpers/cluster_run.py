@@ -56,8 +56,8 @@ class ClusterRun:
         self.hosts, self._folder, self._slots = hosts, folder, slots
         own = ["--machines", str(machines), "--listen", f"{hosts[0].ipv4}:{PORT}"]
         own += ["--start-with", str(start_with)] if start_with else []
-        for host in hosts:
-            put_job(host)
+        hosts[0].file(JOB).parent.mkdir()
+        hosts[0].file(JOB).write_text(JOB_TEXT)  # the others are sent it
         command = [*HOLDFAST, "train", JOB, "--run-dir", RUN_DIR, *own, *words]
         self.program = hosts[0].start(command, folder, "train")
         ticket = hosts[0].file(TICKET)
@@ -112,8 +112,3 @@ class ClusterRun:
         summary = json.loads(self.hosts[0].file(f"{RUN_DIR}/{SUMMARY_FILE}").read_text())
         assert summary["outcome"] == "finished"
         return str(summary["parameters_sha256"])
-
-
-def put_job(host: Host) -> None:
-    host.file(JOB).parent.mkdir(exist_ok=True)
-    host.file(JOB).write_text(JOB_TEXT)

@@ -1,5 +1,6 @@
 """Four machines that share nothing but a network: whatever fails, the result is the same bits."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from helpers import runs
 from helpers.cluster_run import JOB_TEXT, ClusterRun
 from helpers.hosts import Host, hosts, why_not
 from holdfast.observability.events import (
+    MachineDrained,
     MachineLost,
     Recovered,
     StepFinished,
@@ -90,3 +92,21 @@ def test_a_machine_that_dies_is_one_event(four, undisturbed, tmp_path, silently)
     assert set(recovered.workers) == set(lost.workers)
     assert len(run.all_of(WorkerLost)) == 2
     assert len([e for e in run.all_of(Recovered) if "death" in e.cause]) == 1
+
+
+def test_a_drained_machine_hands_over_and_another_one_takes_its_place(four, undisturbed, tmp_path):
+    run = ClusterRun(four, tmp_path, *WORDS, *QUICK, machines=4, start_with=3)
+    run.pace(0.02)
+    run.wait_for(StepFinished, 3)
+    assert len(run.all_of(WorkerReady)) == 6
+    drained = run.agents["h2"]
+    drained.signal(signal.SIGTERM)
+    run.wait_for(MachineDrained)
+    assert drained.wait(30) == 0
+    run.add(four[3])
+    joined = run.wait_for(WorkerJoined, 2)
+    run.pace(0)
+    assert run.sha256() == undisturbed
+    assert not run.all_of(MachineLost)
+    assert {event.worker for event in joined} <= {event.worker for event in run.all_of(WorkerReady)}
+    assert sum(event.redone for event in run.all_of(Recovered)) == 0

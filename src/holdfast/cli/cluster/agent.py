@@ -16,6 +16,9 @@ from holdfast.addresses import HOST, is_host, parse_host_port
 from holdfast.auth.handshake import AGENT
 from holdfast.auth.secret import hand_over, taken_over
 from holdfast.auth.ticket import TICKET_FILE, Ticket, encoded, parse_ticket, read_ticket
+from holdfast.bundle.fetching import fetch
+from holdfast.bundle.locating import job_here
+from holdfast.bundle.unpacking import cached, default_cache
 from holdfast.cli import help_text
 from holdfast.cli.cluster.departure import Departures
 from holdfast.cli.terminal import signals
@@ -41,7 +44,7 @@ _CODES = {
 }
 TRY_S, DRAIN_LIMIT_S = 600.0, 60.0
 _TRY_PAUSE_S = 1.0
-_ANSWER_LIMIT_S = 30.0
+_ANSWER_LIMIT_S, _BUNDLE_LIMIT_S = 30.0, 600.0
 _TICKET_FD, _KNOWS = "HOLDFAST_TICKET_FD", "HOLDFAST_AGENT"
 
 
@@ -171,6 +174,9 @@ def _ask(args: argparse.Namespace, ticket: Ticket) -> NoReturn:
     try:
         connection.send(messages.AgentAsk())
         answers = connection.read_within(min(_ANSWER_LIMIT_S, args.try_for + 1))
+        for answer in answers:
+            if isinstance(answer, messages.RunTold) and answer.bundle:
+                fetch(connection, answer.bundle, default_cache(os.environ), _BUNDLE_LIMIT_S)
     finally:
         connection.close()
     for answer in answers:
@@ -200,7 +206,9 @@ def _run_for(args: argparse.Namespace, ticket: Ticket) -> int:
             work_dir.mkdir(parents=True, exist_ok=True)
             network = own_network(order.config.network, own_host, args.listen, args.advertise)
             config = replace(order.config, network=network)
-            return replace(order, run_dir=str(work_dir), config=config)
+            root = cached(default_cache(os.environ), order.bundle) if order.bundle else None
+            job = job_here(order.job, order.job_sha256, args.name, root)
+            return replace(order, job=job, run_dir=str(work_dir), config=config)
 
         hello = _hello(args.name, args.slots)
         leaves = Departures(args.drain_limit, args.drain_file, args.drain_command)

@@ -5,6 +5,7 @@ Prints nothing, handles no signal, and can be run by any thread.
 
 import os
 import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 
 from holdfast.addresses import parse_host_port
 from holdfast.auth.ticket import Ticket, write_ticket
+from holdfast.bundle.packing import JobBundle, pack
+from holdfast.bundle.serving import BundleServer, keep
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.control.checks import NOTHING, Accepted, read_schedule
@@ -101,7 +104,9 @@ class Launcher:
             accepted=request.accepted,
             num_cores=len(os.sched_getaffinity(0)),
         )
-        self._order = _order(request, self._coordinator.workers)
+        self._scratch = tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True)
+        bundle = BundleServer(_bundle(request, Path(self._scratch.name)))
+        self._order = _order(request, self._coordinator.workers, bundle.sha256)
         self._ticket_path, self._told = request.ticket, at.told
         self._starter = starter
         self._server = Server(
@@ -113,6 +118,7 @@ class Launcher:
             start_more=lambda more: starter.start(self._access, more),
             most_agents=_most_agents(self._config),
             take_seals=self._recorder.take_seals,
+            bundle=bundle,
         )
         self._is_interrupted = False
 
@@ -153,6 +159,7 @@ class Launcher:
         finally:
             self._server.close()
             self._starter.stop()
+            self._scratch.cleanup()
             if self._ticket_path is not None:
                 self._ticket_path.unlink(missing_ok=True)
 
@@ -192,7 +199,15 @@ def _recorder(
     return RunRecorder(config, store, seals, request.resume, origin, handle, warn, pass_on)
 
 
-def _order(request: RunRequest, workers: Sequence[WorkerId]) -> StartWorkers:
+def _bundle(request: RunRequest, cache: Path) -> JobBundle | None:
+    """What other machines are sent: a copy, which stays as it is. ConfigError: it cannot be."""
+    if not request.config.machines.count:
+        return None
+    bundle = pack(request.job)
+    return None if bundle is None else keep(bundle, cache)
+
+
+def _order(request: RunRequest, workers: Sequence[WorkerId], bundle: str) -> StartWorkers:
     """To be started with the run."""
     return StartWorkers(
         workers=[str(worker) for worker in workers],
@@ -201,6 +216,7 @@ def _order(request: RunRequest, workers: Sequence[WorkerId]) -> StartWorkers:
         run_dir=str(request.run_dir),
         resumed="" if request.resume is None else request.resume.directory,
         config=request.config,
+        bundle=bundle,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, OPERATOR, Identity
 from holdfast.auth.stamps import Stamps
+from holdfast.bundle.serving import BundleServer
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import (
@@ -60,6 +61,7 @@ class Server:
         start_more: Callable[[messages.StartWorkers], None] = lambda order: None,
         most_agents: int = 1,
         take_seals: Callable[[], Sequence[SealResult]] = lambda: (),
+        bundle: BundleServer | None = None,
     ) -> None:
         self._listener, self._access = listener, access
         self._coordinator = coordinator
@@ -77,7 +79,14 @@ class Server:
         self._asking: dict[Connection, float] = {}  # who wants to join; until when it may stay
         self._agents = Agents(most_agents)
         line = Line(self._send, self._drop, self._apply, self._log)
-        self._machines = MachineDesk(coordinator, self._agents, start_workers, start_more, line)
+        self._machines = MachineDesk(
+            coordinator,
+            self._agents,
+            start_workers,
+            start_more,
+            bundle or BundleServer(None),
+            line,
+        )
         self._clocks = WorkerClocks()
         self._effects = InOrder(self._do)
         self._encoded: tuple[messages.Message, bytes] | None = None

@@ -36,9 +36,7 @@ class Agents:
 
     def check(self, connection: Connection, message: messages.Message) -> None:
         """ProtocolError: it may not say this yet, or not again."""
-        is_hello = isinstance(
-            message, messages.AgentHello | messages.AgentAsk | messages.BundleAsk
-        )
+        is_hello = isinstance(message, messages.AgentHello | messages.AgentAsk | messages.BundleAsk)
         if is_hello == bool(self._machines[connection]):
             when = "a second hello" if is_hello else f"{type(message).__name__} before its hello"
             raise ProtocolError(f"agent: sent {when}")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from holdfast.bundle.serving import BundleServer
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import (
     AskStack,
@@ -39,11 +40,12 @@ class MachineDesk:
         agents: Agents,
         order: messages.StartWorkers,
         start_more: Callable[[messages.StartWorkers], None],
+        bundle: BundleServer,
         line: Line,
     ) -> None:
         self._coordinator, self._agents, self._order = coordinator, agents, order
         self._orders = AgentOrders(agents, order, start_more, line.send)
-        self._line = line
+        self._bundle, self._line = bundle, line
 
     def hear(self, connection: Connection, message: messages.Message) -> bool:
         """Whether it was about a machine, and is dealt with. ProtocolError: it may not say this."""
@@ -52,9 +54,18 @@ class MachineDesk:
         machine = self._agents.machine_of(connection)
         if machine:
             self._coordinator.machines.spoke(machine, time.monotonic())
+        if isinstance(
+            message, messages.WorkerStarted | messages.WorkerExited | messages.WorkerRuns
+        ):
+            self._agents.hear(connection, message)
+        return self._answered(connection, message, machine)
+
+    def _answered(self, connection: Connection, message: messages.Message, machine: str) -> bool:
         match message:
             case messages.AgentBeat():
                 pass
+            case messages.BundleAsk():
+                self._line.send(connection, self._bundle.answer(message))
             case messages.AgentAsk():
                 self._line.send(connection, told(self._order))
             case messages.AgentHello():
@@ -65,9 +76,6 @@ class MachineDesk:
             case messages.Leaving():
                 if refused := self._drain(machine, message.reason):
                     self._line.log(f"machine {machine}", refused)
-            case messages.WorkerStarted() | messages.WorkerExited() | messages.WorkerRuns():
-                self._agents.hear(connection, message)
-                return False
             case _:
                 return False
         return True
