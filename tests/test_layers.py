@@ -114,7 +114,7 @@ INNER: dict[str, list[str]] = {
         "progress",
         "plans | inventory | plausible",
         "state",
-        "effects | checks | recovery_rules",
+        "effects | checks | recovery_rules | journal",
     ],
     "cli": [
         "cluster",

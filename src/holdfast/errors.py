@@ -16,6 +16,11 @@ HoldfastError                                                             exit c
 |- TransportClosed      our own transport was closed while we waited
 |- WaitTimeout          a wait reached its limit
 |- LogGap               something that a replay needs is in no log
+|- JournalError         the coordinator cannot use its journal
+|  |- JournalHeld       ... because another coordinator leads the run
+|  |- Deposed           ... because another one has taken over
+|  |- JournalAway       ... because its storage does not answer, or has no room
+|  `- JournalDamaged    ... because what it reads there cannot be right
 `- PeerLost             a worker ended or stopped answering
 """
 
@@ -126,3 +131,25 @@ class LogGap(HoldfastError):
     def __init__(self, step: int, what: str, reason: str) -> None:
         super().__init__(f"the log of step {step + 1} has a gap: {what}: {reason}")
         self.step, self.what, self.reason = step, what, reason
+
+
+class JournalError(HoldfastError):
+    pass
+
+
+class JournalHeld(JournalError):
+    def __init__(self, message: str, holder: str, generation: int) -> None:
+        super().__init__(message)
+        self.holder, self.generation = holder, generation  # who leads; 0: not known
+
+
+class Deposed(JournalError):
+    """For good: whoever hears it decides nothing any more."""
+
+
+class JournalAway(JournalError):
+    """For a while, perhaps."""
+
+
+class JournalDamaged(JournalError):
+    pass
