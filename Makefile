@@ -69,4 +69,4 @@ chaos: $(READY)
 	HOLDFAST_SOAK=600 $(BIN)/pytest tests/multiprocess/test_soak.py --timeout 3600
 
 clean:
-	rm -rf .venv .venv-docs build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-docs build dist runs .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

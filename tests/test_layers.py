@@ -23,7 +23,7 @@ LAYERS = [
     "observability | protocol | transport | job",
     "schedule",
     "config | cluster | auth | host | job_file",
-    "checkpoint_address",
+    "checkpoint_address | journal_address",
     "names | job_reference | addresses",
     "errors | arrays | clocks",
 ]
@@ -44,6 +44,7 @@ PURE = [
     "addresses",
     "names",
     "checkpoint_address",
+    "journal_address",
     "errors",
     "job_file",
     "arrays",

@@ -13,7 +13,7 @@ from holdfast.errors import JournalAway, JournalHeld
 
 JournalRecord = Mapping[str, Any]  # what JSON can hold
 
-APPEND_LIMIT_S = 5.0  # for one append, unless the caller says otherwise
+APPEND_LIMIT_S = 5.0  # for one append or claim, unless the caller says otherwise
 POLL_S = 0.1  # how often one who waits looks whether nobody leads
 
 
@@ -24,7 +24,7 @@ class Claim:
 
 
 class Journal(Protocol):
-    def claim(self, *, above: int = 0) -> Claim:
+    def claim(self, *, above: int = 0, limit_s: float = APPEND_LIMIT_S) -> Claim:
         """Lead, as the next generation, which is higher than ``above`` too.
 
         JournalHeld: somebody leads, or was faster. JournalDamaged: see ``records``.
@@ -60,7 +60,8 @@ class Journal(Protocol):
         ...
 
     def renew(self) -> None:
-        """Ask now for more time to lead. A thread does so too: nobody has to."""
+        """Have more time to lead asked for now. A thread does so by itself: nobody has to. Does
+        not wait for the answer."""
         ...
 
     def leads(self, now_s: float) -> bool:
@@ -80,8 +81,9 @@ def wait_for_leadership(journal: Journal, limit_s: float, *, above: int = 0) -> 
     """For a standby: claim as soon as nobody leads; None: somebody did all the time."""
     deadline_s = time.monotonic() + limit_s
     while True:
+        left_s = max(deadline_s - time.monotonic(), POLL_S)
         try:
-            return journal.claim(above=above)
+            return journal.claim(above=above, limit_s=min(left_s, APPEND_LIMIT_S))
         except (JournalHeld, JournalAway):  # nobody may lead who cannot write
             if time.monotonic() + POLL_S > deadline_s:
                 return None

@@ -31,7 +31,8 @@ class FileJournal:
         self._num_bytes = 0  # that are flushed
         self._must_rewrite = False  # a flush has failed: nobody knows what the disk has got
 
-    def claim(self, *, above: int = 0) -> Claim:
+    def claim(self, *, above: int = 0, limit_s: float = APPEND_LIMIT_S) -> Claim:
+        """Limits cannot be kept: nothing interrupts a disk."""
         with self._away_if_unwritable():
             lock = FileLock(self._run_dir / LOCK_FILE, generation=last_generation(self._run_dir))
             try:
@@ -61,7 +62,6 @@ class FileJournal:
     def append_all(
         self, records: Sequence[JournalRecord], *, limit_s: float = APPEND_LIMIT_S
     ) -> None:
-        """The limit cannot be kept: nothing interrupts a disk."""
         with self._away_if_unwritable():
             self._check_that_we_lead()
             frame = frame_bytes(self._generation, records)

@@ -1,0 +1,131 @@
+"""etcd on loopback, one node or several, each a process that can be killed and started again.
+
+The program is the one on PATH, or that of Debian's package, unpacked below .cache without root.
+"""
+
+import contextlib
+import functools
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 60.0
+CACHE = Path(__file__).parents[2] / ".cache" / "etcd"
+PACKAGE = "etcd-server"
+
+
+def program() -> str:
+    """Where etcd is; the test is skipped if it cannot be had."""
+    found = _program()
+    if isinstance(found, Path):
+        return str(found)
+    pytest.skip(found)
+
+
+@functools.cache
+def _program() -> Path | str:
+    """Or why there is none."""
+    unpacked = CACHE / "usr" / "bin" / "etcd"
+    on_path = shutil.which("etcd")
+    if on_path or unpacked.exists():
+        return Path(on_path or unpacked)
+    if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
+        return "no etcd on PATH, and no apt-get to get it with"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    got = subprocess.run(
+        ["apt-get", "download", PACKAGE], cwd=CACHE, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    packages = sorted(CACHE.glob(f"{PACKAGE}_*.deb"))
+    if got.returncode or not packages:
+        return f"no etcd on PATH; apt-get download {PACKAGE}: {got.stderr.strip()[-200:]}"
+    subprocess.run(["dpkg-deb", "--extract", packages[-1], CACHE], check=True, timeout=LIMIT_S)
+    packages[-1].unlink()
+    return unpacked
+
+
+class EtcdNode:
+    """Keeps its ports and its data when it is started again."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self._folder = name, folder
+        self.port, self.peer_port = _free_port(), _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def peer(self) -> str:
+        return f"{self.name}=http://127.0.0.1:{self.peer_port}"
+
+    def start(self, peers: str, *more: str, scheme: str = "http") -> None:
+        client = f"{scheme}://127.0.0.1:{self.port}"
+        url = self.peer.partition("=")[2]
+        words = [
+            *(program(), "--name", self.name, "--data-dir", str(self._folder / self.name)),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", url, "--initial-advertise-peer-urls", url),
+            *("--initial-cluster", peers, "--initial-cluster-token", self._folder.name),
+            *("--heartbeat-interval", "50", "--election-timeout", "500", "--log-level", "error"),
+            *more,
+        ]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class EtcdCluster:
+    def __init__(self, folder: Path, num: int) -> None:
+        self.nodes = [EtcdNode(f"n{number}", folder) for number in range(num)]
+        self._peers = ",".join(node.peer for node in self.nodes)
+
+    def address(self, prefix: str) -> str:
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return f"etcd://{hosts}/{prefix}"
+
+    def start(self, *more: str) -> None:
+        for node in self.nodes:
+            node.start(self._peers, *more)
+        for node in self.nodes:
+            self._await(node)
+
+    def _await(self, node: EtcdNode) -> None:
+        deadline_s = time.monotonic() + LIMIT_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", node.port)):
+                return
+            assert time.monotonic() < deadline_s, f"{node.name} does not come up"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+
+@contextlib.contextmanager
+def etcd_cluster(folder: Path, num: int) -> Iterator[EtcdCluster]:
+    cluster = EtcdCluster(folder, num)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.kill()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
