@@ -51,6 +51,12 @@ class EtcdCalls:
         self._links = [HttpLink(host, port, context) for host, port in at.endpoints]
         self._token = ""
 
+    def sibling(self, try_limit_s: float) -> "EtcdCalls":
+        """For another thread; it need not prove again who we are."""
+        other = EtcdCalls(self._at, self._access, try_limit_s)
+        other._token = self._token
+        return other
+
     def txn(
         self,
         compare: Sequence[_Json],
@@ -107,16 +113,15 @@ class EtcdCalls:
             if num_tries and left_s <= 0:
                 raise JournalAway(f"{self._at}: no answer within {limit_s:.2g} s ({why})")
             num_tries += 1
-            try_until_s = time.monotonic() + min(self._try_limit_s, max(left_s, 0.01))
             try:
+                self._authenticate(deadline_s)
+                try_until_s = time.monotonic() + min(self._try_limit_s, max(left_s, 0.01))
                 return self._on_first(path, body, try_until_s)
             except (OSError, _Later) as error:
                 why = f"{self._links[0]}: {error}"
                 self._links.append(self._links.pop(0))
 
     def _on_first(self, path: str, body: _Json, deadline_s: float) -> _Json:
-        if self._access.user and not self._token:
-            self._token = self._authenticated(deadline_s)
         answer = self._post(path, body, deadline_s)
         if answer.status == 200 and "error" not in answer.content:
             return answer.content
@@ -134,11 +139,15 @@ class EtcdCalls:
         headers = {"Authorization": self._token} if self._token else {}
         return self._links[0].post(f"/v3/{path}", body, headers, deadline_s)
 
-    def _authenticated(self, deadline_s: float) -> str:
+    def _authenticate(self, deadline_s: float) -> None:
+        """Has all the time there is: etcd makes passwords slow to check."""
+        if not self._access.user or self._token:
+            return
         who = {"name": self._access.user, "password": self._access.password}
         answer = self._post("auth/authenticate", who, deadline_s)
         if answer.status == 200:
-            return str(answer.content["token"])
+            self._token = str(answer.content.get("token", ""))
+            return
         code, words = _error(answer)
         if code in _FOR_A_WHILE:
             raise _Later(words)

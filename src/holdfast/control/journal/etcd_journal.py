@@ -47,7 +47,7 @@ class EtcdJournal:
         self, at: JournalAddress, name: str, *, lease_s: float, access: EtcdAccess
     ) -> None:
         """``name``: of this process, for those who find that it leads."""
-        self._at, self._name, self._lease_s, self._access = at, name, lease_s, access
+        self._at, self._name, self._lease_s = at, name, lease_s
         self._lead_keys = LeadKeys.of(at.prefix)
         self._calls = EtcdCalls(at, access)
         self._keeper: LeadKeeper | None = None
@@ -60,7 +60,7 @@ class EtcdJournal:
         term, before = take_lead(
             self._calls, keys, self._name, above=above, lease_s=self._lease_s, limit_s=limit_s
         )
-        calls = EtcdCalls(self._at, self._access, try_limit_s=self._lease_s / 4)
+        calls = self._calls.sibling(self._lease_s / 4)
         keeper = LeadKeeper(calls, keys, term, lease_s=self._lease_s, asked_s=asked_s)
         keeper.start()
         self._keeper = keeper
