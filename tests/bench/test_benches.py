@@ -58,3 +58,12 @@ def test_the_planner_bench_prints_its_figures() -> None:
     assert all(1.0 <= found[name] < 1.1 for name in near | first), "no bound, or no good plan"
     assert all(0.9 < found[name] <= 1.0 for name in slow)
     assert found["ahead_everywhere"] is True
+
+
+@pytest.mark.bench
+@pytest.mark.wide
+def test_the_journal_bench_prints_its_figures(tmp_path: Path) -> None:
+    found = figures("journal.py", "--num", "20", "--dir", str(tmp_path))
+    assert set(found) == {"file"}
+    assert 0 < found["file"]["median_ms"] <= found["file"]["p99_ms"]
+    assert list(tmp_path.iterdir()) == []

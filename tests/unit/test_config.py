@@ -35,6 +35,8 @@ def test_the_defaults_are_valid_and_survive_a_round_trip() -> None:
         ({"device": {"emulate": "F=1ms,B=1ms,X=1ms"}}, ["X=1ms"]),
         ({"device": {"emulate": "F=0ms,B=1ms,W=1ms"}}, ["device.emulate=F=0ms", "some time"]),
         ({"control": {"port": 70000}}, ["control.port=70000", "65535"]),
+        ({"control": {"journal": "etcd://a:1"}}, ["control.journal=etcd://a:1", "PREFIX"]),
+        ({"control": {"lease_s": 0.5}}, ["control.lease_s=0.5", "from 1 to 600"]),
         ({"control": {"host": "0.0.0.0"}}, ["control.host", "network.listen now"]),
         ({"network": {"listen": ""}}, ["network.listen=", "expected a host name"]),
         ({"network": {"advertise": "a b"}}, ["network.advertise=a b", "expected a host name"]),

@@ -6,8 +6,10 @@ from typing import Literal
 from holdfast.addresses import HOST, LOOPBACK, is_host, is_wildcard
 from holdfast.checkpoint_address import ADDRESS
 from holdfast.config.checks import MAX_LIMIT_S, at_least, parse_size, require
+from holdfast.journal_address import parse_journal_address
 
 MAX_THREADS = 1024
+LEAST_LEASE_S, MOST_LEASE_S = 1.0, 600.0
 MOST_TIMEOUT_S = 60.0  # of heartbeats, if it follows from the length of a step
 
 
@@ -70,8 +72,21 @@ class ControlConfig:
     port: int = 0
     """Where the launcher listens for its workers; 0: any free port."""
 
+    journal: str = ""
+    """An address that the coordinator's journal goes to, e.g. etcd://HOST:2379/PREFIX; empty: the
+    run directory."""
+
+    lease_s: float = 2.0
+    """A coordinator that has not renewed its lease in etcd for so long leads no more, and another
+    may take over."""
+
     def __post_init__(self) -> None:
         require(0 <= self.port < 65536, "control.port", self.port, "must be in 0 .. 65535")
+        if self.journal:
+            parse_journal_address(self.journal, "control.journal")
+        good = LEAST_LEASE_S <= self.lease_s <= MOST_LEASE_S
+        expected = f"must be from {LEAST_LEASE_S:g} to {MOST_LEASE_S:g}"
+        require(good, "control.lease_s", self.lease_s, expected)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
