@@ -15,6 +15,7 @@ HoldfastError                                                             exit c
 |     `- HandshakeBroken   ... because the connection ended, or time ran out
 |- TransportClosed      our own transport was closed while we waited
 |- WaitTimeout          a wait reached its limit
+|- TransferFailed       a file did not come over, or was refused
 |- LogGap               something that a replay needs is in no log
 |- JournalError         the coordinator cannot use its journal
 |  |- JournalHeld       ... because another coordinator leads the run
@@ -119,6 +120,12 @@ class TransportClosed(HoldfastError):
 
 class WaitTimeout(HoldfastError):
     pass
+
+
+class TransferFailed(HoldfastError):
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused  # by the other side, in these words: to try again is of no use
 
 
 class PeerLost(HoldfastError):

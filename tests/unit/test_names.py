@@ -11,7 +11,8 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.storage.log.segment import segment_path
 from holdfast.storage.manifest import partial_directory
-from holdfast.storage.run_paths import Places, rebuilt_directory, state_name
+from holdfast.storage.places import Places
+from holdfast.storage.run_paths import rebuilt_directory, state_name
 
 FORMS = [value for value in vars(names).values() if isinstance(value, names.Form)]
 GOOD = {

@@ -28,7 +28,8 @@ VERSION = 2
 SECRET_BYTES = 32
 COORDINATOR, AGENT, WORKER_ROLE, JOINER = "coordinator", "agent", "worker", "joiner"
 OPERATOR = "operator"  # somebody at a keyboard
-ROLES = (COORDINATOR, AGENT, WORKER_ROLE, JOINER, OPERATOR)
+COURIER = "courier"  # of a worker: a second connection, for files
+ROLES = (COORDINATOR, AGENT, WORKER_ROLE, JOINER, OPERATOR, COURIER)
 MOST_GENERATION = (1 << 32) - 1
 
 _NONCE_BYTES = 32
@@ -44,7 +45,7 @@ _LAST_BYTES = _HEAD.size + _PROOF_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """``name``: pipeline.stage of a worker, or the place that a joiner wants; else empty.
+    """``name``: pipeline.stage of a worker or courier, or the place a joiner wants; else empty.
 
     ``generation``: which launcher of the run it belongs to; 0: it does not know yet.
     """
@@ -58,7 +59,7 @@ class Identity:
             raise ProtocolError(f"role {self.role!r}: expected one of {', '.join(ROLES)}")
         named = WORKER.fits(self.name)
         may_be_empty = self.role != WORKER_ROLE
-        may_be_named = self.role in (WORKER_ROLE, JOINER)
+        may_be_named = self.role in (WORKER_ROLE, JOINER, COURIER)
         if not (named and may_be_named) and not (self.name == "" and may_be_empty):
             raise ProtocolError(f"name {self.name!r} of a {self.role}: not of its form")
         if type(self.generation) is not int or not 0 <= self.generation <= MOST_GENERATION:

@@ -39,6 +39,19 @@ class Stamps:
         self._num_opened += 1
         return body
 
+    def stamp(self, *parts: bytes | memoryview) -> bytes:
+        """Of a frame that is too large to be copied for it."""
+        stamp = _stamp(self._outgoing, self._num_stamped, *parts)
+        self._num_stamped += 1
+        return stamp
+
+    def check(self, stamp: bytes, *parts: bytes | memoryview) -> None:
+        """As :meth:`opened`, of what the other end has made with :meth:`stamp`."""
+        expected = _stamp(self._incoming, self._num_opened, *parts)
+        if not hmac.compare_digest(stamp, expected):
+            raise _wrong(sum(map(len, parts)))
+        self._num_opened += 1
+
     def stamped_unnumbered(self, data: bytes) -> bytes:
         """For what may be lost, or come again, without harm."""
         return data + _stamp(self._outgoing, _UNNUMBERED, data)
@@ -47,18 +60,23 @@ class Stamps:
         return _checked(self._incoming, _UNNUMBERED, data)
 
 
-def _stamp(keyed: hmac.HMAC, number: int, data: bytes) -> bytes:
+def _stamp(keyed: hmac.HMAC, number: int, *parts: bytes | memoryview) -> bytes:
     stamp = keyed.copy()
     stamp.update(_NUMBER.pack(number))
-    stamp.update(data)
+    for part in parts:
+        stamp.update(part)
     return stamp.digest()[:STAMP_BYTES]
 
 
 def _checked(keyed: hmac.HMAC, number: int, data: bytes | bytearray) -> bytes:
     body, stamp = bytes(data[:-STAMP_BYTES]), data[-STAMP_BYTES:]
     if not hmac.compare_digest(stamp, _stamp(keyed, number, body)):
-        raise ProtocolError(
-            f"a frame of {len(data)} bytes has a wrong stamp: it was changed or made up on its "
-            "way, or is not the next one of its sender"
-        )
+        raise _wrong(len(data))
     return body
+
+
+def _wrong(num_bytes: int) -> ProtocolError:
+    return ProtocolError(
+        f"a frame of {num_bytes} bytes has a wrong stamp: it was changed or made up on its "
+        "way, or is not the next one of its sender"
+    )

@@ -16,13 +16,13 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.state.saving import Done, OnFailed, SaveTimes, StageSaver
 from holdfast.runtime.state.stage_state import StageState
 from holdfast.runtime.state.state_keeping import StateKeeping
-from holdfast.storage.store import Store
+from holdfast.storage.store import PartStore
 
 
 class TwoPhaseSaver(StageSaver):
     """At most one checkpoint at a time: a new one waits until the one before is on disk."""
 
-    def __init__(self, store: Store, name: str, limit_s: float, failed: OnFailed) -> None:
+    def __init__(self, store: PartStore, name: str, limit_s: float, failed: OnFailed) -> None:
         super().__init__(store, name, limit_s, failed)
         self._copied = threading.Event()
         self._copied.set()
@@ -74,5 +74,5 @@ class SavesInTwoPhases(StateKeeping):
         return SaveTimes(num_profiled(self._config))
 
     @override
-    def saver(self, store: Store, name: str, limit_s: float, failed: OnFailed) -> StageSaver:
+    def saver(self, store: PartStore, name: str, limit_s: float, failed: OnFailed) -> StageSaver:
         return TwoPhaseSaver(store, name, limit_s, failed)

@@ -45,4 +45,4 @@ class Finish:
         live = self._run.membership.live
         for worker in live:
             self._run.membership.handle(m.Ended(worker, at_s))
-        return [Send(worker, messages.Stop(reason=reason)) for worker in live]
+        return [Send(worker, messages.Stop(reason=reason, is_over=True)) for worker in live]

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from holdfast.errors import CheckpointError
 from holdfast.storage.contents import Checkpoint
 from holdfast.storage.manifest import file_digest, sync_directory
-from holdfast.storage.stores import part_folder
+from holdfast.storage.stores import OpenPart, part_folder
 
 # torch logs each call at DEBUG, to nobody; pytest shows it all when a test fails.
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
@@ -47,7 +47,9 @@ def _sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def read_layers(checkpoint: Checkpoint, layers: Iterable[int]) -> dict[str, Tensor]:
+def read_layers(
+    checkpoint: Checkpoint, layers: Iterable[int], open_part: OpenPart = part_folder
+) -> dict[str, Tensor]:
     """All tensors of ``layers``, from whichever parts hold them, each part verified first."""
     wanted: dict[str, set[int]] = {}
     for layer in layers:
@@ -55,7 +57,7 @@ def read_layers(checkpoint: Checkpoint, layers: Iterable[int]) -> dict[str, Tens
     tensors: dict[str, Tensor] = {}
     for part in checkpoint.parts:
         if part.directory in wanted:
-            with part_folder(checkpoint, part) as folder:
+            with open_part(checkpoint, part) as folder:
                 tensors |= _read_part(folder, wanted[part.directory])
     return tensors
 

@@ -25,7 +25,7 @@ from holdfast.storage.contents import Origin as Origin
 from holdfast.storage.contents import Part as Part
 
 _FOLDER = "checkpoints"
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _READ_AT_ONCE_BYTES = 1_000_000  # whoever seals has other things to do
 
 
@@ -57,7 +57,7 @@ def seal(
     """
     partial = partial_directory(run_dir, step)
     final = partial.with_suffix("")
-    if not partial.exists() and (final / _MANIFEST).exists():  # it came as far as that before
+    if not partial.exists() and (final / MANIFEST).exists():  # it came as far as that before
         sync_directory(final.parent)
         return final
     named = _named_by_stage(partial, parts)
@@ -78,7 +78,7 @@ def seal(
 def write_manifest(checkpoint: Checkpoint) -> None:
     """Into its directory, where all its parts are already."""
     text = manifest_text(to_values(checkpoint))
-    with open(Path(checkpoint.directory) / _MANIFEST, "w") as file:
+    with open(Path(checkpoint.directory) / MANIFEST, "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -183,12 +183,12 @@ def find(place: str | Path) -> Checkpoint:
     path = Path(place)
     if not path.is_dir():
         raise CheckpointError(f"{place}: no such directory; give a run directory")
-    if (path / _MANIFEST).exists():
+    if (path / MANIFEST).exists():
         return load_manifest(path)
     sealed = _sealed(path)
     if not sealed:
         raise CheckpointError(
-            f"{place}: no checkpoint below it; expected {_FOLDER}/step-*/{_MANIFEST} there"
+            f"{place}: no checkpoint below it; expected {_FOLDER}/step-*/{MANIFEST} there"
         )
     return load_manifest(sealed[-1])
 
@@ -204,7 +204,7 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 def load_manifest(path: Path) -> Checkpoint:
     try:
-        return read_manifest(lambda: (path / _MANIFEST).read_text(), str(path))
+        return read_manifest(lambda: (path / MANIFEST).read_text(), str(path))
     except CheckpointError as why:
         raise CheckpointError(_refusal(path, str(why))) from why
 
@@ -257,7 +257,7 @@ def _refusal(path: Path, reason: str) -> str:
 def _sealed(run_dir: Path) -> list[Path]:
     return sorted(
         path.parent
-        for path in (run_dir / _FOLDER).glob(f"step-*/{_MANIFEST}")
+        for path in (run_dir / _FOLDER).glob(f"step-*/{MANIFEST}")
         if not path.parent.suffix  # not .partial, .replaced or .abandoned
     )
 

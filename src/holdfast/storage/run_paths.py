@@ -12,48 +12,16 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from holdfast import names
 from holdfast.checkpoint_address import checkpoint_at
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.storage.log.segment import trim_folder
 from holdfast.storage.manifest import checkpoints, partial_directory
-from holdfast.storage.store import Store
-from holdfast.storage.stores import store_of
 
 _OWNER = "holdfast-log.json"
 _WORKER = re.compile(r"[0-9]+\.[0-9]+")
-
-
-class Places(NamedTuple):
-    """What a worker was told at its start. Later it is told names, which are looked for here."""
-
-    run_dir: str
-    resumed: str  # checkpoint that the run went on from; empty: none
-    log_dir: str  # one folder a worker is in it
-    log_mirror: str  # the same again; empty: none
-    address: str = ""  # of checkpoints; empty: they are in the run directory
-
-    @classmethod
-    def of(cls, run_dir: str, resumed: str, config: RunConfig) -> "Places":
-        mirror = config.recovery.log_mirror
-        log_dir = str(log_directory(run_dir, config))
-        return cls(run_dir, resumed, log_dir, mirror, config.checkpoint.dir)
-
-    def store(self) -> Store:
-        return store_of(Path(self.run_dir), self.address)
-
-    def state(self, name: str) -> str:
-        """Of a checkpoint, or of a state that was rebuilt; ProtocolError if it is no such name."""
-        if names.RESUMED.fits(name):
-            return self.resumed
-        if names.REBUILT.fits(name):
-            return str(rebuilt_states(self.run_dir) / name)
-        step = int(names.CHECKPOINT.check(name, "checkpoint").removeprefix("step-"))
-        return checkpoint_place(self.run_dir, self.address, step)
 
 
 def checkpoint_place(run_dir: str | Path, address: str, step: int) -> str:

@@ -7,11 +7,8 @@ from typing import Protocol
 from holdfast.storage.contents import Checkpoint, Origin, Part
 
 
-class Store(Protocol):
-    run_dir: Path
-    seals_at_once: bool  # quick enough for whoever has other things to do
-
-    # --- for those who hold a stage ---
+class PartStore(Protocol):
+    """For those who hold a stage."""
 
     def staging(self, step: int, name: str) -> Path:
         """A local folder, in which a part is written before it is put."""
@@ -19,7 +16,12 @@ class Store(Protocol):
     def put_part(self, step: int, name: str, digests: Mapping[str, str]) -> None:
         """Files of the staging folder; returns when they are safe. Can be called again."""
 
-    # --- for the one who seals ---
+
+class Store(PartStore, Protocol):
+    """For the one who seals, too."""
+
+    run_dir: Path
+    seals_at_once: bool  # quick enough for whoever has other things to do
 
     def check(self, resume: Checkpoint | None) -> None:
         """ConfigError: a run that goes on from ``resume`` cannot save here."""

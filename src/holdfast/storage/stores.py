@@ -1,8 +1,8 @@
 """Which place keeps the checkpoints of a run, and how one is found: by directory or address."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from holdfast.checkpoint_address import ADDRESS, is_address
@@ -12,6 +12,8 @@ from holdfast.storage.local_store import LocalStore
 from holdfast.storage.remote.reading import all_at, fetched, find_at
 from holdfast.storage.remote.remote_store import RemoteStore
 from holdfast.storage.store import Store
+
+OpenPart = Callable[[Checkpoint, Part], AbstractContextManager[Path]]  # its files, verified
 
 _KEPT_AT = "checkpoints.json"  # in the run directory: the address, if they are elsewhere
 

@@ -28,7 +28,7 @@ from holdfast.schedule.generate import gpipe, one_f_one_b
 from holdfast.schedule.operation import Kind, Op, Shape
 from holdfast.schedule.schedule import Schedule
 from holdfast.schedule.validity import walk
-from holdfast.storage.run_paths import Places
+from holdfast.storage.places import Places
 from holdfast.transport.local.transport import LocalHub
 
 MICROBATCHES, STEPS = 6, 3

@@ -5,7 +5,6 @@ Prints nothing, handles no signal, and can be run by any thread.
 
 import os
 import secrets
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from holdfast.addresses import parse_host_port
-from holdfast.auth.ticket import Ticket, write_ticket
-from holdfast.bundle.packing import JobBundle, pack
-from holdfast.bundle.serving import BundleServer, keep
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.control.checks import NOTHING, Accepted, read_schedule
@@ -29,19 +24,22 @@ from holdfast.control.io.private_files import private_files
 from holdfast.control.io.recorder import Pass, RunRecorder, check_run_dir, continues_in, unwritable
 from holdfast.control.io.sealing import Seals
 from holdfast.control.io.server import Server
+from holdfast.control.io.supplies import Supplies
 from holdfast.control.reconfigure.policies import Policies
 from holdfast.control.state.settings import resume_call
-from holdfast.errors import ConfigError, HoldfastError, RunInterrupted
+from holdfast.errors import HoldfastError, RunInterrupted
 from holdfast.faults.fault import Fault
+from holdfast.files.file_service import FileService
 from holdfast.job_reference import JobSource
 from holdfast.observability import events
 from holdfast.observability.summary import Summary, summarize
-from holdfast.planner.place.machine import MOST_MACHINES
 from holdfast.planner.service import warm_up
 from holdfast.protocol.messages import StartWorkers
 from holdfast.protocol.spec import Access
+from holdfast.schedule.schedule import Schedule
 from holdfast.storage.contents import Checkpoint, Origin
 from holdfast.storage.run_paths import check_logs, drop_logs
+from holdfast.storage.run_shelf import RunShelf
 from holdfast.storage.stores import store_of
 
 
@@ -89,26 +87,12 @@ class Launcher:
         listener = listen(self._config)
         at = whereabouts(self._config, listener)
         self._access = Access(at.host, at.port, pass_on.secret, pass_on.generation)
-        self._coordinator = Coordinator(
-            self._config,
-            str(self.run_dir),
-            request.resume,
-            policies=request.policies,
-            faults=request.faults,
-            address=at.told,
-            join_with=request.join_with(self.run_dir),
-            resume_with=request.resume_with,
-            schedule=schedule,
-            now=time.monotonic,
-            run_id=secrets.token_hex(8),
-            accepted=request.accepted,
-            num_cores=len(os.sched_getaffinity(0)),
-        )
-        self._scratch = tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True)
-        bundle = BundleServer(_bundle(request, Path(self._scratch.name)))
+        self._coordinator = _coordinator(request, schedule, at.told)
+        self._supplies = Supplies(self._config, request.job, request.ticket)
+        bundle = self._supplies.bundle
         self._order = _order(request, self._coordinator.workers, bundle.sha256)
-        self._ticket_path, self._told = request.ticket, at.told
-        self._starter = starter
+        self._starter, self._told = starter, at.told
+        self._files = _file_service(self._order, pass_on.generation)
         self._server = Server(
             listener,
             self._access,
@@ -116,9 +100,10 @@ class Launcher:
             self._recorder.perform,
             self._order,
             start_more=lambda more: starter.start(self._access, more),
-            most_agents=_most_agents(self._config),
+            most_agents=self._supplies.most_agents,
             take_seals=self._recorder.take_seals,
             bundle=bundle,
+            take_courier=self._files.take,
         )
         self._is_interrupted = False
 
@@ -152,24 +137,14 @@ class Launcher:
 
     def _serve(self) -> None:
         try:
-            if self._ticket_path is not None:
-                self._write_ticket(self._ticket_path)
+            self._supplies.open(self._told, self._access.secret)
             self._starter.start(self._access, self._order)
             self._server.run(self._config.workers.start_limit_s, self._starter.ended)
         finally:
             self._server.close()
             self._starter.stop()
-            self._scratch.cleanup()
-            if self._ticket_path is not None:
-                self._ticket_path.unlink(missing_ok=True)
-
-    def _write_ticket(self, path: Path) -> None:
-        host, port = parse_host_port(self._told, "network.advertise")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_ticket(path, Ticket(host, port, self._access.secret))
-        except OSError as why:
-            raise ConfigError(f"ticket {path}: cannot be written ({why.strerror})") from why
+            self._files.close()
+            self._supplies.close()
 
     def _failure(self) -> HoldfastError | None:
         failure = self._coordinator.failure
@@ -178,10 +153,22 @@ class Launcher:
         return failure
 
 
-def _most_agents(config: RunConfig) -> int:
-    if not config.workers.are_processes:
-        return 0
-    return MOST_MACHINES if config.machines.count else 1
+def _coordinator(request: RunRequest, schedule: Schedule | None, told: str) -> Coordinator:
+    return Coordinator(
+        request.config,
+        str(request.run_dir),
+        request.resume,
+        policies=request.policies,
+        faults=request.faults,
+        address=told,
+        join_with=request.join_with(request.run_dir),
+        resume_with=request.resume_with,
+        schedule=schedule,
+        now=time.monotonic,
+        run_id=secrets.token_hex(8),
+        accepted=request.accepted,
+        num_cores=len(os.sched_getaffinity(0)),
+    )
 
 
 def _recorder(
@@ -199,14 +186,6 @@ def _recorder(
     return RunRecorder(config, store, seals, request.resume, origin, handle, warn, pass_on)
 
 
-def _bundle(request: RunRequest, cache: Path) -> JobBundle | None:
-    """What other machines are sent: a copy, which stays as it is. ConfigError: it cannot be."""
-    if not request.config.machines.count:
-        return None
-    bundle = pack(request.job)
-    return None if bundle is None else keep(bundle, cache)
-
-
 def _order(request: RunRequest, workers: Sequence[WorkerId], bundle: str) -> StartWorkers:
     """To be started with the run."""
     return StartWorkers(
@@ -218,6 +197,11 @@ def _order(request: RunRequest, workers: Sequence[WorkerId], bundle: str) -> Sta
         config=request.config,
         bundle=bundle,
     )
+
+
+def _file_service(order: StartWorkers, generation: int) -> FileService:
+    """For workers that do not see the run directory."""
+    return FileService(RunShelf(Path(order.run_dir), order.resumed).answer, generation)
 
 
 def _absolute(request: RunRequest) -> RunRequest:

@@ -37,6 +37,7 @@ from holdfast.observability.event_files import Rotation
 from holdfast.observability.stacks import read_stack, stack_file, user_frame
 from holdfast.observability.summary import SUMMARY_FILE, Summary, write_summary
 from holdfast.storage.contents import Checkpoint, Origin
+from holdfast.storage.home import Home
 from holdfast.storage.run_paths import claim_logs, clear_logs, trim_logs
 from holdfast.storage.store import Store
 from holdfast.storage.stores import has_checkpoint, note_address
@@ -59,6 +60,7 @@ class Pass:
 
     def write(self, run_dir: Path) -> None:
         write_generation(run_dir, self.generation)
+        Home.of(str(run_dir), self.secret, self.generation).leave_mark()
         if not self.given:
             write_secret(run_dir, self.secret)
 

@@ -27,7 +27,7 @@ from holdfast.control.io.agents.machine_desk import Line, MachineDesk
 from holdfast.control.io.in_order import InOrder
 from holdfast.control.io.last_words import Unheard
 from holdfast.control.io.rights import check_right, granted, refusal
-from holdfast.control.io.strangers import Stranger, Strangers
+from holdfast.control.io.strangers import Stranger, Strangers, TakeCourier, send_away
 from holdfast.control.io.worker_clocks import WorkerClocks
 from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
 from holdfast.observability import events
@@ -62,17 +62,18 @@ class Server:
         most_agents: int = 1,
         take_seals: Callable[[], Sequence[SealResult]] = lambda: (),
         bundle: BundleServer | None = None,
+        take_courier: TakeCourier = send_away,
     ) -> None:
         self._listener, self._access = listener, access
         self._coordinator = coordinator
         self._perform, self._take_seals = perform, take_seals
-        self._start_workers = start_workers
-        self._silence_limit_s = start_workers.config.workers.silence_limit_s
+        self._start_workers, workers = start_workers, start_workers.config.workers
+        self._silence_limit_s = workers.silence_limit_s
         self._selector = selectors.DefaultSelector()
         self._unheard = Unheard(self._selector)
         me = Identity(COORDINATOR, "", access.generation)
         most = len(coordinator.workers) + MORE_STRANGERS
-        self.strangers = Strangers(self._selector, listener, access.secret, me, most)
+        self.strangers = Strangers(self._selector, listener, access.secret, me, most, take_courier)
         self._peers: dict[Connection, Identity] = {}  # all who have proven who they are
         self._loading: dict[WorkerId, Connection] = {}  # have not said hello yet
         self._workers: dict[WorkerId, Connection] = {}
@@ -90,8 +91,7 @@ class Server:
         self._clocks = WorkerClocks()
         self._effects = InOrder(self._do)
         self._encoded: tuple[messages.Message, bytes] | None = None
-        self._num_interrupts = 0
-        self._ticked_s = 0.0
+        self._num_interrupts, self._ticked_s = 0, 0.0
 
     @property
     def num_peers(self) -> int:

@@ -8,9 +8,10 @@ import errno
 import selectors
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.auth.handshake import Answerer, Identity
+from holdfast.auth.handshake import COURIER, Answerer, Identity
 from holdfast.auth.stamps import Stamps
 from holdfast.errors import HandshakeFailed
 
@@ -19,6 +20,13 @@ _AT_ONCE = 16  # taken in one turn: those who belong to the run want to be heard
 _PAUSE_S = 0.2
 COUNT_S = 10.0  # those that were sent away are told of at most this often
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+
+TakeCourier = Callable[[Identity, socket.socket, Stamps], None]
+
+
+def send_away(peer: Identity, sock: socket.socket, stamps: Stamps) -> None:
+    sock.close()
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +41,10 @@ class Stranger:
 
 
 class Strangers:
-    """``most`` of them are kept; one more, and the oldest that has said nothing has to go."""
+    """``most`` of them are kept; one more, and the oldest that has said nothing has to go.
+
+    ``take_courier`` gets those who come for files: they are for nobody else here.
+    """
 
     def __init__(
         self,
@@ -42,9 +53,11 @@ class Strangers:
         secret: bytes,
         me: Identity,
         most: int,
+        take_courier: TakeCourier = send_away,
     ) -> None:
         self._selector, self._listener = selector, listener
         self._secret, self._me, self._most = secret, me, most
+        self._take_courier = take_courier
         self._here: dict[Stranger, None] = {}  # in the order they came
         self._paused_until_s: float | None = None
         self._num_refused = 0  # did not prove anything, since they were last counted
@@ -98,6 +111,9 @@ class Strangers:
             return None
         del self._here[stranger]
         self._selector.unregister(stranger)
+        if peer.role == COURIER:
+            self._take_courier(peer, stranger.sock, stamps)
+            return None
         return peer, stranger.sock, stamps
 
     def tick(self, now_s: float) -> None:

@@ -124,6 +124,7 @@ class Stop:
     """coordinator -> worker or agent: end now, in good order."""
 
     reason: str
+    is_over: bool = False  # the run: nothing that a worker has on its own machine is of use
 
 
 LivenessMessage = (

@@ -20,8 +20,9 @@ _JOIN_LIMIT_S = 10.0
 class Stopped(Exception):
     """The coordinator said stop, or is gone."""
 
-    def __init__(self, reason: str, *, cut_off: bool = False) -> None:
+    def __init__(self, reason: str, *, cut_off: bool = False, is_over: bool = False) -> None:
         super().__init__(reason)
+        self.is_over = is_over  # the whole run
         self.cut_off = cut_off  # it did not say so: the connection is closed
 
 
@@ -53,6 +54,11 @@ class ControlLink:
     def is_cut_off(self) -> bool:
         """Whether the connection was closed without a word."""
         return self._stopped is not None and self._stopped.cut_off
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was said that the run is."""
+        return self._stopped is not None and self._stopped.is_over
 
     def send(self, message: messages.Message) -> None:
         if self._stopped is not None:  # a run of one worker waits for nobody: it hears it here
@@ -100,7 +106,7 @@ class ControlLink:
     def _take(self, message: messages.Message) -> None:
         match message:
             case messages.Stop():
-                self._stop(Stopped(message.reason))
+                self._stop(Stopped(message.reason, is_over=message.is_over))
             case (
                 messages.ShareState()
                 | messages.SaveAt()

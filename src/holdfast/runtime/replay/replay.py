@@ -5,7 +5,6 @@ micro-batches of each step are lanes of a crew, which sums its gradients exactly
 has the bits of the one that was lost. Neighbouring stages are replayed as one stage.
 """
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ from holdfast.schedule.schedule import Lane, Schedule
 from holdfast.storage.checkpoint import write_part
 from holdfast.storage.log.reader import LogReader
 from holdfast.storage.manifest import Checkpoint, Part, write_manifest
-from holdfast.storage.run_paths import Places
+from holdfast.storage.places import Places
 from holdfast.transport.base import Transport
 
 _STEPS_TOLD = 2  # of the last ones somebody may not have heard the losses
@@ -82,7 +81,7 @@ class Replayer:
         builder = Builder(job, config, order.cut, self._code)
         self._built = builder.build(order.stages, first_step=order.first_step, keeps_old=False)
         if order.checkpoint:
-            self._built.state.load_checkpoint(places.state(order.checkpoint))
+            self._built.state.load_checkpoint(*places.open_state(order.checkpoint))
         self._operations = StageOperations(self._built, batches, self._code)
 
     def run(self) -> messages.Replayed:
@@ -187,9 +186,9 @@ class Replayer:
 
     def _write(self) -> None:
         order, built = self._order, self._built
-        into = Path(self._places.state(order.into))
+        into = Path(order.into)
         try:
-            shutil.rmtree(into, ignore_errors=True)
+            into = self._places.new_state(order.into)
             tensors = built.state.tensors()
             parts = [self._write_part(into, stage, tensors) for stage in order.lost]
             train, parallel = self._config.train, self._config.parallel
@@ -198,6 +197,7 @@ class Replayer:
                     str(into), order.version, train.seed, parallel.microbatches, tuple(parts)
                 )
             )
+            self._places.put_state(order.into, {part.directory: part.files for part in parts})
         except (OSError, CheckpointException) as why:
             [*_, reason] = str(why).strip().splitlines() or [type(why).__name__]
             raise CheckpointError(

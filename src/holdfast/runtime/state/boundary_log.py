@@ -27,7 +27,7 @@ from holdfast.storage.log.frame import SAID_AGAIN, Flag, FrameKind, FrameName
 from holdfast.storage.log.segment import LogIdentity
 from holdfast.storage.log.tensors import frame_bytes
 from holdfast.storage.log.writer import CLOSE_LIMIT_S, LogWriter
-from holdfast.storage.run_paths import Places
+from holdfast.storage.places import Places
 
 _LEAST_QUEUE_BYTES = 64 << 20
 _STEPS_QUEUED = 4  # most that the disk may be behind

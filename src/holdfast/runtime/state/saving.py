@@ -16,7 +16,7 @@ from holdfast.runtime.link.control_link import Stopped
 from holdfast.runtime.stage.named_tensors import hashes_by_layer
 from holdfast.runtime.state.stage_state import StageState
 from holdfast.storage.checkpoint import write_part
-from holdfast.storage.store import Store
+from holdfast.storage.store import PartStore
 
 PAUSES_S = (0.5, 1.0)  # between tries of a part on the way ...
 LAST_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # ... and of the last one, after which nothing comes
@@ -71,7 +71,7 @@ class StageSaver:
     in memory, and training goes on.
     """
 
-    def __init__(self, store: Store, name: str, limit_s: float, failed: OnFailed) -> None:
+    def __init__(self, store: PartStore, name: str, limit_s: float, failed: OnFailed) -> None:
         """``name``: of the directory for its parts, which nobody else writes to."""
         self._store = store
         self.name = name

@@ -20,7 +20,8 @@ from holdfast.runtime.stage.named_tensors import (
 from holdfast.runtime.stage.stage import ParameterSlot
 from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.storage.checkpoint import read_layers
-from holdfast.storage.stores import load
+from holdfast.storage.contents import Checkpoint
+from holdfast.storage.stores import OpenPart, part_folder
 
 OPTIMIZER = "optimizer"  # its kind, in a checkpoint's manifest
 _EXPONENT = "exponent"  # of a parameter's fixed-point sums: part of the state
@@ -76,7 +77,7 @@ class StageState:
                 )
             self._exponents = tuple(int(exponents[key]) for key in keys)
 
-    def load_checkpoint(self, place: str) -> None:
-        checkpoint = load(place)
+    def load_checkpoint(self, checkpoint: Checkpoint, open_part: OpenPart = part_folder) -> None:
         self._optimizer.check_wrote({part.state.get(OPTIMIZER) for part in checkpoint.parts})
-        self.load(read_layers(checkpoint, self._layers), f"checkpoint {place}")
+        tensors = read_layers(checkpoint, self._layers, open_part)
+        self.load(tensors, f"checkpoint {checkpoint.directory}")

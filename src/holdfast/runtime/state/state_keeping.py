@@ -9,7 +9,7 @@ from collections.abc import Callable
 from holdfast.config import RunConfig
 from holdfast.runtime.state.saving import OnFailed, SaveTimes, StageSaver
 from holdfast.runtime.state.stage_state import StageState
-from holdfast.storage.store import Store
+from holdfast.storage.store import PartStore
 
 
 class StateCopies:
@@ -41,7 +41,7 @@ class StateKeeping:
         checkpoint = self._config.checkpoint
         return SaveTimes(checkpoint.every_steps, checkpoint.first_step)
 
-    def saver(self, store: Store, name: str, limit_s: float, failed: OnFailed) -> StageSaver:
+    def saver(self, store: PartStore, name: str, limit_s: float, failed: OnFailed) -> StageSaver:
         return StageSaver(store, name, limit_s, failed)
 
     def copies(self, state: StageState, version: int) -> StateCopies:

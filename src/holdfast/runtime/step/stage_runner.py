@@ -42,7 +42,7 @@ from holdfast.runtime.step.operations import StageOperations
 from holdfast.runtime.step.schedule_switch import Lanes
 from holdfast.runtime.step.stage_saves import EpochSaves, StageSaves
 from holdfast.runtime.step.step_reports import StepReports
-from holdfast.storage.run_paths import Places
+from holdfast.storage.places import Places
 from holdfast.transport.base import Transport
 
 _NOWHERE = -2  # far behind every stage
@@ -77,7 +77,7 @@ class StageTraining:
         hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.log = self._open_log(config, assign, places, tell)
         if assign.checkpoint:
-            built.state.load_checkpoint(places.state(assign.checkpoint))
+            built.state.load_checkpoint(*places.open_state(assign.checkpoint))
         self._copies = keeping.copies(built.state, assign.first_step)
         self.saves = StageSaves(
             me, built, saver, keeping.times(), config, tell=tell, check=check, reach=self._reach

@@ -7,6 +7,7 @@ import faulthandler
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -27,12 +28,12 @@ class Stacks:
         self._worker, self._on_signal = worker, on_signal
         self._file: TextIO | None = None
 
-    def open(self, run_dir: str) -> None:
+    def open(self, directory: Callable[[], Path]) -> None:
         """By the thread that computes. Once; a disk that refuses is no reason to stop training."""
         if self._file is not None:
             return
-        path = stack_file(Path(run_dir), self._worker, os.getpid())
         try:
+            path = stack_file(directory(), self._worker, os.getpid())
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             self._file = os.fdopen(descriptor, "w")

@@ -36,7 +36,7 @@ from holdfast.runtime.worker.failures import job_failed, replay_failed
 from holdfast.runtime.worker.heartbeat import clock_told, heartbeat
 from holdfast.runtime.worker.job_loading import JobLoader
 from holdfast.runtime.worker.stacks import Stacks
-from holdfast.storage.run_paths import Places
+from holdfast.runtime.worker.worker_places import places_of
 from holdfast.transport.base import Transport
 
 _IDLE_LIMIT_S = 1_000_000.0  # the control connection ends a wait for the launcher, not the clock
@@ -61,7 +61,7 @@ class Worker:
         self._loader = JobLoader(spec, self._warn)
         self._heartbeats = HeartbeatSender(link.send)
         self._stacks = Stacks(str(spec.worker), on_signal=is_process)
-        self._places = Places.of(spec.run_dir, spec.resumed, spec.config)
+        self._places = places_of(spec, is_process=is_process)
         self._epoch = 0
         self._log = BoundaryLog()
         self.training: StageTraining | None = None
@@ -249,6 +249,8 @@ class Worker:
             self.training.close()
         self._log.close()
         self._stacks.close()
+        if self._link.is_over:
+            self._places.leave()
 
     def abandon_log(self) -> None:
         """As a process that is killed: what is not on disk is gone."""
@@ -302,7 +304,7 @@ class Worker:
 
     def _proceed(self, proceed: messages.Proceed) -> None:
         # Not before: a start that fails leaves nothing behind.
-        self._stacks.open(self._places.run_dir)
+        self._stacks.open(self._places.own_dir)
         training = self._built
         members = {parse_worker(name) for name in proceed.stages}
         self._enter(proceed.epoch)

@@ -8,7 +8,7 @@ second to a manifest is refused and says so.
 import json
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -30,8 +30,12 @@ _LEAST_KEPT = 2  # while the newest is sealed, somebody may be reading the one b
 class RemoteStore:
     seals_at_once = False
 
-    def __init__(self, address: str, run_dir: Path) -> None:
+    def __init__(
+        self, address: str, run_dir: Path, own_dir: Callable[[], Path] | None = None
+    ) -> None:
+        """``own_dir``: of this machine, for parts on their way; None: the run's."""
         self.address, self.run_dir = address, run_dir
+        self._own_dir = own_dir or (lambda: run_dir)
         self._launch = 0  # which one this is; 0: it seals nothing
         self._aside: dict[str, frozenset[str]] = {}  # manifest -> keys of its files
 
@@ -44,7 +48,7 @@ class RemoteStore:
 
     def staging(self, step: int, name: str) -> Path:
         """Of its own: it comes and goes beside those of other writers."""
-        beside = partial_directory(self.run_dir, step)
+        beside = partial_directory(self._own_dir(), step)
         return beside.with_suffix(f".{names.PART.check(name, 'the directory of a part')}.partial")
 
     def put_part(self, step: int, name: str, digests: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from holdfast.runtime.stage.stage import ParameterSlot
 from holdfast.runtime.state.stage_state import OPTIMIZER, StageState
 from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.storage.checkpoint import write_part
-from holdfast.storage.manifest import Part, partial_directory, seal
+from holdfast.storage.manifest import Part, load_manifest, partial_directory, seal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -151,7 +151,7 @@ def sealed(stage: OneStage, folder, kind: str):
     directory = partial_directory(folder, 2) / "stage-0"
     files = write_part(directory, stage.state.tensors())
     part = Part("stage-0", tuple(stage.layers), files, {OPTIMIZER: kind})
-    return seal(folder, 2, [part], seed=0, microbatches=4)
+    return load_manifest(seal(folder, 2, [part], seed=0, microbatches=4))
 
 
 def test_a_checkpoint_gives_the_same_state_as_a_peer(tmp_path):
@@ -161,6 +161,6 @@ def test_a_checkpoint_gives_the_same_state_as_a_peer(tmp_path):
 
 
 def test_another_optimizers_checkpoint_is_refused(tmp_path):
-    directory = sealed(trained(), tmp_path, "SGD")
+    checkpoint = sealed(trained(), tmp_path, "SGD")
     with pytest.raises(CheckpointError, match="was written with SGD, the job has AdamW"):
-        OneStage().state.load_checkpoint(directory)
+        OneStage().state.load_checkpoint(checkpoint)

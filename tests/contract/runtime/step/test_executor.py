@@ -27,7 +27,7 @@ from holdfast.schedule.generate import one_f_one_b
 from holdfast.schedule.operation import Shape
 from holdfast.schedule.running import RunningStep
 from holdfast.schedule.schedule import loads
-from holdfast.storage.run_paths import Places
+from holdfast.storage.places import Places
 from holdfast.transport.base import ALONE, Bundle, Channel, Tag
 from holdfast.transport.local.transport import LocalHub, LocalTransport
 

@@ -38,7 +38,7 @@ from holdfast.schedule.operation import Kind, Op
 from holdfast.storage.log.frame import FrameKind
 from holdfast.storage.log.reader import LogReader
 from holdfast.storage.log.segment import opened, read_segment_header, scan
-from holdfast.storage.run_paths import Places
+from holdfast.storage.places import Places
 from holdfast.transport.base import Channel
 
 pytestmark = pytest.mark.usefixtures("one_thread")

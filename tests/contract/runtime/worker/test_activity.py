@@ -50,7 +50,7 @@ def test_the_stack_of_a_thread_that_is_stuck(tmp_path) -> None:
     stacks, here, go = Stacks("0.1", on_signal=False), threading.Event(), threading.Event()
 
     def stands_still():
-        stacks.open(str(tmp_path))
+        stacks.open(lambda: tmp_path)
         here.set()
         go.wait(30)
 
