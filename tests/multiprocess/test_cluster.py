@@ -29,9 +29,7 @@ pytestmark = [
 STEPS, MICROBATCHES = 60, 8
 WORDS = ["--pipelines", "4", "--stages", "2", "--steps", str(STEPS)]
 WORDS += ["--microbatches", str(MICROBATCHES)]
-QUICK = runs.settings(
-    "workers.heartbeat_timeout_s=3", "checkpoint.at_end=false", "checkpoint.first_step=0"
-)
+QUICK = runs.settings("workers.heartbeat_timeout_s=3")
 
 
 @pytest.fixture(scope="module")
