@@ -18,7 +18,7 @@ LAYERS = [
     "api",
     "baselines",
     "runtime | control",
-    "storage | faults | watch | bundle",
+    "storage | faults | watch | bundle | launch",
     "models | batches | planner | detection | mitigation",
     "observability | protocol | transport | files | job",
     "schedule",
@@ -34,6 +34,7 @@ PURE = [
     "detection",
     "mitigation",
     "watch",
+    "launch",
     "schedule",
     "protocol",
     "control",
@@ -120,7 +121,7 @@ INNER: dict[str, list[str]] = {
         "effects | checks | recovery_rules | journal",
     ],
     "cli": [
-        "cluster",
+        "cluster | launching",
         "worker",
         "report | terminal | help_text",
         "plan_problem",
@@ -128,6 +129,12 @@ INNER: dict[str, list[str]] = {
     "observability": [
         "events",
         "event_files | jsonfile",
+    ],
+    "launch": [
+        "kinds",
+        "ssh",
+        "following | programs | keeping",
+        "clusters | orders",
     ],
     "protocol": [
         "messages",

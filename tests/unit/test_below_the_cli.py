@@ -16,6 +16,7 @@ ALLOWED = {  # file -> what is found there, and why it has to be
         "flag --generation",
         "flag --try-for",
     },
+    "launch/keeping.py": {"flag --ticket", "flag --slots", "flag --advertise", "flag --name"},
     # In a process of its own, or in one of a worker, where nobody else could do it.
     "runtime/worker/stacks.py": {"signal.signal"},
 }
