@@ -132,9 +132,9 @@ INNER: dict[str, list[str]] = {
     ],
     "launch": [
         "kinds",
-        "ssh",
+        "ssh | slurm | k8s",
         "following | programs | keeping",
-        "clusters | orders",
+        "clusters | orders | again",
     ],
     "protocol": [
         "messages",

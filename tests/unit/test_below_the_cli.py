@@ -17,6 +17,23 @@ ALLOWED = {  # file -> what is found there, and why it has to be
         "flag --try-for",
     },
     "launch/keeping.py": {"flag --ticket", "flag --slots", "flag --advertise", "flag --name"},
+    # The words of programs, and scripts that others run.
+    "launch/slurm/slurm_cluster.py": {
+        *("flag --nodes=", "flag --ntasks=", "flag --ntasks-per-node=1", "flag --no-kill"),
+        *("flag --kill-on-bad-exit=0", "flag --wait=0", "flag --overlap", "flag --cpu-bind=none"),
+        *("flag --mpi=none", "flag --input=all", "flag --unbuffered"),
+    },
+    "launch/slurm/script.py": {
+        *("flag --run-dir", "flag --cluster", "flag --machines"),
+        *("flag --start-with", "flag --listen", "flag --job-name={name}", "flag --nodes={nodes}"),
+        *("flag --ntasks-per-node=1", "flag --no-kill", "flag --requeue", "flag --output={log}"),
+        *("flag --open-mode=append", "flag --signal=B:TERM@{notice_s}"),
+    },
+    "launch/k8s/pods.py": {
+        *("flag --machines", "flag --start-with", "flag --listen", "flag --set", "flag --resume"),
+        *("flag --secret-file", "flag --run-dir", "flag --slots", "flag --ticket", "flag --name"),
+        "flag --advertise",
+    },
     # In a process of its own, or in one of a worker, where nobody else could do it.
     "runtime/worker/stacks.py": {"signal.signal"},
 }

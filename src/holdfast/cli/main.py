@@ -20,6 +20,7 @@ from holdfast.cli import (
 )
 from holdfast.cli.cluster import agent, drain
 from holdfast.cli.flags import in_flags
+from holdfast.cli.launching import k8s, slurm
 from holdfast.cli.terminal.complaints import complain
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.observability.text import folded
@@ -35,6 +36,10 @@ _EXAMPLES = (
     "holdfast diagnose runs/a",
     "holdfast plan --pipelines 2 --stages 4 --microbatches 16",
     "holdfast watch -- torchrun --nproc-per-node 4 train.py",
+)
+_COMMANDS = (
+    *(demo, train, worker, plan, recovery_plan, trace, diagnose, watch),
+    *(slurm, k8s, agent, drain),
 )
 _MORE = "'holdfast COMMAND --help' shows the arguments of a command, with examples."
 
@@ -52,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="holdfast", description=_DESCRIPTION, **help_text.parts(_EXAMPLES, _MORE))
     parser.add_argument("--version", action="version", version=f"holdfast {holdfast.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, train, worker, plan, recovery_plan, trace, diagnose, watch, agent, drain):
+    for command in _COMMANDS:
         command.add_parser(subparsers)
     try:
         parsed = parser.parse_args(arguments)

@@ -1,16 +1,27 @@
-"""Which launcher is meant: KIND or KIND:FILE, as one word."""
+"""Which launcher is meant, as one word: KIND, or KIND:MORE."""
 
 from holdfast.errors import ConfigError
 from holdfast.launch.clusters import Cluster, Say
+from holdfast.launch.slurm.slurm_cluster import open_slurm
 from holdfast.launch.ssh.ssh_cluster import open_ssh
 
-KINDS = "ssh:FILE"
+KINDS = "ssh:FILE or slurm[:SLOTS]"
 
 
 def open_cluster(text: str, say: Say) -> Cluster:
     """``say`` takes the lines of agents. ConfigError: there is no such launcher, or not here."""
-    kind, _, file = text.partition(":")
-    match kind, bool(file):
-        case "ssh", True:
-            return open_ssh(file, say)
+    kind, _, more = text.partition(":")
+    if kind == "ssh" and more:
+        return open_ssh(more, say)
+    if kind == "slurm":
+        return open_slurm(_slots(text, more), say)
     raise ConfigError(f"cluster {text}: expected {KINDS}")
+
+
+def _slots(text: str, more: str) -> int | None:
+    """None: each agent's own default."""
+    if not more:
+        return None
+    if not more.isdecimal() or int(more) < 1:
+        raise ConfigError(f"cluster {text}: expected the workers on one machine after the colon")
+    return int(more)

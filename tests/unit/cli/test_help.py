@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from holdfast.cli import demo, diagnose, main, plan, recovery_plan, trace, train, watch, worker
+from holdfast.cli.launching import k8s, slurm
 from holdfast.errors import ConfigError
 
 COMMANDS = {
@@ -17,6 +18,8 @@ COMMANDS = {
     "trace": trace,
     "diagnose": diagnose,
     "watch": watch,
+    "slurm": slurm,
+    "k8s": k8s,
 }
 
 
