@@ -47,10 +47,11 @@ class FakeEtcd:
                 if body["password"] != self.password:
                     return WRONG
                 self._token += 1
-                return {"token": f"token.{self._token}"}
+                return {"header": self._header(), "token": f"token.{self._token}"}
             if self.password and token != f"token.{self._token}":
                 return INVALID
-            return getattr(self, path.replace("/", "_"))(body)
+            answer: dict[str, Any] = getattr(self, path.replace("/", "_"))(body)
+            return answer
 
     def forget_tokens(self) -> None:
         self._token += 1
@@ -66,20 +67,21 @@ class FakeEtcd:
     def lease_grant(self, body: dict[str, Any]) -> dict[str, Any]:
         lease = str(1000 + self.asked["lease/grant"])
         self._leases[lease] = self._now_s() + int(body["TTL"]), int(body["TTL"])
-        return {"ID": lease, "TTL": body["TTL"]}
+        return {"header": self._header(), "ID": lease, "TTL": body["TTL"]}
 
     def lease_keepalive(self, body: dict[str, Any]) -> dict[str, Any]:
         _, ttl = self._leases.get(body["ID"], (0, 0))
         if ttl:
             self._leases[body["ID"]] = self._now_s() + ttl, ttl
-        return {"result": {"ID": body["ID"]} | ({"TTL": str(ttl)} if ttl else {})}
+        left = {"TTL": str(ttl)} if ttl else {}
+        return {"result": {"header": self._header(), "ID": body["ID"], **left}}
 
     def lease_revoke(self, body: dict[str, Any]) -> dict[str, Any]:
         if body["ID"] not in self._leases:
             return NO_LEASE
         self._leases[body["ID"]] = 0.0, 0
         self._expire()
-        return {}
+        return {"header": self._header()}
 
     def kv_range(self, body: dict[str, Any]) -> dict[str, Any]:
         found = [self.keys[key] for key in self._within(body)]
@@ -168,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == REFUSED:
             self._say(503, json.dumps(NO_LEADER).encode())
         elif fault == NO_ETCD:
-            self._say(200, b"<html>hello</html>")
+            self._say(200, b'{"hello": "I am a proxy"}')
         else:
             if fault == NO_TOKEN:
                 fake.forget_tokens()

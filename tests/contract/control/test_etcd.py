@@ -149,6 +149,29 @@ def test_etcd_may_be_away_for_long_and_the_same_leader_goes_on(three, opened):
     assert opened(three.address("run")).claim() == Claim(2, "")
 
 
+def append_many(journal: Journal) -> None:
+    """10 MB; the last one that it takes is refused and kept, as etcd does at its quota."""
+    for number in range(200):
+        journal.append({"number": number, "text": "x" * 50_000}, limit_s=3.0)
+
+
+def test_a_full_etcd_refuses_records_and_the_leader_stays(tmp_path, opened):
+    cluster = EtcdCluster(tmp_path, 1)
+    try:
+        cluster.start("--quota-backend-bytes", str(1 << 20))
+        journal = opened(cluster.address("run"))
+        journal.claim(limit_s=LIMIT_S)
+        with pytest.raises(JournalAway, match="database space exceeded"):
+            append_many(journal)
+        found = numbers(journal)
+        with pytest.raises(JournalAway, match="database space exceeded"):
+            journal.append({"number": 1000}, limit_s=3.0)
+        assert numbers(journal) == found == list(range(len(found)))
+        wait_until_it_leads(journal)
+    finally:
+        cluster.kill()
+
+
 # --- who may ask ---
 
 

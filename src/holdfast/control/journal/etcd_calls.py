@@ -105,7 +105,7 @@ class EtcdCalls:
 
     def _call(self, path: str, body: _Json, limit_s: float) -> _Json:
         deadline_s = time.monotonic() + limit_s
-        num_tries, why = 0, "no time"
+        num_tries, why, has_said = 0, "", False
         while True:
             if num_tries and num_tries % len(self._links) == 0:
                 time.sleep(max(0.0, min(_PAUSE_S, deadline_s - time.monotonic())))
@@ -114,17 +114,18 @@ class EtcdCalls:
                 raise JournalAway(f"{self._at}: no answer within {limit_s:.2g} s ({why})")
             num_tries += 1
             try:
-                self._authenticate(deadline_s)
+                self._authenticate(time.monotonic() + max(left_s, 0.01) / 2)
                 try_until_s = time.monotonic() + min(self._try_limit_s, max(left_s, 0.01))
                 return self._on_first(path, body, try_until_s)
             except (OSError, _Later) as error:
-                why = f"{self._links[0]}: {error}"
+                if isinstance(error, _Later) or not has_said:  # a word is worth more than silence
+                    why, has_said = f"{self._links[0]}: {error}", isinstance(error, _Later)
                 self._links.append(self._links.pop(0))
 
     def _on_first(self, path: str, body: _Json, deadline_s: float) -> _Json:
         answer = self._post(path, body, deadline_s)
         if answer.status == 200 and "error" not in answer.content:
-            return answer.content
+            return _checked(answer.content)
         code, words = _error(answer)
         if code == _UNAUTHENTICATED and self._token:  # tokens do not last
             self._token = ""
@@ -140,13 +141,13 @@ class EtcdCalls:
         return self._links[0].post(f"/v3/{path}", body, headers, deadline_s)
 
     def _authenticate(self, deadline_s: float) -> None:
-        """Has all the time there is: etcd makes passwords slow to check."""
+        """Has half of the time there is: etcd makes passwords slow to check."""
         if not self._access.user or self._token:
             return
         who = {"name": self._access.user, "password": self._access.password}
         answer = self._post("auth/authenticate", who, deadline_s)
         if answer.status == 200:
-            self._token = str(answer.content.get("token", ""))
+            self._token = str(_checked(answer.content).get("token", ""))
             return
         code, words = _error(answer)
         if code in _FOR_A_WHILE:
@@ -162,6 +163,14 @@ class Page(NamedTuple):
 
 class _Later(Exception):
     """This endpoint cannot now."""
+
+
+def _checked(content: _Json) -> _Json:
+    """Every answer of etcd has a header; one of a stream has it one level below."""
+    inner = content.get("result", content)
+    if not isinstance(inner, dict) or not isinstance(inner.get("header"), dict):
+        raise OSError("no answer of etcd")
+    return content
 
 
 def _error(answer: HttpAnswer) -> tuple[int, str]:

@@ -147,9 +147,10 @@ def _addresses_of(host: str, deadline_s: float) -> list[str]:
 
     def ask() -> None:
         with contextlib.suppress(OSError):
-            infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            found.extend(dict.fromkeys(str(info[4][0]) for info in infos))
+            found.extend(_asked(host))
 
+    with contextlib.suppress(OSError):
+        return _asked(host, socket.AI_NUMERICHOST)
     asking = threading.Thread(target=ask, name="ask for a name", daemon=True)
     try:
         asking.start()
@@ -157,3 +158,8 @@ def _addresses_of(host: str, deadline_s: float) -> list[str]:
         raise OSError("no thread to be had") from why
     asking.join(_left_s(deadline_s))
     return list(found)
+
+
+def _asked(host: str, flags: int = 0) -> list[str]:
+    infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=flags)
+    return list(dict.fromkeys(str(info[4][0]) for info in infos))

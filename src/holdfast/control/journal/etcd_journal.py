@@ -62,12 +62,14 @@ class EtcdJournal:
         )
         calls = self._calls.sibling(self._lease_s / 4)
         keeper = LeadKeeper(calls, keys, term, lease_s=self._lease_s, asked_s=asked_s)
-        keeper.start()
         self._keeper = keeper
         try:
+            keeper.start()
             self._find_end(limit_s)
-        except JournalError:
+        except (JournalError, RuntimeError) as why:
             self.close()
+            if isinstance(why, RuntimeError):
+                raise JournalAway(f"{self._at}: no thread to renew the lease with") from why
             raise
         return Claim(term.generation, before.holder)
 

@@ -176,7 +176,8 @@ class LeadKeeper:
         """No renewal begins after it."""
         self._ends = True
         self.wake()
-        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            self._thread.join(limit_s)
         term, self.term = self.term, None
         return term
 

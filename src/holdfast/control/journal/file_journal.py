@@ -29,10 +29,11 @@ class FileJournal:
         self._descriptor = -1
         self._generation = 0
         self._num_bytes = 0  # that are flushed
-        self._must_rewrite = False  # a flush has failed: nobody knows what the disk has got
+        self._must_rewrite = False  # an append was cut short: nobody knows what the disk has got
 
     def claim(self, *, above: int = 0, limit_s: float = APPEND_LIMIT_S) -> Claim:
         """Limits cannot be kept: nothing interrupts a disk."""
+        self.close()
         with self._away_if_unwritable():
             lock = FileLock(self._run_dir / LOCK_FILE, generation=last_generation(self._run_dir))
             try:
@@ -120,17 +121,16 @@ class FileJournal:
             return b""
 
     def _add(self, frame: bytes) -> None:
+        self._must_rewrite = True  # whatever interrupts us
         try:
             _write(self._descriptor, frame)
         except OSError:  # no room: away with the half of it
-            self._must_rewrite = True
             os.ftruncate(self._descriptor, self._num_bytes)
             self._must_rewrite = False
             raise
-        self._must_rewrite = True
         os.fdatasync(self._descriptor)
-        self._must_rewrite = False
         self._num_bytes += len(frame)
+        self._must_rewrite = False
 
     def _replace(self, data: bytes) -> None:
         """The old file or the new one, whatever happens."""

@@ -122,7 +122,7 @@ class FailingDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 40
-        self.flushes = True
+        self.flushes, self.interrupts = True, False
         self._write, self._flush = os.write, os.fdatasync
         monkeypatch.setattr(os, "write", self.write)
         monkeypatch.setattr(os, "fdatasync", self.flush)
@@ -130,6 +130,9 @@ class FailingDisk:
     def write(self, descriptor: int, data: bytes) -> int:
         if not self.room:
             raise OSError(28, "No space left on device")
+        if self.interrupts:
+            self._write(descriptor, bytes(data)[:60])
+            raise KeyboardInterrupt
         num = self._write(descriptor, bytes(data)[: self.room])
         self.room -= num
         return num
@@ -181,9 +184,30 @@ def test_after_a_flush_that_failed_all_is_written_anew(tmp_path, monkeypatch):
     assert (tmp_path / JOURNAL_FILE).stat().st_ino != before
 
 
+def test_an_append_that_was_interrupted_leaves_no_half_line_in_the_way(tmp_path, monkeypatch):
+    journal = claimed(tmp_path)
+    journal.append(FIRST)
+    disk = FailingDisk(monkeypatch)
+    disk.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        journal.append(SECOND)
+    assert b"epoch" in (tmp_path / JOURNAL_FILE).read_bytes().splitlines()[-1]
+    disk.interrupts = False
+    journal.append(THIRD)
+    assert read(tmp_path) == [FIRST, THIRD]
+
+
 def test_a_directory_that_cannot_be_written_is_said(tmp_path):
     with pytest.raises(JournalAway, match="No such file or directory"):
         FileJournal(tmp_path / "none", "a test").claim()
+
+
+def test_who_claims_twice_leads_as_the_next_generation(tmp_path):
+    journal = claimed(tmp_path)
+    journal.append(FIRST)
+    assert journal.claim().generation == 2
+    journal.append(SECOND)
+    assert read(tmp_path) == [FIRST, SECOND]
 
 
 # --- who leads ---
