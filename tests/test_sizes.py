@@ -32,6 +32,11 @@ LATE_IMPORTS = {
     Finding("cli/worker.py", "imports holdfast.runtime.worker in _work"): "torch, as above",
     Finding("__init__.py", "imports for the type checker"): "names that are loaded when used",
     Finding("api/diagnosing.py", "imports pyarrow in read_trace"): "optional, for traces only",
+    Finding("auth/certificate.py", "imports cryptography in new_key"): "optional",
+    Finding("auth/certificate.py", "imports cryptography.hazmat.primitives in new_key"): "optional",
+    Finding(
+        "auth/certificate.py", "imports cryptography.hazmat.primitives.asymmetric in new_key"
+    ): "optional",
     Finding("storage/remote/object_bucket.py", "imports obstore in open_bucket"): "optional",
     Finding("storage/remote/object_bucket.py", "imports obstore.store in open_bucket"): "optional",
     Finding("api/job_source.py", "imports for the type checker"): "torch: the launcher needs none",

@@ -7,6 +7,7 @@ from pathlib import Path
 from helpers import runs
 from helpers.hosts import Host, Program
 from helpers.live import paced, wait_until
+from holdfast.auth.certificate import kept_key
 from holdfast.observability.events import (
     EVENTS_FILE,
     Event,
@@ -71,7 +72,9 @@ class RunOnHost:
         secret.write_text(self._host.file(f"{RUN_DIR}/secret").read_text())
         secret.chmod(0o600)
         [started] = self.all_of(RunStarted)
+        certificate = kept_key(self._host.file(RUN_DIR)).fingerprint
         own = ["worker", "--join", started.address, "--secret-file", SECRET, "--job", JOB, *words]
+        own += ["--certificate", certificate]
         return host.start([*HOLDFAST, *own], self._folder)
 
     def sha256(self) -> str:

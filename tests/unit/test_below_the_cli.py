@@ -14,6 +14,7 @@ ALLOWED = {  # file -> what is found there, and why it has to be
     "control/io/agents/agent_process.py": {
         "flag --connect",
         "flag --generation",
+        "flag --certificate",
         "flag --try-for",
     },
     "launch/keeping.py": {"flag --ticket", "flag --slots", "flag --advertise", "flag --name"},

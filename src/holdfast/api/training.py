@@ -158,7 +158,7 @@ def prepare(
     job: JobLike | None,
     *,
     warn: Callable[[str], None],
-    join_with: Callable[[Path], str] = lambda run_dir: "",
+    join_with: Callable[[Path, str], str] = lambda run_dir, certificate: "",
     resume_with: Callable[[str], str] = resume_call,
     **options: Unpack[RunOptions],
 ) -> LiveRun:

@@ -11,6 +11,10 @@ generation. Both sides then have the same two keys, made from the secret and bot
 they stamp all that follows, so that whoever has only passed the three messages on cannot put in a
 word of its own. Messages have fixed sizes: there is no length to lie about. What goes wrong is said
 only on this side; the other one sees a closed connection.
+
+Inside of TLS both proofs and keys also take in the certificate (``binding``): the one that the
+caller sees, and the one that the answerer has. Whoever sits in between with another one can do
+nothing, also if the caller was not told which to expect; nor can TLS be talked away.
 """
 
 import hmac
@@ -18,13 +22,14 @@ import secrets
 import socket
 import struct
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.auth.stamps import Stamps
 from holdfast.errors import HandshakeBroken, HandshakeFailed, ProtocolError
 from holdfast.names import WORKER
 
-VERSION = 2
+VERSION = 3
 SECRET_BYTES = 32
 COORDINATOR, AGENT, WORKER_ROLE, JOINER = "coordinator", "agent", "worker", "joiner"
 OPERATOR = "operator"  # somebody at a keyboard
@@ -41,6 +46,9 @@ _HEAD = struct.Struct("!4sB")  # magic, version
 _HELLO_BYTES = _HEAD.size + _NONCE_BYTES + _IDENTITY.size
 _ANSWER_BYTES = _HELLO_BYTES + _PROOF_BYTES
 _LAST_BYTES = _HEAD.size + _PROOF_BYTES
+
+# The first byte of what a peer says who speaks TLS, when it calls and when it refuses.
+TLS_HANDSHAKE, TLS_ALERT = 0x16, 0x15
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +80,9 @@ class Identity:
 class Caller:
     """The side that has made the connection: send :attr:`hello`, then feed what comes."""
 
-    def __init__(self, secret: bytes, me: Identity, expect_role: str) -> None:
+    def __init__(self, secret: bytes, me: Identity, expect_role: str, binding: bytes = b"") -> None:
         self._secret, self._expect_role = _checked(secret), expect_role
+        self._binding = binding
         self._said = _said(me)
         self.hello = _HEAD.pack(_HELLO_MAGIC, VERSION) + self._said
         self._received = bytearray()
@@ -87,25 +96,30 @@ class Caller:
 
     def feed(self, data: bytes) -> bytes:
         """What is to be sent now. HandshakeFailed: close the connection."""
+        if not self._received and data[:1] == bytes([TLS_ALERT]):
+            raise HandshakeFailed(
+                "TLS is spoken there; give the fingerprint of the run's certificate, which is in "
+                "its ticket and in the command that 'holdfast train' shows"
+            )
         if not _take(self._received, data, self.wanted):
             return b""
         answer = bytes(self._received)
         theirs, proof = _opened(answer[:-_PROOF_BYTES], _ANSWER_MAGIC), answer[-_PROOF_BYTES:]
         peer = _identity(theirs)
-        _check(proof, _proof(self._secret, b"answer", self._said, theirs))
+        _check(proof, _proof(self._secret, b"answer", self._said, theirs, self._binding))
         if peer.role != self._expect_role:
             raise HandshakeFailed(f"a {peer.role} answers; expected a {self._expect_role}")
         self.peer = peer
-        self.stamps = Stamps(*_keys(self._secret, self._said, theirs))
-        own = _proof(self._secret, b"call", self._said, theirs)
+        self.stamps = Stamps(*_keys(self._secret, self._said, theirs, self._binding))
+        own = _proof(self._secret, b"call", self._said, theirs, self._binding)
         return _HEAD.pack(_PROOF_MAGIC, VERSION) + own
 
 
 class Answerer:
     """The side that was called: feed what comes."""
 
-    def __init__(self, secret: bytes, me: Identity) -> None:
-        self._secret = _checked(secret)
+    def __init__(self, secret: bytes, me: Identity, binding: bytes = b"") -> None:
+        self._secret, self._binding = _checked(secret), binding
         self._said = _said(me)
         self._received = bytearray()
         self._theirs = b""
@@ -131,30 +145,35 @@ class Answerer:
             return b""
         self._theirs = _opened(message, _HELLO_MAGIC)
         self._claimed = _identity(self._theirs)
-        own = _proof(self._secret, b"answer", self._theirs, self._said)
+        own = _proof(self._secret, b"answer", self._theirs, self._said, self._binding)
         return _HEAD.pack(_ANSWER_MAGIC, VERSION) + self._said + own
 
     def _end(self, message: bytes) -> None:
         proof = _opened(message, _PROOF_MAGIC)
-        _check(proof, _proof(self._secret, b"call", self._theirs, self._said))
+        _check(proof, _proof(self._secret, b"call", self._theirs, self._said, self._binding))
         self.peer = self._claimed
-        of_caller, own = _keys(self._secret, self._theirs, self._said)
+        of_caller, own = _keys(self._secret, self._theirs, self._said, self._binding)
         self.stamps = Stamps(own, of_caller)
 
 
 def call(
-    sock: socket.socket, secret: bytes, me: Identity, expect_role: str, limit_s: float
+    sock: socket.socket,
+    secret: bytes,
+    me: Identity,
+    expect_role: str,
+    limit_s: float,
+    binding: bytes = b"",
 ) -> tuple[Identity, Stamps]:
     """Over a connection that was just made; who answers. HandshakeFailed: close it."""
-    side = Caller(secret, me, expect_role)
+    side = Caller(secret, me, expect_role, binding)
     return _talk(sock, side, side.hello, limit_s)
 
 
 def answer(
-    sock: socket.socket, secret: bytes, me: Identity, limit_s: float
+    sock: socket.socket, secret: bytes, me: Identity, limit_s: float, binding: bytes = b""
 ) -> tuple[Identity, Stamps]:
     """Over a connection that was just accepted; who calls. HandshakeFailed: close it."""
-    return _talk(sock, Answerer(secret, me), b"", limit_s)
+    return _talk(sock, Answerer(secret, me, binding), b"", limit_s)
 
 
 def _talk(
@@ -174,10 +193,11 @@ def _talk(
                 sock.sendall(to_send)
                 to_send = b""
                 continue
-            data = sock.recv(side.wanted)
-            if not data:
-                raise HandshakeBroken("the other side closed the connection")
-            to_send = side.feed(data)
+            with suppress(BlockingIOError):  # of TLS, half a record
+                data = sock.recv(side.wanted)
+                if not data:
+                    raise HandshakeBroken("the other side closed the connection")
+                to_send = side.feed(data)
         sock.settimeout(before_s)
     except OSError as why:
         raise HandshakeBroken(f"the connection broke: {why}") from why
@@ -223,21 +243,22 @@ def _opened(message: bytes, magic: bytes) -> bytes:
     return message[_HEAD.size :]
 
 
-def _proof(secret: bytes, side: bytes, caller: bytes, answerer: bytes) -> bytes:
-    return _derived(secret, b"holdfast handshake", side, caller, answerer)
+def _proof(secret: bytes, side: bytes, *said: bytes) -> bytes:
+    """``said``: by the caller, by the answerer, and the binding."""
+    return _derived(secret, b"holdfast handshake", side, *said)
 
 
-def _keys(secret: bytes, caller: bytes, answerer: bytes) -> tuple[bytes, bytes]:
+def _keys(secret: bytes, *said: bytes) -> tuple[bytes, bytes]:
     """For what the caller sends, and for what the answerer sends. Nobody else can make them."""
     label = b"holdfast stamps"
     ways = (b"from caller", b"from answerer")
-    of_caller, of_answerer = (_derived(secret, label, way, caller, answerer) for way in ways)
+    of_caller, of_answerer = (_derived(secret, label, way, *said) for way in ways)
     return of_caller, of_answerer
 
 
-def _derived(secret: bytes, label: bytes, what: bytes, caller: bytes, answerer: bytes) -> bytes:
+def _derived(secret: bytes, label: bytes, what: bytes, *said: bytes) -> bytes:
     """The secret is random and as long as a key: HKDF would only expand it, in this way."""
-    fields = (label, bytes([VERSION]), what, caller, answerer)
+    fields = (label, bytes([VERSION]), what, *said)
     text = b"".join(struct.pack("!I", len(field)) + field for field in fields)
     return hmac.digest(secret, text, "sha256")
 

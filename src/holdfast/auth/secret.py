@@ -45,10 +45,15 @@ def given_secret(path: str | None, environment: MutableMapping[str, str]) -> byt
 
 def read_secret(path: Path, source: Argument | str) -> bytes:
     """``source``: who named the file, for the line that says what is wrong with it."""
+    return _decoded(read_private(path, source).decode("ascii", "replace"), source, f" {path}")
+
+
+def read_private(path: Path, source: Argument | str) -> bytes:
+    """Its beginning. ConfigError: somebody else could have read or written it."""
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
-            text = file.read(_MOST_BYTES) if stat.S_ISREG(found.st_mode) else b""
+            data = file.read(_MOST_BYTES) if stat.S_ISREG(found.st_mode) else b""
     except OSError as why:
         raise ConfigError(source, f" {path}: cannot be read ({why.strerror})") from why
     if found.st_uid != os.geteuid():  # whoever it belongs to knows it, and can change it
@@ -63,7 +68,7 @@ def read_secret(path: Path, source: Argument | str) -> bytes:
             source,
             f" {path}: others may read it (mode {mode:04o}); protect it: chmod 600 {path}",
         )
-    return _decoded(text.decode("ascii", "replace"), source, f" {path}")
+    return data
 
 
 def write_secret(run_dir: Path, secret: bytes) -> None:

@@ -284,18 +284,23 @@ class _Fired:
         return "\n".join(lines) + "\n"
 
 
-def _join_with(secret_file: str | None) -> Callable[[Path], str]:
-    """How those who join are told of the run's secret. They may be in another working directory.
+def _join_with(secret_file: str | None) -> Callable[[Path, str], str]:
+    """How those who join are told of the run's secret and of its certificate, if it has one.
 
-    Asked before the secret is taken from the environment.
+    They may be in another working directory. Asked before the secret is taken from the environment.
     """
-    if not secret_file and os.environ.get(SECRET_VARIABLE):
-        return lambda run_dir: f"(with {SECRET_VARIABLE} set)"
     path = secret_file or os.environ.get(SECRET_FILE_VARIABLE)
-    if path:
-        own = shlex.quote(str(Path(path).absolute()))
-        return lambda run_dir: f"--secret-file {own}"
-    return lambda run_dir: f"--run-dir {shlex.quote(str(run_dir))}"
+    own = shlex.quote(str(Path(path).absolute())) if path else ""
+    is_set = not secret_file and os.environ.get(SECRET_VARIABLE)
+
+    def words(run_dir: Path, certificate: str) -> str:
+        shown = f"--certificate {certificate}" if certificate else ""
+        if is_set:
+            return f"{shown} (with {SECRET_VARIABLE} set)".strip()
+        secret = f"--secret-file {own}" if own else f"--run-dir {shlex.quote(str(run_dir))}"
+        return f"{secret} {shown}".strip()
+
+    return words
 
 
 def _shown(run_dir: Path, given: str | None) -> Path:

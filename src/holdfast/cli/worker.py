@@ -13,6 +13,7 @@ from typing import NamedTuple, NoReturn
 
 import holdfast
 from holdfast.addresses import HOST, is_host, is_loopback, is_wildcard, parse_host_port
+from holdfast.auth.certificate import kept_key, parse_fingerprint
 from holdfast.auth.handshake import JOINER, WORKER_ROLE
 from holdfast.auth.secret import (
     FD_VARIABLE,
@@ -73,6 +74,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "environment)",
     )
     parser.add_argument(
+        "--certificate",
+        default="",
+        metavar="SHA256",
+        help="fingerprint of the run's certificate, if it speaks TLS and --run-dir is not given",
+    )
+    parser.add_argument(
         "--as", dest="name", default="", metavar="WORKER", help="the place to take, such as 1.0"
     )
     parser.add_argument(
@@ -125,7 +132,15 @@ def _access(args: argparse.Namespace) -> Access:
                 f"--secret-file FILE, or set {SECRET_VARIABLE}"
             )
         secret = found
-    return Access(host, port, secret, 0)
+    return Access(host, port, secret, 0, _certificate(args))
+
+
+def _certificate(args: argparse.Namespace) -> str:
+    """Empty: the run speaks without TLS."""
+    if args.certificate:
+        return parse_fingerprint(args.certificate, "--certificate")
+    key = kept_key(Path(args.run_dir)) if args.run_dir else None
+    return "" if key is None else key.fingerprint
 
 
 # --- asking for a place ---
@@ -172,9 +187,8 @@ def own_network(of_run: NetworkConfig, own_host: str, listen: str, advertise: st
     if is_loopback(own_host) and not listen and not advertise:
         return of_run
     listen = listen or own_host
-    return NetworkConfig(
-        listen=listen, advertise=advertise or (own_host if is_wildcard(listen) else "")
-    )
+    told = advertise or (own_host if is_wildcard(listen) else "")
+    return replace(of_run, listen=listen, advertise=told)
 
 
 def _come_back(spec: WorkerSpec) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.addresses import HOST, LOOPBACK, is_host, is_wildcard
+from holdfast.addresses import HOST, LOOPBACK, is_host, is_loopback, is_wildcard
 from holdfast.checkpoint_address import ADDRESS
 from holdfast.config.checks import MAX_LIMIT_S, at_least, parse_size, require
 from holdfast.journal_address import parse_journal_address
@@ -100,6 +100,13 @@ class NetworkConfig:
     advertise: str = ""
     """The host that others are told to call; empty: where it listens, or with 0.0.0.0 or :: the
     address of the card that leads to other machines."""
+
+    tls: Literal["auto", "on", "off"] = "auto"
+    """Whether control connections are encrypted; auto: unless the run listens on loopback only."""
+
+    @property
+    def encrypts_control(self) -> bool:
+        return self.tls == "on" or (self.tls == "auto" and not is_loopback(self.listen))
 
     def __post_init__(self) -> None:
         require(is_host(self.listen), "network.listen", self.listen, f"expected {HOST}")

@@ -1,10 +1,12 @@
-"""One end of a control connection: whole messages over a TCP socket. Used by all processes."""
+"""One end of a control connection: whole messages over TCP, or TLS over it. For all processes."""
 
 import socket
 import time
 
 from holdfast.auth.handshake import COORDINATOR, Identity, call
 from holdfast.auth.stamps import Stamps
+from holdfast.auth.tls import calling, greet
+from holdfast.auth.tls_socket import TlsSocket
 from holdfast.config import MOST_TIMEOUT_S
 from holdfast.errors import HandshakeBroken, HandshakeFailed, HoldfastError, PeerLost
 from holdfast.host.network import bear_silence
@@ -58,7 +60,7 @@ class Connection:
         """Messages now readable; call it when a selector says so, or to block for some."""
         try:
             data = self._sock.recv(1 << 16)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # nothing, or of TLS half a record
             return []
         except OSError as why:
             raise PeerLost(f"the control connection broke: {why}") from why
@@ -108,10 +110,11 @@ def connect(
         except OSError as why:
             raise HoldfastError(f"cannot reach the launcher at {access}: {why}") from why
         try:
-            left_s = deadline_s - time.monotonic()
-            found, stamps = call(sock, access.secret, me, COORDINATOR, left_s)
+            if access.certificate:
+                sock = calling(sock)
+            found, stamps = _introduced(sock, access, me, deadline_s)
             break
-        except HandshakeBroken:  # too many strangers at its door: once more
+        except (HandshakeBroken, OSError):  # too many strangers at its door: once more
             sock.close()
             if time.monotonic() + _PAUSE_S > deadline_s:
                 raise
@@ -126,3 +129,13 @@ def connect(
             f"this process belongs to launch {access.generation}"
         )
     return Connection(sock, stamps, silence_limit_s=silence_limit_s), found.generation
+
+
+def _introduced(
+    sock: socket.socket, access: Access, me: Identity, deadline_s: float
+) -> tuple[Identity, Stamps]:
+    binding = b""
+    if isinstance(sock, TlsSocket):
+        binding = greet(sock, access.certificate, deadline_s - time.monotonic())
+    left_s = deadline_s - time.monotonic()
+    return call(sock, access.secret, me, COORDINATOR, left_s, binding)

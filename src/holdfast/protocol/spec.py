@@ -24,6 +24,7 @@ class Access:
     port: int
     secret: bytes = field(repr=False)
     generation: int  # which launch of the run; 0: not known yet
+    certificate: str = ""  # fingerprint of the one it shows; empty: it speaks without TLS
 
     def __str__(self) -> str:
         return host_port(self.host, self.port)
@@ -46,6 +47,7 @@ class WorkerSpec:
             "host": self.access.host,
             "port": self.access.port,
             "generation": self.access.generation,
+            "certificate": self.access.certificate,
             "job": str(Path(self.job).absolute()),
             "job_sha256": self.job_sha256,
             "config": self.config.to_dict(),
@@ -57,9 +59,10 @@ class WorkerSpec:
 
 def spec_from(text: str, secret: bytes) -> WorkerSpec:
     values = json.loads(text)
+    at = (values["host"], values["port"])
     return WorkerSpec(
         parse_worker(values["worker"]),
-        Access(values["host"], values["port"], secret, values["generation"]),
+        Access(*at, secret, values["generation"], values["certificate"]),
         values["job"],
         values["job_sha256"],
         config_from(values["config"]),

@@ -19,6 +19,7 @@ from helpers.fired import fired
 from helpers.harness.transport_harness import LIMIT_S, Background
 from helpers.live import wait_until
 from helpers.scarce import refuse_threads
+from holdfast.auth.certificate import TlsKey
 from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Caller, Identity, call
 from holdfast.cluster import WorkerId
 from holdfast.config import MOST_TIMEOUT_S, RunConfig, config_from
@@ -103,14 +104,16 @@ class Run:
         perform=None,
         start_more=None,
         network=None,
+        key: TlsKey | None = None,
         **more: int,
     ) -> None:
         settings = {"train": {"steps": 1}, "parallel": {"pipelines": pipelines}}
         own = {"workers": {"restarts": 0}, "network": network or {}}
         config = config_from({**settings, **own})
-        self.listener = Listener(listen(config))
+        self.listener = Listener(listen(config)) if key is None else listen(config, key)
         self.address: tuple[str, int] = self.listener.getsockname()[:2]
-        self.access = Access(*self.address, SECRET, GENERATION)
+        certificate = "" if key is None else key.fingerprint
+        self.access = Access(*self.address, SECRET, GENERATION, certificate)
         self.coordinator = Coordinator(
             config, "/runs/x", None, faults=[parse_fault(text) for text in faults]
         )

@@ -82,6 +82,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     # What 'holdfast train' says to the agent of its own machine.
     parser.add_argument("--connect", help=argparse.SUPPRESS)
     parser.add_argument("--generation", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--certificate", default="", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
@@ -146,7 +147,7 @@ def _ticket(given: str) -> Ticket:
 
 def _reached(args: argparse.Namespace, ticket: Ticket) -> tuple[Connection, Access]:
     """As soon as it is there. ConfigError: it is another run, or nobody is there for too long."""
-    access = Access(ticket.host, ticket.port, ticket.secret, 0)
+    access = Access(ticket.host, ticket.port, ticket.secret, 0, ticket.certificate)
     deadline_s = time.monotonic() + args.try_for
     while True:
         left_s = deadline_s - time.monotonic()
@@ -244,7 +245,7 @@ def _run_local(args: argparse.Namespace) -> int:
             "started by 'holdfast train', not by hand"
         )
     os.umask(0o077)  # its workers write into the run directory
-    access = Access(host, port, secret, args.generation)
+    access = Access(host, port, secret, args.generation, args.certificate)
     signals.ignore()
     run_worker, prepare = _worker_parts(comes_again=True)
     try:

@@ -31,7 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     ticket = read_ticket(Path(args.ticket))
-    access = Access(ticket.host, ticket.port, ticket.secret, 0)
+    access = Access(ticket.host, ticket.port, ticket.secret, 0, ticket.certificate)
     try:
         connection, _ = connect(access, OPERATOR, "", _LIMIT_S)
     except HandshakeFailed as why:

@@ -35,7 +35,6 @@ from holdfast.observability import events
 from holdfast.observability.summary import Summary, summarize
 from holdfast.planner.service import warm_up
 from holdfast.protocol.messages import StartWorkers
-from holdfast.protocol.spec import Access
 from holdfast.schedule.schedule import Schedule
 from holdfast.storage.contents import Checkpoint, Origin
 from holdfast.storage.run_paths import check_logs, drop_logs
@@ -54,7 +53,7 @@ class RunRequest:
     resume: Checkpoint | None = None
     faults: Sequence[Fault] = ()
     secret: bytes | None = None  # the user's own
-    join_with: Callable[[Path], str] = lambda run_dir: ""
+    join_with: Callable[[Path, str], str] = lambda run_dir, certificate: ""
     """What those who join by hand have to say on their command line."""
     resume_with: Callable[[str], str] = resume_call  # a directory -> how to go on from there
     accepted: Accepted = NOTHING
@@ -82,12 +81,13 @@ class Launcher:
         request = _absolute(request)
         self._config, self.run_dir = request.config, request.run_dir
         continues = continues_in(self.run_dir, request.resume)
-        pass_on = Pass.of(self.run_dir, request.secret, continues=continues)
+        pass_on = Pass.of(self.run_dir, request.secret, self._config.network, continues=continues)
         self._recorder = _recorder(request, pass_on, handle, warn)
-        listener = listen(self._config)
+        listener = listen(self._config, pass_on.key)
         at = whereabouts(self._config, listener)
-        self._access = Access(at.host, at.port, pass_on.secret, pass_on.generation)
-        self._coordinator = _coordinator(request, schedule, at.told)
+        self._access = pass_on.access(at.host, at.port)
+        join_with = request.join_with(self.run_dir, pass_on.certificate)
+        self._coordinator = _coordinator(request, schedule, at.told, join_with)
         self._supplies = Supplies(self._config, request.job, request.ticket)
         bundle = self._supplies.bundle
         self._order = _order(request, self._coordinator.workers, bundle.sha256)
@@ -137,7 +137,7 @@ class Launcher:
 
     def _serve(self) -> None:
         try:
-            self._supplies.open(self._told, self._access.secret)
+            self._supplies.open(self._told, self._access)
             self._starter.start(self._access, self._order)
             self._server.run(self._config.workers.start_limit_s, self._starter.ended)
         finally:
@@ -153,7 +153,9 @@ class Launcher:
         return failure
 
 
-def _coordinator(request: RunRequest, schedule: Schedule | None, told: str) -> Coordinator:
+def _coordinator(
+    request: RunRequest, schedule: Schedule | None, told: str, join_with: str
+) -> Coordinator:
     return Coordinator(
         request.config,
         str(request.run_dir),
@@ -161,7 +163,7 @@ def _coordinator(request: RunRequest, schedule: Schedule | None, told: str) -> C
         policies=request.policies,
         faults=request.faults,
         address=told,
-        join_with=request.join_with(request.run_dir),
+        join_with=join_with,
         resume_with=request.resume_with,
         schedule=schedule,
         now=time.monotonic,

@@ -5,6 +5,8 @@ import socket
 from dataclasses import dataclass
 
 from holdfast.addresses import LOOPBACK, host_port, is_wildcard
+from holdfast.auth.certificate import TlsKey
+from holdfast.auth.tls import TlsListener
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.host.network import open_listener, told_host
@@ -19,7 +21,13 @@ class Whereabouts:
     told: str  # HOST:PORT, for all others
 
 
-def listen(config: RunConfig) -> socket.socket:
+def listen(config: RunConfig, key: TlsKey | None = None) -> socket.socket:
+    """``key``: TLS is spoken there."""
+    listener = _open(config)
+    return listener if key is None else TlsListener.of(listener, key)
+
+
+def _open(config: RunConfig) -> socket.socket:
     host, port = config.network.listen, config.control.port
     try:
         return open_listener(host, port, backlog=_BACKLOG)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from holdfast.auth.certificate import TlsKey, kept_key, new_key, write_key
 from holdfast.auth.secret import (
     kept_secret,
     last_generation,
@@ -15,7 +16,7 @@ from holdfast.auth.secret import (
     write_generation,
     write_secret,
 )
-from holdfast.config import RunConfig
+from holdfast.config import NetworkConfig, RunConfig
 from holdfast.control.effects import (
     ClearLogs,
     Discard,
@@ -36,6 +37,7 @@ from holdfast.observability import events
 from holdfast.observability.event_files import Rotation
 from holdfast.observability.stacks import read_stack, stack_file, user_frame
 from holdfast.observability.summary import SUMMARY_FILE, Summary, write_summary
+from holdfast.protocol.spec import Access
 from holdfast.storage.contents import Checkpoint, Origin
 from holdfast.storage.home import Home
 from holdfast.storage.run_paths import claim_logs, clear_logs, trim_logs
@@ -50,19 +52,42 @@ class Pass:
     secret: bytes = field(repr=False)
     generation: int  # which launch of the run in its directory
     given: bool  # the user has it already, and says where
+    key: TlsKey | None = None  # of TLS; None: the run is without
 
     @classmethod
-    def of(cls, run_dir: Path, given: bytes | None, *, continues: bool) -> "Pass":
-        """A run that goes on in its directory keeps its secret."""
+    def of(
+        cls, run_dir: Path, given: bytes | None, network: NetworkConfig, *, continues: bool
+    ) -> "Pass":
+        """A run that goes on in its directory keeps its secret and its key."""
         before = last_generation(run_dir) if continues else 0
         kept = kept_secret(run_dir) if continues and given is None else None
-        return cls(given or kept or new_secret(), before + 1, given is not None)
+        key = None
+        if network.encrypts_control:
+            key = (kept_key(run_dir) if continues else None) or new_key(_wanted_by(network))
+        return cls(given or kept or new_secret(), before + 1, given is not None, key)
+
+    @property
+    def certificate(self) -> str:
+        """Its fingerprint; empty: there is none."""
+        return "" if self.key is None else self.key.fingerprint
+
+    def access(self, host: str, port: int) -> Access:
+        """For the processes of the run."""
+        return Access(host, port, self.secret, self.generation, self.certificate)
 
     def write(self, run_dir: Path) -> None:
         write_generation(run_dir, self.generation)
         Home.of(str(run_dir), self.secret, self.generation).leave_mark()
         if not self.given:
             write_secret(run_dir, self.secret)
+        if self.key is not None:
+            write_key(run_dir, self.key)
+
+
+def _wanted_by(network: NetworkConfig) -> str:
+    if network.tls == "on":
+        return "network.tls=on"
+    return f"network.listen={network.listen} without network.tls=off"
 
 
 @dataclass

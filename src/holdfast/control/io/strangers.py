@@ -1,6 +1,7 @@
 """Those who have connected and not yet proven who they are: they cost little, and not for long.
 
-Whatever they do, they can only push out each other. When the process runs out of descriptors,
+Behind a port that speaks TLS, its handshake comes before their proof. Whatever they do, they can
+only push out each other. When the process runs out of descriptors,
 nobody new is let in for a moment; the run goes on.
 """
 
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 
 from holdfast.auth.handshake import COURIER, Answerer, Identity
 from holdfast.auth.stamps import Stamps
+from holdfast.auth.tls import TlsListener, knocks_with_tls, turn_away
+from holdfast.auth.tls_socket import TlsSocket
 from holdfast.errors import HandshakeFailed
 
 HANDSHAKE_LIMIT_S = 5.0  # for all of it
@@ -34,6 +37,7 @@ class Stranger:
     sock: socket.socket
     answerer: Answerer
     until_s: float
+    has_knocked: bool = False  # as it should: with TLS, or without
     has_spoken: bool = False  # a whole hello
 
     def fileno(self) -> int:
@@ -56,6 +60,8 @@ class Strangers:
         take_courier: TakeCourier = send_away,
     ) -> None:
         self._selector, self._listener = selector, listener
+        self._tls = listener.tls if isinstance(listener, TlsListener) else None
+        self._binding = b"" if self._tls is None else self._tls.binding
         self._secret, self._me, self._most = secret, me, most
         self._take_courier = take_courier
         self._here: dict[Stranger, None] = {}  # in the order they came
@@ -93,6 +99,8 @@ class Strangers:
         if stranger not in self._here:
             return None  # it had to go for another one a moment ago
         try:
+            if not self._is_ready(stranger):
+                return None
             data = stranger.sock.recv(stranger.answerer.wanted)
             if not data:
                 raise HandshakeFailed("closed")
@@ -115,6 +123,17 @@ class Strangers:
             self._take_courier(peer, stranger.sock, stamps)
             return None
         return peer, stranger.sock, stamps
+
+    def _is_ready(self, stranger: Stranger) -> bool:
+        """For its proof. Garbage is seen by its first byte, before it costs more than that."""
+        if not stranger.has_knocked:
+            if knocks_with_tls(stranger.sock) != (self._tls is not None):
+                turn_away(stranger.sock)
+                raise HandshakeFailed("TLS without need, or none where it is needed")
+            stranger.has_knocked = True
+            if self._tls is not None:
+                stranger.sock = self._tls.secured(stranger.sock)
+        return not isinstance(stranger.sock, TlsSocket) or stranger.sock.shake()
 
     def tick(self, now_s: float) -> None:
         for stranger in [one for one in self._here if now_s > one.until_s]:
@@ -140,7 +159,7 @@ class Strangers:
             self._refuse(next(silent, next(iter(self._here))))
         sock.setblocking(False)
         until_s = time.monotonic() + HANDSHAKE_LIMIT_S
-        stranger = Stranger(sock, Answerer(self._secret, self._me), until_s)
+        stranger = Stranger(sock, Answerer(self._secret, self._me, self._binding), until_s)
         self._here[stranger] = None
         self._selector.register(stranger, selectors.EVENT_READ)
 

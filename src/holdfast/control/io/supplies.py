@@ -11,6 +11,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.job_reference import JobSource
 from holdfast.planner.place.machine import MOST_MACHINES
+from holdfast.protocol.spec import Access
 
 
 class Supplies:
@@ -37,7 +38,7 @@ class Supplies:
             return 0
         return MOST_MACHINES if self._config.machines.count else 1
 
-    def open(self, address: str, secret: bytes) -> None:
+    def open(self, address: str, access: Access) -> None:
         """ConfigError: the ticket cannot be written."""
         path = self._ticket_path
         if path is None:
@@ -45,7 +46,7 @@ class Supplies:
         host, port = parse_host_port(address, "network.advertise")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_ticket(path, Ticket(host, port, secret))
+            write_ticket(path, Ticket(host, port, access.secret, access.certificate))
         except OSError as why:
             raise ConfigError(f"ticket {path}: cannot be written ({why.strerror})") from why
 

@@ -53,6 +53,7 @@ class AgentProcess:
     def start(self, access: Access, order: StartWorkers) -> None:
         descriptor = hand_over(access.secret)
         words = ["agent", "--connect", str(access), "--generation", str(access.generation)]
+        words += ["--certificate", access.certificate] if access.certificate else []
         # Strangers may crowd the door for longer than a moment.
         words += ["--try-for", str(self._config.workers.start_limit_s)]
         with held_back():
