@@ -25,6 +25,15 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
         return one, listener.accept()[0]
 
 
+def secured_by(server: TlsServer, sock: socket.socket) -> TlsSocket:
+    """As who was called does it, in a thread that may wait."""
+    made = server.secured(sock)
+    made.settimeout(LIMIT_S)
+    while not made.shake():
+        made.wait(LIMIT_S)
+    return made
+
+
 def tls_pair() -> tuple[TlsSocket, TlsSocket]:
     """Who has called, and who was called; their handshake is over, and they wait as usual."""
     caller, called = tcp_pair()

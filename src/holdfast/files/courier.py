@@ -9,6 +9,7 @@ from pathlib import Path
 
 from holdfast.addresses import host_port
 from holdfast.auth.handshake import COURIER, Identity, call
+from holdfast.auth.tls import calling, greet
 from holdfast.errors import HandshakeFailed, ProtocolError, TransferFailed
 from holdfast.files.file_link import PIECE_BYTES, FileLink, FileWords
 from holdfast.names import check_number
@@ -31,6 +32,7 @@ class Courier:
     to_role: str
     limit_s: float  # of one file
     dial: Dial = socket.create_connection
+    certificate: str = ""  # fingerprint of the one that is shown there; empty: no TLS
 
     def __str__(self) -> str:
         return host_port(self.host, self.port)
@@ -54,7 +56,11 @@ class Courier:
         try:
             sock = self.dial((self.host, self.port), min(self.limit_s, _CONNECT_LIMIT_S))
             me = Identity(COURIER, self.name, self.generation)
-            peer, stamps = call(sock, self.secret, me, self.to_role, _CONNECT_LIMIT_S)
+            binding = b""
+            if self.certificate:
+                sock = secure = calling(sock)
+                binding = greet(secure, self.certificate, _CONNECT_LIMIT_S)
+            peer, stamps = call(sock, self.secret, me, self.to_role, _CONNECT_LIMIT_S, binding)
             if peer.generation != self.generation:
                 raise HandshakeFailed(f"launch {peer.generation} of the run is there")
             return FileLink(sock, stamps)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.certificates import tls_key
 from helpers.file_door import GENERATION, SECRET, Door, file_door
 from helpers.live import wait_until
 from holdfast.errors import CheckpointError, TransferFailed
@@ -46,9 +47,10 @@ def run_dir(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def door(run_dir: Path) -> Iterator[Door]:
-    with file_door(RunShelf(run_dir, "").answer) as found:
+@pytest.fixture(params=["plain", "tls"])
+def door(run_dir: Path, request: pytest.FixtureRequest) -> Iterator[Door]:
+    key = tls_key() if request.param == "tls" else None
+    with file_door(RunShelf(run_dir, "").answer, key=key) as found:
         yield found
 
 

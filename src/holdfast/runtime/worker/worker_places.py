@@ -23,6 +23,7 @@ def places_of(spec: WorkerSpec, *, is_process: bool) -> Places:
         name=str(spec.worker),
         to_role=COORDINATOR,
         limit_s=spec.config.checkpoint.write_limit_s,
+        certificate=access.certificate,
     )
     home = Home.of(spec.run_dir, access.secret, access.generation)
     return replace(places, home=home, courier=courier)
