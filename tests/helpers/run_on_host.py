@@ -27,9 +27,10 @@ JOB, RUN_DIR, SECRET = "/tmp/job/paced.py", "/tmp/run", "/tmp/secret"
 class RunOnHost:
     """A ``holdfast train`` of 2 x 2 workers on one host, slow until it is released."""
 
-    def __init__(self, host: Host, folder: Path, *assignments: str) -> None:
+    def __init__(self, host: Host, folder: Path, *assignments: str, more: str = "") -> None:
+        """``more``: lines of the job file."""
         self._host = host
-        self._put_job(host, paced(folder).read_text())
+        self._put_job(host, paced(folder).read_text() + more)
         host.file("/tmp/job/slow").write_text("0.03")
         words = ["train", JOB, "--run-dir", RUN_DIR, *runs.layout("2x2"), "--steps", str(STEPS)]
         words += ["--microbatches", str(MICROBATCHES)]
@@ -64,16 +65,18 @@ class RunOnHost:
     def set_pace(self, item_s: float) -> None:
         self._host.file("/tmp/job/slow").write_text(str(item_s))
 
-    def join_from(self, host: Host, *words: str) -> Program:
-        """With its own copy of the job, and a secret that somebody has brought there."""
+    def join_from(self, host: Host, *words: str, with_job: bool = True) -> Program:
+        """With its own copy of the job or without one; somebody has brought the secret there."""
         self.set_pace(0.3)  # it must not end before
-        self._put_job(host, self._host.file(JOB).read_text())
+        if with_job:
+            self._put_job(host, self._host.file(JOB).read_text())
+            words = ("--job", JOB, *words)
         secret = host.file(SECRET)
         secret.write_text(self._host.file(f"{RUN_DIR}/secret").read_text())
         secret.chmod(0o600)
         [started] = self.all_of(RunStarted)
         certificate = kept_key(self._host.file(RUN_DIR)).fingerprint
-        own = ["worker", "--join", started.address, "--secret-file", SECRET, "--job", JOB, *words]
+        own = ["worker", "--join", started.address, "--secret-file", SECRET, *words]
         own += ["--certificate", certificate]
         return host.start([*HOLDFAST, *own], self._folder)
 

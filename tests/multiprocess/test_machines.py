@@ -56,3 +56,31 @@ def test_a_worker_of_another_machine_takes_the_place_of_a_lost_one(
     assert run.sha256() == undisturbed
     assert joiner.wait(30) == 0
     assert joiner.stdout.startswith("joining as worker 1.1")
+
+
+SENT = """
+import numbers_of_job
+HOLDFAST_FILES = ["data/*.txt"]
+assert (pathlib.Path(__file__).parent / "data" / "a.txt").read_text() == "seven"
+"""
+
+
+def test_a_machine_without_the_job_gets_it_from_the_run_as_it_was_at_the_start(
+    two, undisturbed, tmp_path
+):
+    here, there = two
+    beside = here.file("/tmp/job")
+    (beside / "data").mkdir(parents=True)
+    files = {"numbers_of_job.py": "SEVEN = 7\n", "data/a.txt": "seven"}
+    for name, text in files.items():
+        (beside / name).write_text(text)
+    run = RunOnHost(here, tmp_path, "network.listen=0.0.0.0", more=SENT)
+    run.wait_for(StepFinished)
+    for name in files:
+        (beside / name).write_text("raise SystemExit('was changed after the start')")
+    run.kill("1.1")
+    joiner = run.join_from(there, with_job=False)
+    run.wait_for(WorkerJoined)
+    assert not there.file("/tmp/job").exists()
+    assert run.sha256() == undisturbed
+    assert joiner.wait(30) == 0

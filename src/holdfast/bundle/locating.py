@@ -8,13 +8,9 @@ import importlib.util
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from holdfast.bundle.unpacking import is_whole, manifest_of_unpacked
 from holdfast.errors import ConfigError
 from holdfast.job_reference import Reference
-
-
-def is_at_its_path(job: str, sha256: str) -> bool:
-    """Whether the file that a run names is here too, and the same."""
-    return _digest(Reference.parse(job).path) == sha256
 
 
 def job_here(job: str, sha256: str, machine: str, root: Path | None = None) -> str:
@@ -25,8 +21,9 @@ def job_here(job: str, sha256: str, machine: str, root: Path | None = None) -> s
     """
     reference = Reference.parse(job)
     if root is not None:
-        return str(reference.moved_to(root))
-    if is_at_its_path(job, sha256):
+        in_place = _is_all_here(root, reference.root)
+        return job if in_place else str(reference.moved_to(root))
+    if _digest(reference.path) == sha256:
         return job
     if not reference.module:
         raise ConfigError(
@@ -46,6 +43,13 @@ def job_here(job: str, sha256: str, machine: str, root: Path | None = None) -> s
             "started with; install the same version"
         )
     return str(found)
+
+
+def _is_all_here(unpacked: Path, root: Path) -> bool:
+    """Whether all that was sent is at the run's own path too, as on a shared disk: then files that
+    lie beside it can be read as well. Not if the launcher had more folders on its path."""
+    manifest = manifest_of_unpacked(unpacked)
+    return manifest is not None and not manifest.folders and is_whole(manifest, root)
 
 
 def _installed(reference: Reference) -> Reference | None:

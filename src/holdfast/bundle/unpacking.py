@@ -55,19 +55,31 @@ def cached(cache: Path, sha256: str) -> Path | None:
     try:
         with (place / _MANIFEST).open("rb") as stream:
             manifest = read_manifest(stream.read(MOST_MANIFEST_BYTES + 1), sha256)
-        intact = all(_is_intact(place / _FILES, file) for file in manifest.files)
     except (OSError, ProtocolError):
         return None
-    return place / _FILES if intact else None
+    return place / _FILES if is_whole(manifest, place / _FILES) else None
 
 
 def import_folders(root: Path) -> list[str]:
     """Of a job that was unpacked: where imports begin, besides its root. Else none."""
+    manifest = manifest_of_unpacked(root)
+    return [] if manifest is None else [str(root / folder) for folder in manifest.folders]
+
+
+def manifest_of_unpacked(root: Path) -> BundleManifest | None:
+    """None: no bundle was unpacked there."""
     place = root.parent
     if root.name != _FILES or not (place / _MANIFEST).is_file():
-        return []
-    manifest = read_manifest((place / _MANIFEST).read_bytes(), place.name)
-    return [str(root / folder) for folder in manifest.folders]
+        return None
+    return read_manifest((place / _MANIFEST).read_bytes(), place.name)
+
+
+def is_whole(manifest: BundleManifest, root: Path) -> bool:
+    """Whether each file is there, with this content."""
+    try:
+        return all(_is_intact(root, file) for file in manifest.files)
+    except OSError:
+        return False
 
 
 def unpack(cache: Path, manifest: BundleManifest, pieces: Iterable[FilePiece]) -> Path:

@@ -25,6 +25,9 @@ from holdfast.auth.secret import (
     read_secret,
     taken_over,
 )
+from holdfast.bundle.fetching import fetch
+from holdfast.bundle.locating import job_here
+from holdfast.bundle.unpacking import default_cache
 from holdfast.cli import help_text
 from holdfast.cli.terminal import signals
 from holdfast.cli.terminal.complaints import complain
@@ -32,6 +35,7 @@ from holdfast.cluster import parse_worker
 from holdfast.config import NetworkConfig
 from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
 from holdfast.host import instruction_set
+from holdfast.host.resources import machine_name
 from holdfast.job_reference import Reference
 from holdfast.names import WORKER
 from holdfast.protocol import messages
@@ -156,27 +160,47 @@ def _asked_by_hand(access: Access, args: argparse.Namespace, job: Path | None) -
     """Which code is run is said by the run, which has proven that it is one, or by the user."""
     answer = _ask(access, args.name, _sha256(job) if job else "")
     granted, access = answer.granted, replace(access, generation=answer.generation)
-    reference = Reference.parse(granted.job)
-    reference = reference.copied_to(job) if job else reference
-    path = reference.path
-    if not path.is_file() or _sha256(path) != granted.job_sha256:
-        reason = (
-            f"job file {path}: is not the one that the run was started with; "
-            "put it back, or name a copy of it with --job"
-        )
-        _give_back(access, granted.worker, reason)
-        raise ConfigError(reason)
+    try:
+        reference = _job_here(access, granted, job)
+    except HoldfastError as why:
+        _give_back(access, granted.worker, str(why))
+        if isinstance(why, ConfigError):
+            raise
+        raise ConfigError(f"--join {access}: the job could not be fetched ({why})") from why
     network = own_network(granted.config.network, answer.own_host, args.listen, args.advertise)
     config = replace(granted.config, network=network)
     return WorkerSpec(
         parse_worker(granted.worker),
         access,
-        str(reference),
+        reference,
         granted.job_sha256,
         config,
         granted.run_dir,
         granted.resumed,
     )
+
+
+def _job_here(access: Access, granted: messages.JoinGranted, copy: Path | None) -> str:
+    """The user's copy, the run's bundle, what is installed, or the run's own file."""
+    reference = Reference.parse(granted.job)
+    if copy is None and granted.bundle:
+        limit_s = granted.config.workers.start_limit_s  # then the place is somebody else's
+        connection, _ = connect(access, JOINER, "", CONNECT_LIMIT_S)
+        try:
+            root = fetch(connection, granted.bundle, default_cache(os.environ), limit_s)
+        finally:
+            connection.close()
+        return job_here(granted.job, granted.job_sha256, machine_name(), root)
+    if copy is None and reference.module:
+        return job_here(granted.job, granted.job_sha256, machine_name())
+    reference = reference.copied_to(copy) if copy else reference
+    path = reference.path
+    if not path.is_file() or _sha256(path) != granted.job_sha256:
+        raise ConfigError(
+            f"job file {path}: is not the one that the run was started with; "
+            "put it back, or name a copy of it with --job"
+        )
+    return str(reference)
 
 
 def own_network(of_run: NetworkConfig, own_host: str, listen: str, advertise: str) -> NetworkConfig:

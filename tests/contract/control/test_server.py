@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +21,12 @@ from helpers.fired import fired
 from helpers.harness.transport_harness import LIMIT_S, Background
 from helpers.live import wait_until
 from helpers.scarce import refuse_threads
+from holdfast.api.job_source import job_source
 from holdfast.auth.certificate import TlsKey
 from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, WORKER_ROLE, Caller, Identity, call
+from holdfast.bundle.fetching import fetch
+from holdfast.bundle.packing import JobBundle, pack
+from holdfast.bundle.serving import BundleServer
 from holdfast.cluster import WorkerId
 from holdfast.config import MOST_TIMEOUT_S, RunConfig, config_from
 from holdfast.control.coordinator import Coordinator
@@ -37,6 +43,7 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.codec import MAX_MESSAGE_BYTES, VERSION, encode
 from holdfast.protocol.connection import Connection, connect
+from holdfast.protocol.fields import PIECE_BYTES
 from holdfast.protocol.spec import Access
 from holdfast.runtime.worker.heartbeat import clock_told
 
@@ -105,7 +112,7 @@ class Run:
         start_more=None,
         network=None,
         key: TlsKey | None = None,
-        **more: int,
+        **more: Any,
     ) -> None:
         settings = {"train": {"steps": 1}, "parallel": {"pipelines": pipelines}}
         own = {"workers": {"restarts": 0}, "network": network or {}}
@@ -180,6 +187,58 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     made = Run()
     yield made
     made.close()
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> JobBundle:
+    (tmp_path / "job.py").write_text("import beside\n")
+    (tmp_path / "beside.py").write_text(f"TEXT = {'x' * PIECE_BYTES * 3!r}\n")
+    made = pack(job_source(tmp_path / "job.py", in_threads=False))
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("role", [JOINER, AGENT])
+def test_whoever_belongs_to_the_run_gets_its_job_piece_by_piece(tmp_path, bundle, role) -> None:
+    run = Run(bundle=BundleServer(bundle))
+    try:
+        caller = run.connection(role)
+        root = fetch(caller, bundle.sha256, tmp_path / "cache", LIMIT_S)
+        assert (root / "beside.py").read_bytes() == (tmp_path / "beside.py").read_bytes()
+        with pytest.raises(ConfigError, match="the run has no such job bundle"):
+            fetch(caller, SHA, tmp_path / "cache", LIMIT_S)
+    finally:
+        run.close()
+
+
+def test_a_joiner_may_stay_while_it_takes_pieces_and_no_longer(
+    monkeypatch, tmp_path, bundle
+) -> None:
+    monkeypatch.setattr(server, "ASK_LIMIT_S", 0.5)
+    run = Run(bundle=BundleServer(bundle))
+    try:
+        joiner = run.connection(JOINER)
+        ask = messages.BundleAsk(sha256=bundle.sha256, file=0, offset=0)
+        until_s = time.monotonic() + 1.0
+        while time.monotonic() < until_s:
+            joiner.send(ask)
+            [piece] = joiner.read_within(LIMIT_S)
+            assert isinstance(piece, messages.BundlePiece)
+        with pytest.raises(PeerLost):
+            joiner.read_within(LIMIT_S)
+    finally:
+        run.close()
+
+
+def test_a_worker_may_not_ask_for_the_job(bundle) -> None:
+    run = Run(bundle=BundleServer(bundle))
+    try:
+        worker = run.connection(WORKER_ROLE, "0.0")
+        worker.send(messages.BundleAsk(sha256=bundle.sha256, file=0, offset=0))
+        with pytest.raises(PeerLost):
+            worker.read_within(LIMIT_S)
+    finally:
+        run.close()
 
 
 class Worker:

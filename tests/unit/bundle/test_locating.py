@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.api.job_source import job_source
-from holdfast.bundle.locating import is_at_its_path, job_here
+from holdfast.bundle.locating import job_here
+from holdfast.bundle.packing import pack
+from holdfast.bundle.serving import keep
 from holdfast.errors import ConfigError
 
 TEXT = "def job(): ...\n"
@@ -26,11 +28,22 @@ def test_a_bundle_goes_before_all_else(tmp_path: Path) -> None:
     assert job_here("/proj:pkg.jobs:make", SHA, "m", Path("/c")) == "/c:pkg.jobs:make"
 
 
+def test_a_bundle_of_which_all_is_at_the_path_of_the_run_is_used_there(tmp_path: Path) -> None:
+    write(tmp_path / "run" / "beside.py")
+    file = write(tmp_path / "run" / "job.py", "import beside\n")
+    source = job_source(file, in_threads=False)
+    bundle = pack(source)
+    assert bundle is not None
+    root = keep(bundle, tmp_path / "cache").root
+    assert job_here(source.reference, source.sha256, "m", root) == str(file)
+    write(tmp_path / "run" / "beside.py", "x = 1\n")
+    assert job_here(source.reference, source.sha256, "m", root) == str(root / "job.py")
+
+
 def test_the_same_file_at_the_same_path_is_used(tmp_path: Path) -> None:
     source = job_source(write(tmp_path / "job.py"), in_threads=False)
     assert job_here(source.reference, source.sha256, "node-1") == source.reference
     write(tmp_path / "job.py", "x = 1\n")
-    assert not is_at_its_path(source.reference, source.sha256)
     with pytest.raises(ConfigError, match=r"machine node-1: job file .*put the same file there"):
         job_here(source.reference, source.sha256, "node-1")
 

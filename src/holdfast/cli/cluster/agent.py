@@ -176,8 +176,8 @@ def _ask(args: argparse.Namespace, ticket: Ticket) -> NoReturn:
         connection.send(messages.AgentAsk())
         answers = connection.read_within(min(_ANSWER_LIMIT_S, args.try_for + 1))
         for answer in answers:
-            if isinstance(answer, messages.RunTold) and answer.bundle:
-                fetch(connection, answer.bundle, default_cache(os.environ), _BUNDLE_LIMIT_S)
+            if isinstance(answer, messages.RunTold):
+                _fetch_job(args.name, connection, answer)
     finally:
         connection.close()
     for answer in answers:
@@ -186,6 +186,21 @@ def _ask(args: argparse.Namespace, ticket: Ticket) -> NoReturn:
         if isinstance(answer, messages.Stop):
             raise ConfigError(f"--ticket {args.ticket}: {answer.reason}")
     raise ConfigError(f"--ticket {args.ticket}: no answer from the run at {ticket.address}")
+
+
+def _fetch_job(machine: str, connection: Connection, told: messages.RunTold) -> None:
+    """Before any worker waits for it. ConfigError: it cannot be had on this machine."""
+    try:
+        if told.bundle:
+            fetch(connection, told.bundle, default_cache(os.environ), _BUNDLE_LIMIT_S)
+    except HoldfastError as why:
+        raise ConfigError(f"machine {machine}: {why}") from why
+    _job_of(told, machine)
+
+
+def _job_of(order: messages.RunTold | messages.StartWorkers, machine: str) -> str:
+    root = cached(default_cache(os.environ), order.bundle) if order.bundle else None
+    return job_here(order.job, order.job_sha256, machine, root)
 
 
 def _begin_again(ticket: Ticket, environment: dict[str, str]) -> NoReturn:
@@ -207,8 +222,7 @@ def _run_for(args: argparse.Namespace, ticket: Ticket) -> int:
             work_dir.mkdir(parents=True, exist_ok=True)
             network = own_network(order.config.network, own_host, args.listen, args.advertise)
             config = replace(order.config, network=network)
-            root = cached(default_cache(os.environ), order.bundle) if order.bundle else None
-            job = job_here(order.job, order.job_sha256, args.name, root)
+            job = _job_of(order, args.name)
             return replace(order, job=job, run_dir=str(work_dir), config=config)
 
         hello = _hello(args.name, args.slots)

@@ -88,7 +88,7 @@ class Launcher:
         self._access = pass_on.access(at.host, at.port)
         join_with = request.join_with(self.run_dir, pass_on.certificate)
         self._coordinator = _coordinator(request, schedule, at.told, join_with)
-        self._supplies = Supplies(self._config, request.job, request.ticket)
+        self._supplies = Supplies(self._config, request.job, request.ticket, warn)
         bundle = self._supplies.bundle
         self._order = _order(request, self._coordinator.workers, bundle.sha256)
         self._starter, self._told = starter, at.told

@@ -217,6 +217,8 @@ class Server:
         """ProtocolError: it has said what it may not say."""
         is_loading = connection in self._loading.values()
         check_right(self._peers[connection], message, has_said_hello=not is_loading)
+        if isinstance(message, messages.BundleAsk) and connection in self._asking:
+            self._asking[connection] = time.monotonic() + ASK_LIMIT_S  # while it takes pieces
         if self._machines.hear(connection, message):
             return
         match message:

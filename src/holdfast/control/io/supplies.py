@@ -1,11 +1,13 @@
 """What other machines are given: a ticket to come in with, the job, and a way for files."""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.addresses import parse_host_port
+from holdfast.addresses import is_loopback, parse_host_port
 from holdfast.auth.ticket import Ticket, write_ticket
-from holdfast.bundle.packing import pack
+from holdfast.bundle.named_files import NAME
+from holdfast.bundle.packing import JobBundle, pack
 from holdfast.bundle.serving import BundleServer, keep
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
@@ -17,19 +19,41 @@ from holdfast.protocol.spec import Access
 class Supplies:
     """``ticket``: where it is written while the run is under way; None: nobody else comes.
 
-    ConfigError: the job cannot be sent.
+    ConfigError: the job cannot be sent, and other machines are needed. ``warn`` is told if they may
+    join and cannot have it, and of files that seem to be missing.
     """
 
-    def __init__(self, config: RunConfig, job: JobSource, ticket: Path | None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        job: JobSource,
+        ticket: Path | None,
+        warn: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self._config, self._ticket_path = config, ticket
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.bundle = BundleServer(None)
-        if ticket is not None and (packed := pack(job)) is not None:
+        if (packed := self._packed(job, warn)) is not None:
             self._scratch = tempfile.TemporaryDirectory(
                 prefix="holdfast-", ignore_cleanup_errors=True
             )
             # A copy, which stays as it is while the user goes on to edit.
             self.bundle = BundleServer(keep(packed, Path(self._scratch.name)))
+
+    def _packed(self, job: JobSource, warn: Callable[[str], None]) -> JobBundle | None:
+        network, needed = self._config.network, self._ticket_path is not None
+        if not needed and is_loopback(network.listen) and not network.advertise:
+            return None  # nobody comes from another machine
+        try:
+            packed = pack(job)
+        except ConfigError as why:
+            if needed:
+                raise
+            warn(f"workers of other machines need their own copy of the job: {why}")
+            return None
+        for name in packed.unsent if packed else ():
+            warn(f"{name} is not sent to other machines: if the job reads it, name it in {NAME}")
+        return packed
 
     @property
     def most_agents(self) -> int:
