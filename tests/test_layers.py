@@ -132,8 +132,8 @@ INNER: dict[str, list[str]] = {
     ],
     "launch": [
         "kinds",
-        "ssh | slurm | k8s",
-        "following | programs | keeping",
+        "ssh | slurm | k8s | preflight",
+        "starting | programs | keeping",
         "clusters | orders | again",
     ],
     "protocol": [

@@ -25,9 +25,12 @@ class LiveRun:
     once. The exception is then raised, with a note on how to go on.
     """
 
-    def __init__(self, request: RunRequest, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, request: RunRequest, warn: Callable[[str], None], agents: Starter | None = None
+    ) -> None:
+        """``agents``: brings them up on other machines."""
         self._stream = EventStream()
-        starter, self._surroundings = _starter(request)
+        starter, self._surroundings = _starter(request, agents)
         self._launcher = Launcher(request, starter, handle=self._stream.put, warn=warn)
         self.run_dir = self._launcher.run_dir
         self.config, self.faults = request.config, tuple(request.faults)
@@ -122,10 +125,12 @@ class LiveRun:
             why.add_note(note)
 
 
-def _starter(request: RunRequest) -> tuple[Starter, AbstractContextManager[None]]:
+def _starter(
+    request: RunRequest, agents: Starter | None
+) -> tuple[Starter, AbstractContextManager[None]]:
     """And what a run has to be surrounded with."""
     if request.config.machines.count:
-        return Awaited(), nullcontext()
+        return agents or Awaited(), nullcontext()
     if request.config.workers.are_processes:
         return AgentProcess(request.config), nullcontext()
     from holdfast.api import in_threads  # torch: only if asked for

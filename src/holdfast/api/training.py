@@ -23,6 +23,9 @@ from holdfast.faults.fault import Fault
 from holdfast.host import instruction_set
 from holdfast.job_file import stop_if_loading
 from holdfast.job_reference import JobSource
+from holdfast.launch.clusters import Say
+from holdfast.launch.kinds import open_cluster
+from holdfast.launch.starting import ClusterAgents
 from holdfast.observability.events import Event
 from holdfast.storage.contents import Checkpoint
 from holdfast.storage.stores import find
@@ -49,6 +52,9 @@ class MoreOptions(TypedDict, total=False):
     ticket: str | Path | None
     """With ``machines.count``: where the ticket for agents is written; None: beside the run
     directory, ``RUN_DIR.ticket``."""
+    cluster: str | None
+    """With ``machines.count``: what starts the agents: ``"ssh:hosts.toml"``, ``"slurm"``,
+    ``"ray"``; None: somebody else does."""
 
 
 class RunOptions(MoreOptions, total=False):
@@ -160,11 +166,13 @@ def prepare(
     warn: Callable[[str], None],
     join_with: Callable[[Path, str], str] = lambda run_dir, certificate: "",
     resume_with: Callable[[str], str] = resume_call,
+    show: Callable[[str], None] | None = None,
     **options: Unpack[RunOptions],
 ) -> LiveRun:
     """A run that has yet to begin. ConfigError: it cannot.
 
-    ``warn``, ``join_with`` and ``resume_with`` are words of the command line.
+    ``warn``, ``join_with`` and ``resume_with`` are words of the command line. ``show`` takes the
+    lines of agents that a cluster runs; None: as warnings.
     """
     stop_if_loading()
     instruction_set.prepare(warn)
@@ -191,7 +199,27 @@ def prepare(
         ),
         ticket=_ticket(options.get("ticket"), config, run_dir),
     )
-    return LiveRun(request, warn)
+    return LiveRun(request, warn, _agents(options.get("cluster"), request, warn, show or warn))
+
+
+def _agents(
+    cluster: str | None, request: RunRequest, warn: Callable[[str], None], show: Say
+) -> ClusterAgents | None:
+    """None: somebody else starts them."""
+    machines = request.config.machines
+    if cluster is None:
+        return None
+    if request.ticket is None:
+        raise ConfigError(
+            Argument("cluster", cluster), ": expected with machines.count above 0 only"
+        )
+    return ClusterAgents(
+        open_cluster(cluster, show),
+        request.ticket,
+        machines=machines.count,
+        needed=machines.needed,
+        complain=warn,
+    )
 
 
 def _numbers(options: RunOptions) -> dict[str, int | None]:

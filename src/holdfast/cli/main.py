@@ -20,7 +20,7 @@ from holdfast.cli import (
 )
 from holdfast.cli.cluster import agent, drain
 from holdfast.cli.flags import in_flags
-from holdfast.cli.launching import k8s, slurm
+from holdfast.cli.launching import k8s, preflight, slurm
 from holdfast.cli.terminal.complaints import complain
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.observability.text import folded
@@ -39,7 +39,7 @@ _EXAMPLES = (
 )
 _COMMANDS = (
     *(demo, train, worker, plan, recovery_plan, trace, diagnose, watch),
-    *(slurm, k8s, agent, drain),
+    *(preflight, slurm, k8s, agent, drain),
 )
 _MORE = "'holdfast COMMAND --help' shows the arguments of a command, with examples."
 

@@ -16,13 +16,14 @@ from holdfast.api.training import prepare
 from holdfast.auth.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from holdfast.cli import help_text
 from holdfast.cli.flags import resume_command
-from holdfast.cli.terminal.complaints import complain
+from holdfast.cli.terminal.complaints import complain, say
 from holdfast.cli.terminal.screen import Screen
 from holdfast.cli.terminal.signals import passed_to
 from holdfast.cli.terminal.view import View, make_view
 from holdfast.config import known_keys, parse_assignment, set_value
 from holdfast.errors import HoldfastError
 from holdfast.faults.fault import PHASES, Fault
+from holdfast.launch.kinds import KINDS
 from holdfast.observability.events import Event, FaultFired, RunStarted
 from holdfast.observability.summary import Summary
 from holdfast.observability.text import count, folded
@@ -137,6 +138,11 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ticket", metavar="FILE", help="with --machines: written there (default: RUN_DIR.ticket)"
     )
+    parser.add_argument(
+        "--cluster",
+        metavar="KIND[:MORE]",
+        help=f"with --machines: what starts their agents: {KINDS} (default: you do)",
+    )
 
 
 def _add_resume(parser: argparse.ArgumentParser) -> None:
@@ -188,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
     screen = Screen(sys.stdout)
     run = prepared(args)
     armed = run.faults
-    screen.write(_first_lines(run))
+    screen.write(_first_lines(run, args.cluster))
     view = _Fired(make_view(cast(TextIO, screen), verbose=args.verbose))
     try:
         # It ends in good order instead of being torn down half-way.
@@ -226,6 +232,8 @@ def prepared(args: argparse.Namespace) -> LiveRun:
         changed_job=args.changed_job,
         changed_data=args.changed_data,
         ticket=args.ticket,
+        cluster=args.cluster,
+        show=say,
     )
 
 
@@ -244,16 +252,16 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def _first_lines(run: LiveRun) -> str:
+def _first_lines(run: LiveRun, cluster: str | None) -> str:
     config, faults = run.config, run.faults
     num_workers = config.parallel.pipelines * config.parallel.stages
     emulated = f" on emulated devices ({config.device.emulate})" if config.device.emulate else ""
     armed = f"{count(len(faults), 'fault')} will be injected\n" if faults else ""
     if config.machines.count:
-        own = shlex.quote(str(run.ticket))
+        by_hand = f"on each run:\n  holdfast agent --ticket {shlex.quote(str(run.ticket))}"
         return (
             f"waiting for {count(config.machines.needed, 'machine')} for {num_workers} workers"
-            f"{emulated}; on each run:\n  holdfast agent --ticket {own}\n{armed}"
+            f"{emulated}; {f'agents are started by {cluster}' if cluster else by_hand}\n{armed}"
         )
     return f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n{armed}"
 

@@ -13,6 +13,7 @@ class MachineEnded(NamedTuple):
     machine: str
     reason: str  # one line, without the name of the machine
     was_up: bool  # its agent had been started
+    is_last: bool = False  # no agent of any machine will come after this
 
 
 class Cluster(Protocol):

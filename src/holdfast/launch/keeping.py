@@ -21,8 +21,9 @@ _MOST_LINE_BYTES = 1 << 16
 
 def agent_words(order: AgentOrder, ticket: str, environment: Mapping[str, str]) -> list[str]:
     """``ticket``: path of the file."""
-    words = [sys.executable, "-m", "holdfast", "agent", "--ticket", ticket]
-    words += [] if order.slots is None else ["--slots", str(order.slots)]
+    words = [sys.executable, "-m", "holdfast", order.command, "--ticket", ticket]
+    if order.slots is not None and order.command == "agent":
+        words += ["--slots", str(order.slots)]
     words += ["--advertise", order.advertise] if order.advertise else []
     name = order.name or environment.get(order.name_from, "")
     return words + (["--name", name] if name else [])

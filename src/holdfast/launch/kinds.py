@@ -8,13 +8,16 @@ from holdfast.launch.ssh.ssh_cluster import open_ssh
 KINDS = "ssh:FILE or slurm[:SLOTS]"
 
 
-def open_cluster(text: str, say: Say) -> Cluster:
-    """``say`` takes the lines of agents. ConfigError: there is no such launcher, or not here."""
+def open_cluster(text: str, say: Say, command: str = "agent") -> Cluster:
+    """``say`` takes the lines of agents, or of another ``command`` that is run on each machine.
+
+    ConfigError: there is no such launcher, or not here.
+    """
     kind, _, more = text.partition(":")
     if kind == "ssh" and more:
-        return open_ssh(more, say)
+        return open_ssh(more, say, command)
     if kind == "slurm":
-        return open_slurm(_slots(text, more), say)
+        return open_slurm(_slots(text, more), say, command)
     raise ConfigError(f"cluster {text}: expected {KINDS}")
 
 

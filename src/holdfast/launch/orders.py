@@ -20,6 +20,7 @@ class AgentOrder:
     """
 
     ticket: str  # what is in the file
+    command: str = "agent"  # or another one that takes a ticket
     slots: int | None = None
     advertise: str = ""
     name: str = ""

@@ -54,7 +54,7 @@ class _Launched:
         hosts.write_text(f"ssh_config = 'ssh_config'\n{rows.format(folder=world.folder)}")
         self.lines: list[str] = []
         self.ended: list[MachineEnded] = []
-        self.cluster: SshCluster = open_ssh(str(hosts), self.lines.append)
+        self.cluster: SshCluster = open_ssh(str(hosts), self.lines.append, "agent")
         ticket = world.folder / "ticket"
         ticket.write_text(json.dumps({"secret": "5ec2e7"}))
         ticket.chmod(0o600)

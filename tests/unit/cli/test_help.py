@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from holdfast.cli import demo, diagnose, main, plan, recovery_plan, trace, train, watch, worker
-from holdfast.cli.launching import k8s, slurm
+from holdfast.cli.launching import k8s, preflight, slurm
 from holdfast.errors import ConfigError
 
 COMMANDS = {
@@ -18,6 +18,7 @@ COMMANDS = {
     "trace": trace,
     "diagnose": diagnose,
     "watch": watch,
+    "preflight": preflight,
     "slurm": slurm,
     "k8s": k8s,
 }

@@ -114,7 +114,8 @@ class Server:
             self._tick(now_s)
             if self._coordinator.is_gathering:
                 started_s = now_s
-            if not self._agents.connections and (why := agent_ended()):
+            awaits = self._coordinator.is_gathering or not self._agents.connections
+            if awaits and (why := agent_ended()):
                 self._fail(HoldfastError(why))
             elif self._coordinator.starting and now_s - started_s > start_limit_s:
                 waited = f"workers.start_limit_s={start_limit_s:g} reached while "

@@ -45,7 +45,8 @@ def srun_words(nodes: int) -> list[str]:
 class SlurmCluster:
     """Nodes above those that are wanted are spares."""
 
-    def __init__(self, nodes: int, slots: int | None, say: Say) -> None:
+    def __init__(self, nodes: int, slots: int | None, say: Say, command: str) -> None:
+        self._command = command
         self._nodes, self._slots, self._say = nodes, slots, say
         self._grace_s = AgentOrder("").grace_s
         self._srun: Program | None = None
@@ -60,6 +61,7 @@ class SlurmCluster:
         text = ticket.read_text()
         order = AgentOrder(
             text,
+            command=self._command,
             slots=self._slots,
             name_from=NODE_VARIABLE,
             labels=True,
@@ -80,7 +82,7 @@ class SlurmCluster:
             return []
         self._srun.end(0.0)
         self._srun = None
-        return [MachineEnded("srun", _reason(code, said), was_up=self._was_up)]
+        return [MachineEnded("srun", _reason(code, said), self._was_up, is_last=True)]
 
     def _listen(self, srun: Program) -> list[str]:
         """What srun itself has said; what agents say is passed on too."""
@@ -109,5 +111,5 @@ def _reason(code: int, said: Sequence[str]) -> str:
     return "all agents ended" if code == 0 else f"ended with code {code}{last}"
 
 
-def open_slurm(slots: int | None, say: Say) -> SlurmCluster:
-    return SlurmCluster(num_nodes(os.environ), slots, say)
+def open_slurm(slots: int | None, say: Say, command: str) -> SlurmCluster:
+    return SlurmCluster(num_nodes(os.environ), slots, say, command)

@@ -81,8 +81,8 @@ class _Session:
 
 
 class SshCluster:
-    def __init__(self, file: HostsFile, say: Say, where: str = "hosts.toml") -> None:
-        self._where, self._hosts = where, file.hosts
+    def __init__(self, file: HostsFile, say: Say, command: str, where: str) -> None:
+        self._command, self._where, self._hosts = command, where, file.hosts
         self._sessions = [_Session(host, file.ssh_config, say) for host in file.hosts]
         self._grace_s = AgentOrder("").grace_s
 
@@ -97,6 +97,7 @@ class SshCluster:
             session.start(
                 AgentOrder(
                     text,
+                    command=self._command,
                     slots=host.slots,
                     advertise=host.advertise,
                     name=host.machine,
@@ -131,5 +132,5 @@ class SshCluster:
             session.listen()
 
 
-def open_ssh(path: str, say: Say) -> SshCluster:
-    return SshCluster(read_hosts(Path(path)), say, path)
+def open_ssh(path: str, say: Say, command: str) -> SshCluster:
+    return SshCluster(read_hosts(Path(path)), say, command, path)
