@@ -52,12 +52,13 @@ class ClusterRun:
         machines: int,
         slots: int = 2,
         start_with: int = 0,
+        job: str = JOB_TEXT,
     ) -> None:
         self.hosts, self._folder, self._slots = hosts, folder, slots
         own = ["--machines", str(machines), "--listen", f"{hosts[0].ipv4}:{PORT}"]
         own += ["--start-with", str(start_with)] if start_with else []
         hosts[0].file(JOB).parent.mkdir()
-        hosts[0].file(JOB).write_text(JOB_TEXT)  # the others are sent it
+        hosts[0].file(JOB).write_text(job)  # the others are sent it
         command = [*HOLDFAST, "train", JOB, "--run-dir", RUN_DIR, *own, *words]
         self.program = hosts[0].start(command, folder, "train")
         ticket = hosts[0].file(TICKET)

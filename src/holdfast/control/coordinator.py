@@ -168,7 +168,7 @@ class Coordinator:
         if self.starting:
             self.parts.coming_machines.tick(at_s)
             self.parts.starting.tick(at_s)
-            return []
+            return self.parts.leases.tick(at_s)
         if self.parts.deadline.is_over(at_s):
             raise self.run.ended_early()
         is_calm = self.agenda.is_quiet and not self.agenda.is_ending
@@ -178,11 +178,13 @@ class Coordinator:
     def _look(self, at_s: float) -> list[Effect]:
         parts = self.parts
         return [
+            *parts.leases.tick(at_s),
             *parts.reports.checkpoints.tick(at_s),
             *parts.lost_machines.tick(at_s),
             *parts.failure_detector.tick(at_s),
             *parts.joining.admission.seating.due(at_s),
             *parts.complaints.mend_links(at_s),
+            *parts.left_out.tick(at_s),
             *parts.reconfigurations.tick(at_s),
             *parts.losses.show(at_s),
         ]

@@ -7,6 +7,7 @@ from holdfast.cluster import WorkerId
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
+from holdfast.protocol.records import Address
 from holdfast.storage.manifest import Part
 
 
@@ -41,6 +42,14 @@ class FenceMachine:
     """Close the connection of a lost machine's agent: should it live, it ends its workers."""
 
     machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLinks:
+    """Have the agent of a machine try to reach the members on others."""
+
+    machine: str
+    others: Mapping[str, Address]  # by the names of their machines
 
 
 class Fence(_WorkerEffect):
@@ -124,6 +133,7 @@ Effect = (
     | Fence
     | FenceMachine
     | ReleaseMachine
+    | CheckLinks
     | AskStack
     | LookAtWorker
     | ReportStuck

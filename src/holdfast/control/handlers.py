@@ -99,6 +99,7 @@ class Handlers:
         parts, worker = self._parts, parse_worker(beat.worker)
         parts.tracker.note(worker, beat.epoch, beat.step, beat.done, beat.attempt)
         parts.deadline.note_beat(worker, beat)
+        parts.leases.heard(worker, beat)
         if worker in self._run.stages:
             parts.stuck_detector.note(worker, self._run.stages[worker], beat)
         return []

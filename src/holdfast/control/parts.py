@@ -13,6 +13,8 @@ from holdfast.control.liveness.complaints import Complaints
 from holdfast.control.liveness.deadline import Deadline
 from holdfast.control.liveness.failure_detector import FailureDetector
 from holdfast.control.liveness.failure_notices import FailureNotices
+from holdfast.control.liveness.leases import Leases
+from holdfast.control.liveness.left_out import LeftOutMachines
 from holdfast.control.liveness.link_complaints import LinkComplaints
 from holdfast.control.liveness.losing import Losing
 from holdfast.control.liveness.lost_machines import LostMachines
@@ -50,8 +52,9 @@ class CoordinatorParts:
             run, tracker, losses, reports, joining, reconfigurations, links
         )
         self.lost_machines = lost_machines = LostMachines(run, coming_machines, losing)
+        self.left_out = left_out = LeftOutMachines(run, lost_machines)
         self.complaints = complaints = Complaints(
-            run, reports, joining, reconfigurations, losing, links
+            run, reports, joining, reconfigurations, losing, left_out, links
         )
         self.failure_detector = failure_detector = FailureDetector(
             run, joining, reconfigurations, stuck_detector, losing, lost_machines
@@ -71,6 +74,7 @@ class CoordinatorParts:
         self.switching = switching = Switching(run, tracker)
         self.log_policy = LogPolicy(run, reports)
         self.deadline = Deadline(run)
+        self.leases = Leases(run)
         self.straggler_monitor = StragglerMonitor(run)
         self.mitigating = Mitigating(run, plans, policy, policies.stragglers(run, plans))
         self.moving = moving = Moving(run, plans, tracker, switching)

@@ -1,10 +1,12 @@
 """Sockets of this machine: listeners, its own addresses, and how long a silent peer is borne."""
 
 import fcntl
+import selectors
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from holdfast.addresses import LOOPBACK, is_wildcard
@@ -56,6 +58,32 @@ def bear_silence(connection: socket.socket, limit_s: float) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limit_s * 1000))
+
+
+def unreached(addresses: Mapping[str, tuple[str, int]], limit_s: float) -> list[str]:
+    """The names of those that take no connection within the limit, all tried at once.
+
+    A packet has to go each way: one that is lost in one direction only shows as well.
+    """
+    found: set[str] = set()
+    with selectors.DefaultSelector() as selector, ExitStack() as opened:
+        for name, (host, port) in addresses.items():
+            with suppress(OSError):
+                family, kind, protocol, _, address = socket.getaddrinfo(
+                    host, port, type=socket.SOCK_STREAM
+                )[0]
+                tried = opened.enter_context(socket.socket(family, kind, protocol))
+                tried.setblocking(False)
+                tried.connect_ex(address)
+                selector.register(tried, selectors.EVENT_WRITE, name)
+        deadline_s = time.monotonic() + limit_s
+        while selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                selector.unregister(key.fileobj)
+                assert isinstance(key.fileobj, socket.socket)
+                if key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                    found.add(key.data)
+    return sorted(addresses.keys() - found)
 
 
 def told_host(bound: str, advertise: str) -> str:

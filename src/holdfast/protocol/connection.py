@@ -43,6 +43,14 @@ class Connection:
         """The address of this machine that leads to the other side."""
         return str(self._sock.getsockname()[0])
 
+    @property
+    def is_within_machine(self) -> bool:
+        """Whoever calls an address of its own machine has the same one."""
+        try:
+            return bool(self._sock.getpeername()[0] == self._sock.getsockname()[0])
+        except OSError:  # it is gone
+            return False
+
     def fileno(self) -> int:
         return self._sock.fileno()
 

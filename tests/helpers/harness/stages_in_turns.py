@@ -21,6 +21,7 @@ from holdfast.job import Job, load_job
 from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.protocol import messages
 from holdfast.protocol.half_done import to_record
+from holdfast.runtime.link.lease import Lease
 from holdfast.runtime.state.state_keeping import StateKeeping
 from holdfast.runtime.step.stage_runner import StageTraining
 from holdfast.schedule.costs import Costs
@@ -135,6 +136,7 @@ class Cluster:
             places=Places("unused", "", "", ""),
             tell=partial(self._hear, worker),
             check=partial(self._check, worker),
+            lease=Lease(is_needed=False),
             injector=Moments(worker, self.turns),
         )
 

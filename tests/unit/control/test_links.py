@@ -12,8 +12,9 @@ from holdfast.control.liveness.link_complaints import (
     PATIENCE_S,
     Judgement,
     LinkComplaints,
-    smallest_cover,
+    MachineSeats,
 )
+from holdfast.control.liveness.link_cover import smallest_cover
 
 A, B, C, D = (WorkerId(pipeline, stage) for pipeline in (0, 1) for stage in (0, 1))
 STAGES = {A: 0, B: 1, C: 0, D: 1}
@@ -112,3 +113,108 @@ def test_many_bad_links_are_covered_in_reasonable_time() -> None:
     cover = smallest_cover(pairs)
     assert hub in cover
     assert len(cover) == 6
+
+
+# --- several machines ---
+
+# Four machines, each with a pipeline of two stages.
+GRID = {WorkerId(pipeline, stage): stage for pipeline in range(4) for stage in (0, 1)}
+HOSTS = {worker: f"h{worker.pipeline}" for worker in GRID}
+
+
+def left_out(*bad: tuple[int, int], own: str = "h0", stages=GRID, seats=HOSTS) -> tuple[str, ...]:
+    """``bad``: links between machines, over which stage 0 hears nothing of stage 1."""
+    known, judged = LinkComplaints(), Judgement()
+    for number in range(MOST_COMPLAINTS):
+        assert judged.machines == (), "not before"
+        for one, other in bad:
+            known.complain(WorkerId(one, 0), WorkerId(other, 1), number, number)
+        at_s = number + 2 * PATIENCE_S
+        judged = known.judge(at_s, number, stages, WINDOW_S, MachineSeats(seats, own))
+    assert judged.leave_out == ()
+    return judged.machines
+
+
+@pytest.mark.parametrize(
+    ("bad", "own", "expected"),
+    [
+        ([(0, 1)], "h0", ("h1",)),
+        ([(0, 1)], "h1", ("h0",)),
+        ([(2, 3)], "h0", ("h2",)),  # by name
+        ([(3, 0), (3, 1)], "h0", ("h3",)),  # it reaches the coordinator, but not half of the others
+        ([(0, 1), (0, 2), (0, 3)], "h0", ("h0",)),  # one is less than three
+        ([(0, 2), (0, 3), (1, 2), (1, 3)], "h0", ("h2", "h3")),
+        ([(0, 2), (0, 3), (1, 2), (1, 3)], "h3", ("h0", "h1")),
+        ([(0, 2), (0, 3), (1, 2), (1, 3)], "", ("h0", "h1")),
+        ([(0, 1), (2, 3)], "h0", ("h1", "h2")),
+    ],
+)
+def test_as_few_machines_as_will_do_are_left_out(bad, own, expected) -> None:
+    assert left_out(*bad, own=own) == expected
+    assert left_out(*((b, a) for a, b in reversed(bad)), own=own) == expected
+
+
+def test_of_two_machines_the_smaller_one_goes() -> None:
+    stages = {**GRID, WorkerId(4, 0): 0}
+    assert left_out((2, 3), stages=stages, seats={**HOSTS, WorkerId(4, 0): "h2"}) == ("h3",)
+
+
+def test_rather_the_coordinators_own_machine_than_the_last_holder_of_a_stage() -> None:
+    stages = {WorkerId(0, 0): 0, WorkerId(1, 0): 0, WorkerId(1, 1): 1}
+    seats = {WorkerId(0, 0): "h0", WorkerId(1, 0): "h1", WorkerId(1, 1): "h1"}
+    assert left_out((0, 1), stages=stages, seats=seats) == ("h0",)
+
+
+def test_workers_of_two_machines_that_complain_in_turn_speak_of_one_link() -> None:
+    known = LinkComplaints()
+    for number in range(MOST_COMPLAINTS):
+        known.complain(WorkerId(number % 2, 0), WorkerId(1 - number % 2, 1), number, number)
+        at_s = number + 2 * PATIENCE_S
+        judged = known.judge(at_s, number, GRID, WINDOW_S, MachineSeats(HOSTS, "h0"))
+    assert judged.machines == ("h1",)
+
+
+def test_a_link_within_a_machine_costs_a_worker_and_not_the_machine() -> None:
+    known = LinkComplaints()
+    for number in range(MOST_COMPLAINTS):
+        known.complain(WorkerId(2, 0), WorkerId(2, 1), number, number)
+        at_s = number + 2 * PATIENCE_S
+        judged = known.judge(at_s, number, GRID, WINDOW_S, MachineSeats(HOSTS, "h0"))
+    assert judged.machines == ()
+    assert len(judged.leave_out) == 1
+
+
+names = st.integers(0, 5).map("m{}".format)
+graphs = st.lists(
+    st.tuples(names, names).filter(lambda pair: pair[0] != pair[1]).map(sorted).map(tuple),
+    max_size=10,
+)
+
+
+@given(graphs, names, st.randoms(use_true_random=False))
+def test_the_coordinators_machine_stays_if_it_can_and_the_order_does_not_matter(pairs, own, dice):
+    def cost(some: tuple[str, ...]) -> bool:
+        return own in some
+
+    cover = smallest_cover(pairs, cost, keep=own)
+    ends = sorted({end for link in pairs for end in link})
+    covers = [
+        (len(some), own in some)
+        for size in range(len(ends) + 1)
+        for some in itertools.combinations(ends, size)
+        if all(set(link) & set(some) for link in pairs)
+    ]
+    assert (len(cover), own in cover) == min(covers)
+    dice.shuffle(pairs)
+    assert smallest_cover(pairs, cost, keep=own) == cover
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 39))
+def test_a_network_in_two_parts_costs_the_smaller_one_however_large_it_is(num_near, num_far, own):
+    near = [f"a{number:02}" for number in range(num_near)]
+    far = [f"b{number:02}" for number in range(num_far)]
+    keep = (near + far)[own % (num_near + num_far)]
+    links = [(one, other) for one in near for other in far]
+    cover = smallest_cover(links, lambda some: keep in some, keep=keep)
+    smaller = near if (num_near, keep in near) < (num_far, keep in far) else far
+    assert cover == tuple(smaller)

@@ -44,6 +44,7 @@ _CODES = {
 }
 TRY_S, DRAIN_LIMIT_S = 600.0, 60.0
 _TRY_PAUSE_S = 1.0
+_CALL_S = 10.0  # of one try: who calls anew notices sooner that a network is healed
 _ANSWER_LIMIT_S, _BUNDLE_LIMIT_S = 30.0, 600.0
 _TICKET_FD, _KNOWS = "HOLDFAST_TICKET_FD", "HOLDFAST_AGENT"
 
@@ -152,7 +153,8 @@ def _reached(args: argparse.Namespace, ticket: Ticket) -> tuple[Connection, Acce
     while True:
         left_s = deadline_s - time.monotonic()
         try:
-            connection, generation = connect(access, AGENT, "", max(left_s, _TRY_PAUSE_S))
+            limit_s = min(max(left_s, _TRY_PAUSE_S), _CALL_S)
+            connection, generation = connect(access, AGENT, "", limit_s)
             return connection, replace(access, generation=generation)
         except HandshakeFailed as why:
             raise ConfigError(

@@ -24,6 +24,7 @@ MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.AgentHello,
         messages.AgentBeat,
         messages.Leaving,
+        messages.LinksTried,
         messages.WorkerStarted,
         messages.WorkerNotStarted,
         messages.WorkerExited,

@@ -12,6 +12,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import (
     AskStack,
+    CheckLinks,
     Effect,
     Emit,
     Fence,
@@ -266,7 +267,7 @@ class Server:
             case StartWorker() | AskStack() | LookAtWorker():
                 told = self._machines.do(effect, self._workers.get(effect.worker))
                 self._apply([] if told is None else self._handled(told))
-            case FenceMachine() | ReleaseMachine():
+            case FenceMachine() | ReleaseMachine() | CheckLinks():
                 self._machines.do(effect, None)
             case _:
                 self._perform_or_fail(effect)

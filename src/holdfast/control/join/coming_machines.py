@@ -48,9 +48,12 @@ class ComingMachines:
                 f"machine {hello.machine} has {hello.slots} slots: expected at least 1"
             )
 
-    def came(self, hello: messages.AgentHello, at_s: float) -> list[Effect]:
+    def came(
+        self, hello: messages.AgentHello, at_s: float, *, is_own: bool = False
+    ) -> list[Effect]:
         """ConfigError: all are here, and too small together."""
-        self._run.machines.came(Machine(hello.machine, hello.slots), at_s)
+        machine = Machine(hello.machine, hello.slots)
+        self._run.machines.came(machine, at_s, is_own=is_own)
         return [*self._said(hello, at_s), *self._begin()]
 
     def _said(self, hello: messages.AgentHello, at_s: float) -> list[Effect]:

@@ -7,7 +7,8 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.decide.reconfiguration import ChangeRequest
 from holdfast.control.effects import Effect
 from holdfast.control.join.joining import Joining
-from holdfast.control.liveness.link_complaints import LinkComplaints
+from holdfast.control.liveness.left_out import LeftOutMachines
+from holdfast.control.liveness.link_complaints import Judgement, LinkComplaints, MachineSeats
 from holdfast.control.liveness.losing import Losing
 from holdfast.control.progress.reports import Reports
 from holdfast.control.reconfigure.reconfiguring import Reconfigurations
@@ -26,10 +27,11 @@ class Complaints:
         joining: Joining,
         reconfigurations: Reconfigurations,
         losing: Losing,
+        left_out: LeftOutMachines,
         link_complaints: LinkComplaints,
     ) -> None:
         self._run, self._reports, self._joining = run, reports, joining
-        self._reconfigurations, self._losing = reconfigurations, losing
+        self._reconfigurations, self._losing, self._left_out = reconfigurations, losing, left_out
         self._link_complaints = link_complaints
         self._stuck_in = -1  # step in which a wait has run out
 
@@ -84,12 +86,10 @@ class Complaints:
         run = self._run
         if run.phase is not RunPhase.TRAINING:
             return []
-        judged = self._link_complaints.judge(at_s, run.epoch, run.stages, run.timeouts.wait_s)
-        effects: list[Effect] = []
-        for worker in judged.leave_out:
-            others = {end for link in judged.mend if worker in link for end in link} - {worker}
-            cause = f"no connection to {', '.join(map(str, sorted(others)))}, again and again"
-            effects += self._losing.lose(m.PeerComplained(worker, at_s), cause)
+        machines, limit_s = run.machines, run.timeouts.wait_s
+        seats = MachineSeats(machines.seats, machines.own) if machines.are_many else MachineSeats()
+        judged = self._link_complaints.judge(at_s, run.epoch, run.stages, limit_s, seats)
+        effects = self._leave_out(judged, seats, at_s)
         if effects or not judged.mend:
             return effects
         change = self._reconfigurations.current
@@ -99,3 +99,14 @@ class Complaints:
         if not change.is_resuming and not self._reconfigurations.note_stuck():
             return []
         return self._reconfigurations.again(at_s, "link")
+
+    def _leave_out(self, judged: Judgement, seats: MachineSeats, at_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for worker in judged.leave_out:
+            others = {end for link in judged.mend if worker in link for end in link} - {worker}
+            cause = f"no connection to {', '.join(map(str, sorted(others)))}, again and again"
+            effects += self._losing.lose(m.PeerComplained(worker, at_s), cause)
+        if judged.machines:
+            links = [between for link in judged.mend if (between := seats.between(link))]
+            effects += self._left_out.leave_out(judged.machines, links, at_s)
+        return effects

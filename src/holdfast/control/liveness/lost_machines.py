@@ -4,6 +4,8 @@ A worker whose connection is closed may be the first sign of that. So where ther
 machines it is waited for what its agent says: that the process has ended, or nothing at all.
 """
 
+from collections.abc import Mapping
+
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Effect, Emit, FenceMachine
 from holdfast.control.join.coming_machines import ComingMachines
@@ -59,12 +61,22 @@ class LostMachines:
             return [FenceMachine(name)]
         if not run.config.machines.count:
             raise HoldfastError(f"the agent that starts the workers is gone: {why}. {run.advice}")
-        workers = run.machines.left(name)
-        told = tuple(map(str, workers))
-        lost = events.MachineLost(at_s=at_s, machine=name, cause=why, workers=told)
-        for worker in workers:
-            self.explained(worker)
-        notices = [m.ConnectionClosed(worker, at_s) for worker in workers]
-        cause = f"its machine {name} was lost: {why}"
-        gone = self._losing.lose_together(notices, cause, explained=True) if notices else []
-        return [FenceMachine(name), Emit(lost), *gone]
+        return self.lose_together({name: why}, at_s)
+
+    def lose_together(self, whys: Mapping[str, str], at_s: float) -> list[Effect]:
+        """While training: several machines in one change. ``whys``: of each by its name."""
+        effects: list[Effect] = []
+        notices: list[m.Stimulus] = []
+        for name, why in whys.items():
+            workers = self._run.machines.left(name)
+            told = tuple(map(str, workers))
+            lost = events.MachineLost(at_s=at_s, machine=name, cause=why, workers=told)
+            effects += [FenceMachine(name), Emit(lost)]
+            for worker in workers:
+                self.explained(worker)
+                notices.append(m.ConnectionClosed(worker, at_s))
+        causes = [f"its machine {name} was lost: {why}" for name, why in whys.items()]
+        if notices:
+            cause = " and ".join(causes)
+            effects += self._losing.lose_together(notices, cause, explained=True)
+        return effects

@@ -15,10 +15,21 @@ class Machines:
         self._seats: dict[WorkerId, str] = {}
         self._spoke_s: dict[str, float] = {}
         self._draining: set[str] = set()
+        self._closed: set[str] = set()  # they may be away
+        self._own = ""  # the one that the coordinator is on
 
     @property
     def here(self) -> Mapping[str, Machine]:
         return self._here
+
+    @property
+    def own(self) -> str:
+        """The one that the coordinator is on; empty: none, or not known."""
+        return self._own
+
+    @property
+    def seats(self) -> Mapping[WorkerId, str]:
+        return self._seats
 
     @property
     def are_many(self) -> bool:
@@ -27,7 +38,8 @@ class Machines:
     @property
     def open(self) -> Mapping[str, Machine]:
         """Those that workers may be started on."""
-        return {name: each for name, each in self._here.items() if name not in self._draining}
+        closed = self._draining | self._closed
+        return {name: each for name, each in self._here.items() if name not in closed}
 
     @property
     def are_all_draining(self) -> bool:
@@ -37,8 +49,13 @@ class Machines:
         """It is to leave: nobody is started there any more."""
         self._draining.add(name)
 
-    def came(self, machine: Machine, at_s: float) -> None:
+    def keep_out(self, names: Iterable[str]) -> None:
+        """From now on nobody is started on these, and on no others for that; here or not."""
+        self._closed = set(names)
+
+    def came(self, machine: Machine, at_s: float, *, is_own: bool = False) -> None:
         self._here[machine.name] = machine
+        self._own = machine.name if is_own else self._own
         self._spoke_s[machine.name] = at_s
 
     def left(self, name: str) -> list[WorkerId]:

@@ -12,6 +12,7 @@ NUM_MEASURED = 3  # steps, before their time is believed
 _NUM_KEPT = 50  # the newest steps count
 _BEATS = 10  # heartbeats in the time of the limit: one that is late or two harm nobody
 _LOOK_BEATS = 5  # that are missing: the process is looked at
+_LEASE = 0.98  # of the shortest limit; no two clocks drift apart by a hundredth
 _ANSWERS = 10  # a worker may be in a long operation when it is told to stop
 _LEAST_WAIT_S = 60.0
 _LEAST_INTERRUPT_S = 30.0
@@ -47,6 +48,14 @@ class Timeouts:
     def look_s(self) -> float:
         """A worker that is silent for so long is looked at: half of the shortest limit."""
         return _LOOK_BEATS * self.beat_s
+
+    @property
+    def lease_s(self) -> float:
+        """A worker that the coordinator has not heard for so long commits nothing.
+
+        Below the shortest limit, after which it is lost: two clocks may differ in speed.
+        """
+        return _LEASE * _BEATS * self.beat_s
 
     @property
     def answer_s(self) -> float:

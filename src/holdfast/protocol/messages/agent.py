@@ -13,6 +13,7 @@ from holdfast.protocol.fields import (
     WorkerName,
 )
 from holdfast.protocol.messages.what_to_run import WhatToRun
+from holdfast.protocol.records import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,20 @@ class DrainAnswer:
     """coordinator -> operator."""
 
     refused: str  # why; empty: it is being done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TryLinks:
+    """coordinator -> agent of a machine that was left out for its links: can they be reached?"""
+
+    addresses: dict[Label, Address]  # of a member on each other machine, by the machine's name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksTried:
+    """agent -> coordinator: the answer, within seconds."""
+
+    unreached: list[Label]  # of these names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +150,8 @@ AgentMessage = (
     | DrainMachine
     | DrainAnswer
     | AgentRefused
+    | TryLinks
+    | LinksTried
     | StartWorkers
     | WorkerStarted
     | WorkerNotStarted

@@ -33,6 +33,16 @@ class Heartbeat:
     busy_s: Seconds  # how long it has been in it, by its own clock
     longest: dict[Label, Seconds]  # of each kind that it has ended since the last one
     saving: bool = False  # it writes a part of a checkpoint, or tries to once more
+    renewed: Number = 0  # the newest renewal of its lease that has come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """coordinator -> worker, several times a lease: go on committing. The same for nearly all."""
+
+    number: Number  # one more than the last
+    answers: Number  # the renewal that the worker's last heartbeat told of
+    for_s: Seconds  # from when it first told so, by its own clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +139,7 @@ class Stop:
 
 LivenessMessage = (
     Heartbeat
+    | Renewal
     | ClockAsk
     | ClockTold
     | PeerGone

@@ -115,6 +115,7 @@ class ControlLink:
                 | messages.Sealed()
                 | messages.Probe()
                 | messages.ClockAsk()
+                | messages.Renewal()
                 | messages.ShowStack()
                 | messages.Offer()
                 | messages.Adopt()

@@ -71,13 +71,15 @@ class Replayer:
         check: Callable[[], None],
         reach: Callable[[int, str], None],
         log: BoundaryLog,
+        may_write: Callable[[], None] = lambda: None,
     ) -> None:
-        """``check`` raises when this worker is to stop; ``log``: its own, for what no log has."""
+        """``check`` raises when this worker is to stop, ``may_write`` waits until it may write or
+        raises; ``log``: its own, for what no log has."""
         self._order, self._me, self._config, self._places = order, me, config, places
         self._transport, self._reach, self._log = transport, reach, log
         self._crew = [parse_worker(name) for name in order.crew]
         self._ranges = stage_ranges(order.cut, len(job.layers))
-        self._code = JobCode(check)
+        self._code, self._may_write = JobCode(check), may_write
         builder = Builder(job, config, order.cut, self._code)
         self._built = builder.build(order.stages, first_step=order.first_step, keeps_old=False)
         if order.checkpoint:
@@ -103,6 +105,7 @@ class Replayer:
                         losses += self._told(committed)
             num_bytes = reader.num_bytes
         if self._me == self._crew[0]:
+            self._may_write()
             self._write()
         return messages.Replayed(
             worker=str(self._me),

@@ -77,6 +77,7 @@ class StageSaver:
         self.name = name
         self._limit_s = limit_s
         self._failed = failed
+        self.may_write: Callable[[], None] = lambda: None  # waits, or raises: it is to be given up
         self._thread: threading.Thread | None = None
         self.newest = 0  # version that was written here, or is being written
         self.others = 0  # the same of other holders of the stage
@@ -152,9 +153,11 @@ class StageSaver:
         folder = self._store.staging(step, self.name)
         pauses = iter(pauses_s)
         while True:
+            self.may_write()
             try:
                 digests = write_part(folder, tensors)
                 sizes = {name: (folder / name).stat().st_size for name in digests}
+                self.may_write()
                 self._store.put_part(step, self.name, digests)
                 took_s = time.monotonic() - start_s
                 return Written(self.name, digests, sizes, hashes, took_s, copy_s)

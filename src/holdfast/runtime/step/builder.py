@@ -61,6 +61,7 @@ class Builder:
         first_step: int,
         keeps_old: bool,
         before_update: Callable[[], None] = lambda: None,
+        may_commit: Callable[[], None] = lambda: None,
         reach: Reach = lambda step, point: None,
         due: Callable[[int, str], bool] = lambda step, point: False,
     ) -> StageParts:
@@ -82,6 +83,7 @@ class Builder:
             consistency=self.config.recovery.consistency,
             staggered=self.config.optimizer.mode == "staggered",
             before_update=before_update,
+            may_commit=may_commit,
             reach=reach,
             due=due,
             activity=self.code.activity,

@@ -5,11 +5,13 @@ of its own runs each epoch.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from holdfast.batches import Batches
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
+from holdfast.errors import EpochPast
 from holdfast.faults.injection import Injector
 from holdfast.job import Job
 from holdfast.protocol import messages, records
@@ -17,6 +19,7 @@ from holdfast.protocol.half_done import from_record
 from holdfast.runtime.job.hidden_state import HiddenState
 from holdfast.runtime.job.job_code import JobCode
 from holdfast.runtime.link.activity import Activity
+from holdfast.runtime.link.lease import Lease
 from holdfast.runtime.probe.emulation import EmulatedDevice
 from holdfast.runtime.probe.probing import Prober
 from holdfast.runtime.reduce.verdict import Verdict, VerdictExchange
@@ -63,6 +66,7 @@ class StageTraining:
         places: Places,
         tell: SendMessage,
         check: Callable[[], None],
+        lease: Lease,
         injector: Injector,
         ran: Callable[[str], None] = lambda who: None,
     ) -> None:
@@ -72,7 +76,9 @@ class StageTraining:
         self._wait_s, self._clip_norm = assign.wait_s, job.clip_norm
         self.ledger, self.activity, self.lanes = Ledger(), Activity(), Lanes(check)
         self._code = JobCode(check, ran, self.activity)
+        self._may_commit = partial(lease.wait, check)
         saver = _saver(me, keeping, assign, places, tell)
+        saver.may_write = partial(lease.wait, partial(_unless_past, check))
         self.built = built = self._build(job, config, assign, saver)
         hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.log = self._open_log(config, assign, places, tell)
@@ -84,13 +90,7 @@ class StageTraining:
         )
         self.sender = StateSender(transport, built.parts.form)
         self._follower = Follower(
-            me,
-            built,
-            self._copies,
-            transport,
-            reach=injector.reach,
-            tell=tell,
-            wait_s=assign.wait_s,
+            me, built, self._copies, transport, reach=injector.reach, tell=tell, wait_s=self._wait_s
         )
         self._device = EmulatedDevice(config.device.durations_s())
         self.prober = Prober(me, transport, self._device, injector.slowdown, tell)
@@ -109,6 +109,7 @@ class StageTraining:
             first_step=assign.first_step,
             keeps_old=bool(assign.cut),
             before_update=saver.before_update,
+            may_commit=self._may_commit,
             reach=self._reach,
             due=self._injector.due,
         )
@@ -269,6 +270,12 @@ class StageTraining:
 
     def _reach(self, step: int, point: str) -> None:
         self._injector.reach(step, point, self.ledger.done_of(step))
+
+
+def _unless_past(check: Callable[[], None]) -> None:
+    """What is written outlives an epoch."""
+    with suppress(EpochPast):
+        check()
 
 
 def _saver(

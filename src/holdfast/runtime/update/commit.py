@@ -89,13 +89,15 @@ class StageCommit:
         consistency: Literal["keep-old", "undo"] = "keep-old",
         staggered: bool = True,
         before_update: Callable[[], None] = lambda: None,
+        may_commit: Callable[[], None] = lambda: None,
         reach: Callable[[int, str], None] = lambda step, point: None,
         due: Callable[[int, str], bool] = lambda step, point: False,
         activity: Activity | None = None,
     ) -> None:
         """``consistency=undo`` refuses, with a ConfigError, an optimizer that has no inverse.
         ``staggered``: a step may be applied before its verdict is known. ``before_update`` may
-        wait until the weights are free to change. ``reach`` is told of every point where a fault
+        wait until the weights are free to change, ``may_commit`` until a step may become final:
+        what it raises leaves the step as it was. ``reach`` is told of every point where a fault
         may be injected.
         """
         self._optimizer = optimizer
@@ -105,6 +107,7 @@ class StageCommit:
         self._keeps_old, self._staggered = keeps_old, staggered
         self.speculates = staggered  # until a verdict shows that it costs more than it gains
         self._before_update, self._reach, self._due = before_update, reach, due
+        self._may_commit = may_commit
         self.reduced = reduced
         self.result: StepResult | None = None  # of the newest reduced step
         self.verdicts: dict[int, Verdict] = {}  # of the last two committed steps
@@ -178,6 +181,7 @@ class StageCommit:
         result = pending.result
         self._reach(result.step, "check")
         verdict = verdicts.hear(result.step, result.attempt, pending.piece)
+        self._may_commit()
         trusted = pending.is_applied
         if not (trusted and verdict.good):
             if trusted:

@@ -8,7 +8,9 @@ from holdfast.protocol import messages
 from holdfast.runtime.step.stage_runner import StageTraining
 
 
-def heartbeat(worker: WorkerId, epoch: int, training: StageTraining | None) -> messages.Heartbeat:
+def heartbeat(
+    worker: WorkerId, epoch: int, training: StageTraining | None, renewed: int = 0
+) -> messages.Heartbeat:
     """From the heartbeat's own thread. ``training``: None while it holds no stage."""
     ledger = None if training is None else training.ledger
     busy = None if training is None else training.activity.current
@@ -24,6 +26,7 @@ def heartbeat(worker: WorkerId, epoch: int, training: StageTraining | None) -> m
         busy_s=training.activity.busy_s(busy) if training and busy else 0.0,
         longest={} if training is None else training.activity.take_longest(),
         saving=training is not None and training.saves.saver.is_busy,
+        renewed=renewed,
     )
 
 

@@ -26,6 +26,7 @@ from holdfast.protocol.records import Address
 from holdfast.protocol.spec import WorkerSpec
 from holdfast.runtime.job.fingerprint import fingerprint
 from holdfast.runtime.link.control_link import ControlLink, HeartbeatSender
+from holdfast.runtime.link.lease import Lease
 from holdfast.runtime.replay.replay import Replayer
 from holdfast.runtime.stage.measure import measure_layers
 from holdfast.runtime.stage.seeding import DRAWING
@@ -60,6 +61,8 @@ class Worker:
         self._keeping = keeping
         self._loader = JobLoader(spec, self._warn)
         self._heartbeats = HeartbeatSender(link.send)
+        # A connection within one machine is not cut without both its ends hearing of it.
+        self._lease = Lease(is_needed=spec.config.machines.count > 0)
         self._stacks = Stacks(str(spec.worker), on_signal=is_process)
         self._places = places_of(spec, is_process=is_process)
         self._epoch = 0
@@ -179,6 +182,7 @@ class Worker:
             places=self._places,
             tell=self._link.send,
             check=lambda: self._link.check(self._epoch),
+            lease=self._lease,
             injector=self._faults.injector(assign.faults),
             ran=self._loader.settings.check,
         )
@@ -189,7 +193,7 @@ class Worker:
     def _beat(self) -> messages.Heartbeat | None:
         if self._faults.is_silent():
             return None
-        return heartbeat(self._spec.worker, self._epoch, self.training)
+        return heartbeat(self._spec.worker, self._epoch, self.training, self._lease.told())
 
     def tell_fault(self, fired: messages.Message) -> None:
         """A fault knows the step it acts in, but not which attempt at it this is."""
@@ -227,6 +231,7 @@ class Worker:
             check=lambda: self._link.check(self._epoch),
             reach=lambda step, point: None if training is None else training.reach(step, point),
             log=self._log,
+            may_write=lambda: self._lease.wait(lambda: self._link.check(self._epoch)),
         )
 
     def _open_log(self, order: messages.Replay) -> BoundaryLog:
@@ -274,10 +279,16 @@ class Worker:
                 self._link.send(clock_told(self._spec.worker, message))
             case messages.ShowStack():
                 self._stacks.dump()
-            case messages.LogBoundaries():
-                self._log.boundaries(message.boundaries, message.limit_bytes)
-            case messages.Sealed():
-                self._log.sealed(message.step)
+            case messages.LogBoundaries() | messages.Sealed():
+                self._change_log(message)
+            case messages.Renewal():
+                self._lease.renew(message)
+
+    def _change_log(self, order: messages.LogBoundaries | messages.Sealed) -> None:
+        if isinstance(order, messages.LogBoundaries):
+            self._log.boundaries(order.boundaries, order.limit_bytes)
+        elif self._lease.is_valid:  # else the next one trims as much
+            self._log.sealed(order.step)
 
     def _change_saves(self, order: messages.SaveAt | messages.SaveOnce) -> None:
         if self.training is None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers.scarce import refuse_threads
+from holdfast.runtime.link.control_link import Stopped
 from holdfast.runtime.state import saving
 from holdfast.runtime.state.saving import StageSaver, Written
 from holdfast.storage.local_store import LocalStore
@@ -133,3 +134,36 @@ def test_a_saver_is_busy_until_its_part_is_on_disk_or_given_up(tmp_path, monkeyp
     freed.set()
     assert told.saver.wait()
     assert not told.saver.is_busy
+
+
+def test_nothing_is_written_as_long_as_the_lease_has_ended(told, tmp_path):
+    asked, renewed = threading.Event(), threading.Event()
+
+    def may_write() -> None:
+        asked.set()
+        assert renewed.wait(20)
+
+    told.saver.may_write = may_write
+    told.write(3)
+    assert asked.wait(20)
+    assert not partial_directory(tmp_path, 3).exists()
+    renewed.set()
+    assert told.saver.wait()
+    assert told.written.keys() == {3}
+
+
+@pytest.mark.parametrize("num_asked", [1, 2], ids=["before it is written", "before it is named"])
+def test_a_part_of_a_worker_that_is_to_stop_is_given_up(told, tmp_path, num_asked):
+    asked = []
+
+    def may_write() -> None:
+        asked.append(1)
+        if len(asked) >= num_asked:
+            raise Stopped("the run is over")
+
+    told.saver.may_write = may_write
+    told.write(3)
+    assert told.saver.wait()
+    assert not told.written
+    assert not (partial_directory(tmp_path, 3) / NAME).exists()
+    assert not told.saver.has(3)

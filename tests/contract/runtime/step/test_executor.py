@@ -20,6 +20,7 @@ from holdfast.faults.injection import Injector
 from holdfast.job import Job
 from holdfast.protocol import messages
 from holdfast.protocol.half_done import to_record
+from holdfast.runtime.link.lease import Lease
 from holdfast.runtime.state import saving
 from holdfast.runtime.state.state_keeping import StateKeeping
 from holdfast.runtime.step.stage_runner import StageTraining
@@ -231,6 +232,7 @@ class Cluster:
             places=self.places,
             tell=partial(self._hear, worker),
             check=lambda: self.check(),
+            lease=Lease(is_needed=False),
             injector=Injector([], lambda *_: None),
         )
 

@@ -48,6 +48,7 @@ class OneStage:
         *,
         keeps_old: bool = True,
         before_update: Callable[[], None] = lambda: None,
+        may_commit: Callable[[], None] = lambda: None,
         reach: Callable[[int, str], None] = lambda step, point: None,
         due: Callable[[int, str], bool] = lambda step, point: False,
     ) -> None:
@@ -68,6 +69,7 @@ class OneStage:
             keeps_old=keeps_old,
             consistency=self.consistency,
             before_update=before_update,
+            may_commit=may_commit,
             reach=reach,
             due=due,
         )
@@ -388,6 +390,37 @@ def test_a_step_that_changes_no_weights_asks_nobody():
     stage = OneStage(before_update=lambda: asked.append(1))
     run_step(stage, 0, math.nan, trust=False)
     assert asked == []
+
+
+# --- a lease that has ended ---
+
+
+@pytest.mark.parametrize("trust", [True, False], ids=["on trust", "waiting"])
+@pytest.mark.parametrize("square", [GOOD, CLIPPED, SKIPPED], ids=["good", "clipped", "skipped"])
+def test_a_step_that_may_not_be_committed_stays_open_and_leaves_no_bit_behind(square, trust):
+    calm, ended = OneStage(), [True]
+    run_step(calm, 0, square, trust=False)
+
+    def may_commit() -> None:
+        if ended:
+            raise EpochPast("the others go on without this worker")
+
+    stage = OneStage(may_commit=may_commit)
+    stage.reduce(0)
+    if trust:
+        stage.commit.apply_speculatively()
+    before, phase = stage.bits(), stage.commit.phase
+    stage.hear(0, square)
+    with pytest.raises(EpochPast):
+        stage.commit_step()
+    assert (stage.bits(), stage.commit.phase) == (before, phase)
+    assert stage.commit.verdicts == {}, "what it has heard is not told as its own"
+    ended.clear()
+    stage.advance(1)
+    stage.enter()
+    stage.hear(0, square)
+    assert stage.commit_step().taken_back == (trust and square is not GOOD)
+    assert stage.bits() == calm.bits()
 
 
 # --- what it holds ---

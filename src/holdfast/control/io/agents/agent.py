@@ -20,6 +20,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.control.liveness.exits import describe
 from holdfast.errors import ConfigError, PeerLost
+from holdfast.host.network import unreached
 from holdfast.host.scarce import PAUSES_S
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
@@ -27,11 +28,13 @@ from holdfast.protocol.messages import (
     AgentHello,
     AgentRefused,
     Leaving,
+    LinksTried,
     LookAt,
     Message,
     ShowStack,
     StartWorkers,
     Stop,
+    TryLinks,
     WorkerExited,
     WorkerNotStarted,
     WorkerRuns,
@@ -42,6 +45,7 @@ from holdfast.protocol.spec import Access, WorkerSpec
 STOP_GRACE_S = 1.0
 START_PAUSES_S = PAUSES_S
 BEAT_S = 0.2
+TRY_LINKS_S = 1.0  # no worker is there meanwhile that could be missed
 _PR_SET_PDEATHSIG = 1
 # States of a process that does something, if only sleep in a call, or wait for a disk or debugger.
 _RUNS = ("R", "S", "D", "t")
@@ -147,6 +151,8 @@ class Agent:
                 self._show_stack(message.pid)
             case LookAt():
                 self._look_at(message.pid)
+            case TryLinks(addresses=addresses):
+                self._connection.send(LinksTried(unreached=unreached(addresses, TRY_LINKS_S)))
             case Stop():
                 self.ended_for = message.reason
                 return True

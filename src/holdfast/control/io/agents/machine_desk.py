@@ -9,6 +9,7 @@ from holdfast.bundle.serving import BundleServer
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import (
     AskStack,
+    CheckLinks,
     Effect,
     FenceMachine,
     LookAtWorker,
@@ -66,6 +67,9 @@ class MachineDesk:
                 pass
             case messages.BundleAsk():
                 self._line.send(connection, self._bundle.answer(message))
+            case messages.LinksTried(unreached=unreached):
+                now_s = time.monotonic()
+                self._line.apply(self._coordinator.machines.checked(machine, unreached, now_s))
             case messages.AgentAsk():
                 self._line.send(connection, told(self._order))
             case messages.AgentHello():
@@ -82,7 +86,8 @@ class MachineDesk:
 
     def _take(self, connection: Connection, hello: messages.AgentHello) -> None:
         try:
-            effects = self._coordinator.machines.came(hello, time.monotonic())
+            is_own = connection.is_within_machine
+            effects = self._coordinator.machines.came(hello, time.monotonic(), is_own=is_own)
         except ConfigError as why:
             self._line.send(connection, messages.AgentRefused(reason=str(why)))
             self._line.log(f"machine {hello.machine}", str(why))
@@ -110,6 +115,8 @@ class MachineDesk:
                 self._orders.ask_stack(effect.worker, worker)
             case LookAtWorker():
                 self._orders.look_at(effect.worker)
+            case CheckLinks():
+                self._orders.try_links(effect.machine, effect.others)
             case ReleaseMachine() | FenceMachine():
                 agent = self._agents.connection_to(effect.machine)
                 if agent is not None and isinstance(effect, ReleaseMachine):

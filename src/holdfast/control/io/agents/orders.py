@@ -1,12 +1,13 @@
 """What agents are told to do with the workers of their machines, and who does it without one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from holdfast.cluster import WorkerId
 from holdfast.control.io.agents.agent_connections import Agents
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
+from holdfast.protocol.records import Address
 
 
 class AgentOrders:
@@ -46,3 +47,7 @@ class AgentOrders:
         """Nobody looks at one that no agent has started."""
         if (process := self._agents.process_of(worker)) is not None:
             self._send(process[0], messages.LookAt(pid=process[1]))
+
+    def try_links(self, machine: str, others: Mapping[str, Address]) -> None:
+        if (agent := self._agents.connection_to(machine)) is not None:
+            self._send(agent, messages.TryLinks(addresses=dict(others)))

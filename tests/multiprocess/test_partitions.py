@@ -1,0 +1,198 @@
+"""Four machines whose network falls apart: no part ever trains alone, and the bits stay the same.
+
+What a worker commits it also writes down on its own machine, by the job's own optimizer. With
+``optimizer.mode=global`` that is called for a commit and for nothing else.
+"""
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from helpers import runs
+from helpers.cluster_run import JOB_TEXT, ClusterRun
+from helpers.hosts import Host, hosts, why_not
+from helpers.live import wait_until
+from holdfast.observability.events import (
+    MachineCame,
+    MachineLost,
+    Recovered,
+    StepFinished,
+    Warned,
+    WorkerLost,
+)
+
+WHY_NOT = why_not()
+pytestmark = [
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+    pytest.mark.multiprocess,
+    pytest.mark.wide,
+    pytest.mark.timeout(1500),
+]
+LIMIT_S = 300.0
+STEPS, MICROBATCHES = 120, 8
+WORDS = ["--pipelines", "4", "--stages", "2", "--steps", str(STEPS)]
+WORDS += ["--microbatches", str(MICROBATCHES)]
+TIMEOUT_S = 3.0  # of heartbeats: a lease is a little shorter
+QUICK = runs.settings(
+    f"workers.heartbeat_timeout_s={TIMEOUT_S:g}",
+    "workers.replace=50",
+    "checkpoint.at_end=false",
+    "checkpoint.first_step=0",
+    "optimizer.mode=global",
+)
+SLACK_S = 0.5  # for a machine with fewer cores than processes
+_COMMITTED = "/tmp/committed"
+RECORDED_JOB = JOB_TEXT.replace(
+    "return dataclasses.replace(tiny_gpt.job(), data=Paced(tiny_gpt.CONTEXT))",
+    "made = lambda parameters: Recorded(parameters, lr=3e-3)\n"
+    "    data = Paced(tiny_gpt.CONTEXT)\n"
+    "    return dataclasses.replace(tiny_gpt.job(), data=data, optimizer=made)",
+).replace(
+    "def job():",
+    f"""\
+class Recorded(torch.optim.AdamW):
+    def step(self, closure=None):
+        folder = pathlib.Path("{_COMMITTED}")
+        if folder.is_dir():
+            with open(folder / str(os.getpid()), "a") as file:
+                file.write(f"{{time.monotonic()}}\\n")
+        return super().step(closure)
+
+
+def job():""",
+)
+RECORDED_JOB = RECORDED_JOB.replace(
+    "import dataclasses\n", "import dataclasses\nimport os\n"
+).replace("import time\n", "import time\n\nimport torch\n")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """On one machine."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    job = folder / "paced_gpt.py"
+    job.write_text(RECORDED_JOB)
+    numbers = {"steps": None, "microbatches": None}
+    return runs.finished(runs.threads(job, folder / "run", *WORDS, **numbers)).sha256
+
+
+@pytest.fixture
+def four() -> Iterator[tuple[Host, ...]]:
+    with hosts(4) as machines:
+        yield machines
+
+
+class Disturbed(ClusterRun):
+    """Met in the middle of its training; with the commits of its workers by our own clock."""
+
+    def __init__(self, four: Sequence[Host], folder: Path) -> None:
+        for host in four:
+            host.file(_COMMITTED).mkdir()
+        super().__init__(four, folder, *WORDS, *QUICK, machines=4, job=RECORDED_JOB)
+        self.pace(0.01)
+        self.wait_for(StepFinished, 3)
+
+    def commits(self, machines: Sequence[Host]) -> list[float]:
+        found = []
+        for host in machines:
+            ahead_s = 1000 * (self.hosts.index(host) + 1)
+            for path in host.file(_COMMITTED).iterdir():
+                found += [float(line) - ahead_s for line in path.read_text().split()]
+        return sorted(found)
+
+    def assert_stopped(self, machines: Sequence[Host], since_s: float, until_s: float) -> None:
+        """After a lease nothing was committed there, and until then they did train."""
+        commits = self.commits(machines)
+        assert [at_s for at_s in commits if since_s - 30 < at_s <= since_s]
+        late = [at_s for at_s in commits if since_s + TIMEOUT_S + SLACK_S < at_s < until_s]
+        assert not late, (since_s, until_s, commits)
+
+    def lost_machines(self) -> list[str]:
+        return [event.machine for event in self.all_of(MachineLost)]
+
+    def wait_for_steps(self, num: int) -> None:
+        self.wait_for(StepFinished, len(self.all_of(StepFinished)) + num)
+
+    def wait_for_all(self) -> None:
+        """Every machine is here, and every worker a member."""
+
+        def are_here() -> bool:
+            assert self.program.process.poll() is None, self.told
+            changes = self.all_of(Recovered)
+            return not changes or changes[-1].members == 8
+
+        wait_until(are_here, "all workers", LIMIT_S)
+
+    def split(self, *groups: Sequence[Host]) -> None:
+        """Until the coordinator, which is in the first group, goes on without the others; then
+        healed. All come back."""
+        gone = sorted(host.name for group in groups[1:] for host in group)
+        num_lost = len(self.lost_machines())
+        self.hosts[0].network.partition(*groups)
+        cut_s = time.monotonic()
+        wait_until(
+            lambda: len(self.lost_machines()) >= num_lost + len(gone), "lost machines", LIMIT_S
+        )
+        self.wait_for_steps(2)
+        healed_s = time.monotonic()
+        self.hosts[0].network.heal()
+        assert sorted(self.lost_machines()[num_lost:]) == gone
+        for group in groups[1:]:
+            self.assert_stopped(group, cut_s, healed_s)
+        num_came = len(self.all_of(MachineCame))
+        self.wait_for(MachineCame, max(num_came, 4 + len(self.lost_machines())))
+        self.wait_for_all()
+
+    def ends_as(self, sha256: str) -> None:
+        self.pace(0)
+        assert self.sha256() == sha256
+        steps = [event.step for event in self.all_of(StepFinished)]
+        assert steps == sorted(set(steps)), "a step ends once"
+        assert len(steps) == STEPS
+
+
+def test_partitions_that_are_healed(four, undisturbed, tmp_path):
+    """The coordinator away, a short cut, and halves with the coordinator on either side."""
+    run = Disturbed(four, tmp_path)
+    stopped_s = time.monotonic()
+    run.program.signal(signal.SIGSTOP)
+    time.sleep(3 * TIMEOUT_S)
+    woken_s = time.monotonic()
+    run.program.signal(signal.SIGCONT)
+    run.assert_stopped(four, stopped_s, woken_s)
+    run.wait_for_steps(2)
+    assert not run.all_of(WorkerLost), "all were there"
+
+    four[3].cut(TIMEOUT_S)
+    run.wait_for_steps(2)
+    assert len(run.lost_machines()) <= 1
+    run.wait_for_all()
+
+    run.split(four[:2], four[2:])
+    run.split(four[:1], four[1:])
+    run.ends_as(undisturbed)
+
+
+def test_links_that_fail_one_after_the_other(four, undisturbed, tmp_path):
+    run = Disturbed(four, tmp_path)
+    run.split(four[:3], four[3:])
+
+    num_lost = len(run.lost_machines())
+    four[1].block(four[2])  # one way; both are heard by the coordinator
+    wait_until(lambda: len(run.lost_machines()) > num_lost, "the one that is left out", LIMIT_S)
+    [left_out] = run.lost_machines()[num_lost:]
+    assert left_out in ("h1", "h2")
+    run.wait_for(Warned)  # it has come back, and cannot reach the other
+    run.wait_for_steps(3)
+    assert len(run.lost_machines()) == num_lost + 1, "it does not stop the run again"
+    four[1].unblock(four[2])
+    run.wait_for_all()
+
+    four[3].cut()
+    wait_until(lambda: len(run.lost_machines()) > num_lost + 1, "the lost machine", LIMIT_S)
+    run.wait_for_steps(2)
+    run.ends_as(undisturbed)
+    assert run.lost_machines()[-1] == "h3"
