@@ -24,6 +24,7 @@ from holdfast.errors import PeerLost
 from holdfast.protocol import codec, messages
 from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.records import KeptRow, MicrobatchLoss, OperationTime, Transfers, VerdictRow
+from holdfast.protocol.report_limits import tells_losses, told_transfers
 from holdfast.protocol.spec import Access
 from holdfast.schedule.operation import Op, Shape
 from holdfast.schedule.schedule import loads
@@ -328,7 +329,13 @@ def report(worker: Worker, shape: Shape, step: int) -> messages.StepReport:
     ]
     holders = (WorkerId(p, stage) for p in range(shape.pipelines) if p != name.pipeline)
     beside = (WorkerId(name.pipeline, s) for s in (stage - 1, stage + 1) if 0 <= s < shape.stages)
-    losses = range(shape.microbatches if stage == shape.last_stage else 0)
+    of_last = [WorkerId(p, stage) for p in range(shape.pipelines)]
+    tells = stage == shape.last_stage and tells_losses(name, of_last)
+    losses = range(shape.microbatches if tells else 0)
+    transfers = [
+        *(Transfers(str(one), "pipeline", 8, 8 << 20, 0.0012345) for one in beside),
+        *(Transfers(str(one), "reduction", 2, 1 << 20, 0.0012345) for one in holders),
+    ]
     return messages.StepReport(
         worker=str(name),
         step=step,
@@ -340,10 +347,7 @@ def report(worker: Worker, shape: Shape, step: int) -> messages.StepReport:
         taken_back=False,
         nonfinite=False,
         operations=times,
-        transfers=[
-            *(Transfers(str(one), "pipeline", 8, 8 << 20, 0.0012345) for one in beside),
-            *(Transfers(str(one), "reduction", 2, 1 << 20, 0.0012345) for one in holders),
-        ],
+        transfers=told_transfers(name, transfers),
     )
 
 

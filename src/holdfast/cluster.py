@@ -1,6 +1,7 @@
 """Who is where: the name of a worker. Pure vocabulary."""
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -14,6 +15,7 @@ class WorkerId(NamedTuple):
         return f"{self.pipeline}.{self.stage}"
 
 
+@lru_cache(maxsize=1 << 16)
 def parse_worker(text: str) -> WorkerId:
     found = re.fullmatch(r"(\d+)\.(\d+)", text)
     if found is None:

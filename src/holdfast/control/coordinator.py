@@ -122,10 +122,9 @@ class Coordinator:
 
     def accepts(self, name: str) -> bool:
         """Whether a hello under this name is welcome: nobody takes the place of the living."""
-        free = self.run.membership.all_in(
-            m.WorkerPhase.STARTING, *(() if self.starting else m.MISSING)
-        )
-        return any(name == str(worker) for worker in free)
+        worker, membership = parse_worker(name), self.run.membership
+        free = (m.WorkerPhase.STARTING, *(() if self.starting else m.MISSING))
+        return membership.knows(worker) and membership.phase(worker) in free
 
     def close(self) -> None:
         """Leave no thread behind."""

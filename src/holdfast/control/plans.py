@@ -117,12 +117,14 @@ class Plans:
         """For the members as they are, at once."""
         run = self._run
         self.stop_refining()
-        all_there = run.stages == run.first_stages
-        first = run.plan.first._replace(period_s=self.period_s(run.plan.first.schedule))
-        if all_there and not self.is_slow:  # as the user has chosen
-            return first
+        found: list[Steady] = []
+        if run.stages == run.first_stages:
+            first = run.plan.first
+            found.append(first._replace(period_s=self.period_s(first.schedule)))
+            if not self.is_slow:  # as the user has chosen
+                return found[0]
         self._to_refine = problem
-        found = [self.planned(problem), *([first] if all_there else [])]
+        found.insert(0, self.planned(problem))
         if self._run.health.now.links:
             found.append(self.planned(eased(problem)))
         return min(found, key=lambda one: one.period_s)

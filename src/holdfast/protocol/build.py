@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from holdfast.config import RunConfig, config_from
 from holdfast.errors import ConfigError
+from holdfast.protocol.columns import rows_are_good
 from holdfast.protocol.fields import PATH
 
 Build = Callable[[Any], Any]
@@ -41,7 +42,8 @@ def builder(hint: Any) -> Build:
     if origin is Annotated:
         return _checked(builder(inner[0]), inner[1:])
     if origin is list:
-        return _list_of(builder(inner[0]))
+        one_by_one = _list_of(builder(inner[0]))
+        return _rows(inner[0], one_by_one) if hasattr(inner[0], "_fields") else one_by_one
     if origin is dict:
         return _dict_of(_key(inner[0]), builder(inner[1]))
     if origin in (UnionType, Union):
@@ -75,6 +77,19 @@ def _list_of(build: Build) -> Build:
         except Misfit as why:
             raise why.within(f"[{len(made)}]") from None
         return made
+
+    return make
+
+
+def _rows(cls: Any, one_by_one: Build) -> Build:
+    are_good = rows_are_good(cls)
+    if are_good is None:
+        return one_by_one
+
+    def make(value: object) -> object:
+        if type(value) is list and value and are_good(value):
+            return list(map(cls._make, value))
+        return one_by_one(value)
 
     return make
 

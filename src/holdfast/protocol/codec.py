@@ -22,8 +22,10 @@ _BUILDERS: dict[str, dict[str, Build]] = {
 
 
 def encode(message: Message) -> bytes:
-    values = {"v": VERSION, "kind": type(message).__name__, **asdict(message)}
-    body = json.dumps(values, separators=(",", ":")).encode()
+    kind = type(message).__name__
+    values = {"v": VERSION, "kind": kind}
+    values |= {name: getattr(message, name) for name in _BUILDERS[kind]}
+    body = json.dumps(values, separators=(",", ":"), default=asdict).encode()
     if len(body) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"{values['kind']} of {len(body)} bytes is over {MAX_MESSAGE_BYTES}")
     return _LENGTH.pack(len(body)) + body

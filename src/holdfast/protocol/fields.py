@@ -28,14 +28,25 @@ class Check:
     fits: Callable[[object], bool]
 
 
-def _whole(least: int, most: int) -> Check:
-    return Check(f"{least} to {most}", lambda value: type(value) is int and least <= value <= most)
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of a whole number, or of one with a fraction: no NaN then, and no sum that overflows."""
+
+    what: str
+    kind: type
+    least: float
+    most: float
+
+    def fits(self, value: object, /) -> bool:
+        return type(value) is self.kind and self.least <= value <= self.most  # type: ignore[operator]
 
 
-def _finite(least: float, most: float) -> Check:
-    """Of a number with a fraction: no NaN, no infinity, nothing that overflows in a sum."""
-    what = f"a number from {least:g} to {most:g}"
-    return Check(what, lambda value: type(value) is float and least <= value <= most)
+def _whole(least: int, most: int) -> Bounds:
+    return Bounds(f"{least} to {most}", int, least, most)
+
+
+def _finite(least: float, most: float) -> Bounds:
+    return Bounds(f"a number from {least:g} to {most:g}", float, least, most)
 
 
 def _or_empty(rule: Rule) -> Check:

@@ -7,6 +7,7 @@ not known here.
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple, assert_never
 
 from holdfast.errors import ConfigError
@@ -89,6 +90,7 @@ class Op:
         return f"{self.stage}{self.kind.value}{'' if self.microbatch is None else self.microbatch}"
 
 
+@lru_cache(maxsize=1 << 18)
 def parse_op(text: str) -> Op:
     found = re.fullmatch(r"([0-9]+)(?:(F|BW|B|W)([0-9]+)|R)", text)
     if found is None:

@@ -3,6 +3,8 @@
 What a worker says of others, and what its agent says of its end, is heard elsewhere.
 """
 
+import math
+
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import AskStack, Effect, LookAtWorker, ReportStuck
 from holdfast.control.join.joining import Joining
@@ -13,6 +15,8 @@ from holdfast.control.liveness.stuck import StuckDetector, stuck_event, stuck_wo
 from holdfast.control.reconfigure.reconfiguring import Reconfigurations
 from holdfast.control.state.run import Run
 from holdfast.control.state.workers import membership as m
+
+_MANY = 64  # members
 
 
 class FailureDetector:
@@ -30,6 +34,7 @@ class FailureDetector:
         self._lost_machines = lost_machines
         self._silence = Silence()
         self._beats: set[WorkerId] = set()  # those that have begun to send heartbeats
+        self._looked_s = -math.inf
 
     def spoke(self, worker: WorkerId, at_s: float) -> None:
         self._silence.spoke(worker, at_s)
@@ -49,14 +54,29 @@ class FailureDetector:
         timeouts = self._run.timeouts
         away_s = self._silence.forgive(at_s, timeouts.heartbeat_timeout_s)
         self._run.machines.forgive(away_s)
-        effects = [*self._stalls(at_s), *self._silent(at_s)]
-        for worker in self._reconfigurations.overdue(at_s, self._stuck_detector.busy()):
-            cause = f"did not stop within {timeouts.answer_s:g} s"
-            effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause)
+        effects: list[Effect] = []
+        if self._is_look_due(at_s, timeouts.beat_s):
+            effects += [*self._stalls(at_s), *self._silent(at_s), *self._overdue(at_s)]
         for worker in self._joining.admission.late(at_s):
             if worker in self._beats and self._reconfigurations.replays(worker):
                 continue  # that may take long, and its silence would be noticed
             cause = f"not ready after workers.start_limit_s={timeouts.start_limit_s:g}"
+            effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause)
+        return effects
+
+    def _is_look_due(self, at_s: float, beat_s: float) -> bool:
+        """At many it is looked once a heartbeat: nothing is news before."""
+        if len(self._run.stages) > _MANY and 0 <= at_s - self._looked_s < beat_s:
+            return False
+        self._looked_s = at_s
+        return True
+
+    def _overdue(self, at_s: float) -> list[Effect]:
+        if not self._reconfigurations.awaits_inventories:
+            return []
+        effects: list[Effect] = []
+        cause = f"did not stop within {self._run.timeouts.answer_s:g} s"
+        for worker in self._reconfigurations.overdue(at_s, self._stuck_detector.busy()):
             effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause)
         return effects
 

@@ -5,7 +5,7 @@ what its own thread is busy with; what is usual is learnt for each kind of opera
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from holdfast.cluster import WorkerId
@@ -91,8 +91,8 @@ class StuckDetector:
     def forget(self, worker: WorkerId) -> None:
         self._seen.pop(worker, None)
 
-    def known(self) -> set[WorkerId]:
-        return set(self._seen)
+    def known(self) -> Set[WorkerId]:
+        return self._seen.keys()
 
     def note(self, worker: WorkerId, stage: int, beat: messages.Heartbeat) -> None:
         seen = self._seen.get(worker)

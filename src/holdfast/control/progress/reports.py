@@ -4,6 +4,7 @@ Counts on whoever is a member now: the dead are not waited for. Plans nothing.
 """
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Mapping
 
 from holdfast.cluster import WorkerId, parse_worker
@@ -30,6 +31,7 @@ class Reports:
         self._log_bytes: dict[str, int] = {}
         self.nonfinite = Nonfinite(run)
         self._losses: dict[int, StepLosses] = {}  # of steps that were replayed
+        self._awaited: WorkerId | None = None  # one that had not done the next step
 
     @property
     def steps_left(self) -> int:
@@ -72,15 +74,24 @@ class Reports:
     def fold(self, at_s: float) -> list[Effect]:
         """Steps that every live member has done. Asked again when one is lost."""
         effects: list[Effect] = []
-        members = self._run.stages
         if self._run.placement.lost_stages:
             return []  # all go back; what only the lost had heard of the step is run again
-        while members and all(self._done.get(w, 0) > self.next_step for w in members):
+        while self._run.stages and not self._is_awaited():
             if self.next_step in self._steps:
                 effects.append(Emit(self._fold_step(at_s)))
             else:  # whoever ran it is gone, and took its report along
                 self.next_step += 1
         return effects
+
+    def _is_awaited(self) -> bool:
+        """Whether a member has not done the next step. One is enough: it is looked at first."""
+        members, done, step = self._run.stages, self._done, self.next_step
+        known = self._awaited
+        if known is None or known not in members or done.get(known, 0) > step:
+            # From the end, as most report in the order of their names.
+            late = (worker for worker in reversed(list(members)) if done.get(worker, 0) <= step)
+            self._awaited = next(late, None)
+        return self._awaited is not None
 
     def _fold_step(self, at_s: float) -> events.StepFinished:
         step = self.next_step
@@ -159,14 +170,20 @@ def _losses(reports: Mapping[WorkerId, messages.StepReport], step: int) -> tuple
     if not told:  # those who computed them are gone
         return [], 0
     first = min(told)
+    known = _bits(told[first].losses)
     for worker, report in told.items():
-        # As text, since a loss that is no number does not equal itself.
-        if sorted(map(str, report.losses)) != sorted(map(str, told[first].losses)):
+        if _bits(report.losses) != known:
             raise HoldfastError(
                 f"the losses of step {step + 1} differ between workers {first} and {worker}: the "
                 "result is not trustworthy"
             )
     return _in_order(told[first].losses), told[first].num_tokens
+
+
+def _bits(losses: Iterable[MicrobatchLoss]) -> tuple[list[int], bytes]:
+    """A loss that is no number does not equal itself, but its bits do."""
+    ordered = sorted(losses, key=lambda one: one.microbatch)
+    return [one.microbatch for one in ordered], array("d", [one.loss for one in ordered]).tobytes()
 
 
 def _in_order(losses: Iterable[MicrobatchLoss]) -> list[float]:

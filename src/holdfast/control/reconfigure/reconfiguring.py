@@ -125,9 +125,15 @@ class Reconfigurations:
     def tick(self, at_s: float) -> list[Effect]:
         """Go, as soon as all have told."""
         change = self._waiting
-        if change is None or not change.inventories.keys() >= set(self._halted(change)):
+        if change is None or len(change.inventories) < len(self._run.stages):
+            return []
+        if not change.inventories.keys() >= set(self._halted(change)):
             return []
         return self._go(change, at_s)
+
+    @property
+    def awaits_inventories(self) -> bool:
+        return self._waiting is not None
 
     @property
     def _waiting(self) -> Reconfiguration | None:

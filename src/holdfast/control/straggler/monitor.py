@@ -3,13 +3,22 @@
 Orders benchmarks of suspects. What is done about a slow worker or link is decided elsewhere.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Emit, Send
 from holdfast.control.state.run import Run
 from holdfast.control.state.workers.known_health import HEALTHY
-from holdfast.detection.diagnosis import Cause, Diagnosis, Health, Over, Suspicion, link_of
+from holdfast.detection.diagnosis import (
+    Cause,
+    Diagnosis,
+    Health,
+    Link,
+    Over,
+    Suspicion,
+    link_of,
+)
 from holdfast.detection.live.probe_rounds import rounds
 from holdfast.detection.live.watcher import Watcher
 from holdfast.detection.observation import OpTime, StepObservation, Transfer
@@ -17,11 +26,13 @@ from holdfast.observability import events
 from holdfast.observability.text import count
 from holdfast.protocol import messages
 from holdfast.protocol.records import LinkProbe
+from holdfast.protocol.report_limits import near
 from holdfast.schedule.operation import Kind, parse_op
 
 _NUM_BASELINES = 4  # more benchmarks of a worker that is new: the shortest counts
 _WARM_STEPS = 1  # before a worker's benchmark of its own: it would measure compilers
 _HERE = "this machine"
+_MOST_ALL_LINKS = 32  # members; of more, each measures the links to its neighbours
 
 
 class StragglerMonitor:
@@ -95,12 +106,12 @@ class StragglerMonitor:
         for worker in new:
             watcher.joined(worker, run.hellos[worker].host or _HERE)
             self._known[worker] = run.hellos[worker].pid
-        links = [link_of(one, other) for one in new for other in sorted(run.stages) if one != other]
+        links = links_of(new, run.stages)
         self._unmeasured |= dict.fromkeys(new, _NUM_BASELINES)
         again = [worker for worker, left in self._unmeasured.items() if left and worker not in new]
         for worker in again:
             self._unmeasured[worker] -= 1
-        first = Suspicion(tuple(new), tuple(sorted(set(links))))
+        first = Suspicion(tuple(new), tuple(sorted(links)))
         # What is normal for each.
         return self._probe(first, step + _WARM_STEPS) + self._probe(
             Suspicion(tuple(again), ()), step
@@ -127,6 +138,22 @@ class StragglerMonitor:
             )
             for worker in concerned
         ]
+
+
+def links_of(new: Iterable[WorkerId], stages: Mapping[WorkerId, int]) -> set[Link]:
+    """That are measured when somebody is new: all of them, or those to neighbours."""
+    if len(stages) <= _MOST_ALL_LINKS:
+        return {link_of(one, other) for one in new for other in stages if one != other}
+    holders: dict[int, list[WorkerId]] = {}
+    for worker, stage in stages.items():
+        holders.setdefault(stage, []).append(worker)
+    found: set[Link] = set()
+    for one in new:
+        stage = stages[one]
+        twins = [other for other in holders[stage] if other != one]
+        beside = [near(one, holders.get(by, ()))[:1] for by in (stage - 1, stage + 1)]
+        found |= {link_of(one, other) for some in (near(one, twins), *beside) for other in some}
+    return found
 
 
 def _op_times(report: messages.StepReport) -> tuple[OpTime, ...]:

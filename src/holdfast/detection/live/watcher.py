@@ -80,7 +80,8 @@ class Watcher:
         self._first_steps = {at: without(s, worker) for at, s in self._first_steps.items()}
 
     def joined(self, worker: WorkerId, machine: str) -> None:
-        self.lost(worker)
+        if worker in self._workers.tracks:
+            self.lost(worker)
         self._workers.add(worker, machine, settled=not self._learnt)
         self._links.add(worker, machine)
         self._skip[worker] = self._settings.num_warmup_steps if self._learnt else 0

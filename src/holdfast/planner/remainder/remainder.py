@@ -21,6 +21,7 @@ from holdfast.planner.problem import Problem
 from holdfast.planner.remainder.lineage import (
     Facts,
     Holders,
+    Kinds,
     MicrobatchProgress,
     Task,
     Todo,
@@ -29,6 +30,8 @@ from holdfast.planner.remainder.lineage import (
 from holdfast.schedule.operation import Fact, Kind, Op, What
 from holdfast.schedule.schedule import Lane
 
+_DIGITS = 12  # sums of the same durations in another order are the same
+_ALIKE_S = 1e-11
 _QUEUE = {Kind.F: k.FORWARD, Kind.B: k.BACKWARD, Kind.BW: k.BACKWARD, Kind.W: k.WEIGHT}
 
 
@@ -73,33 +76,48 @@ class _Placement:
 
     def __init__(self, problem: Problem, holders: Holders) -> None:
         self._problem = problem
-        self._speed = {member.worker: member.speed for member in problem.members}
-        self._by_stage: dict[int, list[WorkerId]] = {}
-        for worker in sorted(holders):
+        speeds = {member.worker: member.speed for member in problem.members}
+        self._workers = sorted(holders)
+        self._number = {worker: number for number, worker in enumerate(self._workers)}
+        self._speed = np.array([speeds[worker] for worker in self._workers])
+        self._load_s = np.zeros(len(self._workers))
+        by_stage: dict[int, list[int]] = {}
+        for worker in self._workers:
             for stage in holders[worker]:
-                self._by_stage.setdefault(stage, []).append(worker)
-        self._load_s = dict.fromkeys(holders, 0.0)
+                by_stage.setdefault(stage, []).append(self._number[worker])
+        self._by_stage = {stage: np.array(numbers) for stage, numbers in by_stage.items()}
+        self._taken_s: dict[tuple[int, Kinds], float] = {}  # at speed 1
 
     def place(self, tasks: Sequence[Task]) -> list[Task]:
         for task in tasks:
             if task.worker is not None:
-                self._load_s[task.worker] += self._takes_s(task, task.worker)
+                number = self._number[task.worker]
+                self._load_s[number] += self._takes_s(task) / self._speed[number]
         return [task if task.worker is not None else self._given(task) for task in tasks]
 
     def _given(self, task: Task) -> Task:
+        """In doubt to one of its own pipeline, or else to the first by name."""
         home = task.microbatch // self._problem.shape.microbatches_per_pipeline
+        numbers = self._by_stage[task.stage]
+        done_s = self._load_s[numbers] + self._takes_s(task) / self._speed[numbers]
+        first_s = done_s.min()
+        first = round(float(first_s), _DIGITS)
+        alike = [
+            place
+            for place in np.flatnonzero(done_s <= first_s + _ALIKE_S).tolist()
+            if round(float(done_s[place]), _DIGITS) == first
+        ]
+        at_home = (p for p in alike if self._workers[numbers[p]].pipeline == home)
+        number = numbers[next(at_home, alike[0])]
+        self._load_s[number] += self._takes_s(task) / self._speed[number]
+        return task._replace(worker=self._workers[number])
 
-        def done(worker: WorkerId) -> tuple[float, bool, WorkerId]:
-            at_s = self._load_s[worker] + self._takes_s(task, worker)
-            return round(at_s, 12), worker.pipeline != home, worker
-
-        worker = min(self._by_stage[task.stage], key=done)
-        self._load_s[worker] += self._takes_s(task, worker)
-        return task._replace(worker=worker)
-
-    def _takes_s(self, task: Task, worker: WorkerId) -> float:
-        costs = self._problem.costs
-        return sum(costs.duration_s(op) for op in task.ops) / self._speed[worker]
+    def _takes_s(self, task: Task) -> float:
+        key = (task.stage, task.kinds)
+        if key not in self._taken_s:
+            costs = self._problem.costs
+            self._taken_s[key] = sum(costs.duration_s(op) for op in task.ops)
+        return self._taken_s[key]
 
 
 class _Order:

@@ -20,7 +20,8 @@ from holdfast.protocol.records import (
 class StepReport:
     """worker -> coordinator after each of its steps.
 
-    Losses and tokens of all micro-batches come from every holder of the last stage.
+    Losses and tokens of all micro-batches come from every holder of the last stage; of many, from
+    some, and then transfers are told of near holders only (``report_limits.py``).
     """
 
     worker: WorkerName

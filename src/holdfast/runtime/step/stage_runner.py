@@ -143,7 +143,7 @@ class StageTraining:
                 case StepBegins(step):
                     self.prober.begin_step(step)
                 case StepSettled():
-                    self._after(happened, saves)
+                    self._after(happened, saves, epoch)
         self.saves.ended(saves)
 
     def _enter(self, proceed: messages.Proceed) -> Epoch:
@@ -198,10 +198,11 @@ class StageTraining:
         )
         return StepEnding(epoch, self.built.state, commit, verdicts, self.log, self._reach)
 
-    def _after(self, settled: StepSettled, saves: EpochSaves) -> None:
+    def _after(self, settled: StepSettled, saves: EpochSaves, epoch: Epoch) -> None:
         committed = settled.committed
+        of_last = epoch.holders[max(epoch.holders)]
         self._code.ran("the optimizer or its LR schedule")
-        self._reports.committed(settled, warns=saves.is_first_holder)
+        self._reports.committed(settled, of_last, warns=saves.is_first_holder)
         self.sender.send_update(committed)
         if self.sender.is_asked:
             self.sender.send_state(committed.step + 1, self.built.state.tensors())

@@ -1,10 +1,11 @@
 """What a worker tells the coordinator of its steps. Decides nothing."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from holdfast.cluster import WorkerId
 from holdfast.protocol import messages, records
+from holdfast.protocol.report_limits import tells_losses, told_transfers
 from holdfast.runtime.job.hidden_state import HiddenState
 from holdfast.runtime.probe.transfer_times import summed_up
 from holdfast.runtime.step.executor import StepSettled
@@ -31,22 +32,24 @@ class StepReports:
         at_s = time.monotonic()
         self._tell(messages.Resumed(worker=str(self._me), epoch=epoch, at_s=at_s))
 
-    def committed(self, settled: StepSettled, *, warns: bool) -> None:
-        """``warns``: this holder speaks for the others of its stage as well."""
+    def committed(self, settled: StepSettled, of_last: Sequence[WorkerId], *, warns: bool) -> None:
+        """``of_last``: holders of the last stage. ``warns``: this one speaks for all of its own."""
         committed = settled.committed
         verdict, totals = committed.verdict, committed.result.totals
+        tells = tells_losses(self._me, of_last)
+        losses = sorted(totals.losses.items()) if tells else []
         report = messages.StepReport(
             worker=str(self._me),
             step=committed.step,
-            losses=[records.MicrobatchLoss(*one) for one in sorted(totals.losses.items())],
-            num_tokens=totals.num_tokens,
+            losses=[records.MicrobatchLoss(*one) for one in losses],
+            num_tokens=totals.num_tokens if tells else 0,
             norm=verdict.norm,
             clipped=verdict.scale is not None,
             skipped=verdict.skip,
             taken_back=committed.taken_back,
             nonfinite=committed.result.reduced.nonfinite,
             operations=list(settled.operations) if self._with_operations else [],
-            transfers=summed_up(self._transport.take_transfers()),
+            transfers=told_transfers(self._me, summed_up(self._transport.take_transfers())),
         )
         self._tell(report)
         for line in self._hidden.look():

@@ -139,6 +139,7 @@ class Membership:
             w: WorkerPhase.STARTING if w in begun else WorkerPhase.ABSENT for w in sorted(known)
         }
         self._story = {w: [f"known, {phase.name}"] for w, phase in self._phase.items()}
+        self._found: dict[tuple[WorkerPhase, ...], list[WorkerId]] = {}  # until somebody changes
 
     def handle(self, stimulus: Stimulus) -> tuple[Command, ...]:
         worker = stimulus.worker
@@ -146,6 +147,8 @@ class Membership:
         if (before, kind) not in _NEXT:
             raise InvalidTransition(before, stimulus, self._story[worker])
         after, commands = _NEXT[before, kind]
+        if after is not before:
+            self._found.clear()
         self._phase[worker] = after
         if (before, kind) != (after, StateCopied):  # a long copy is no news a step
             line = f"{stimulus.at_s:.2f}s {kind.__name__}: {before.name} -> {after.name}"
@@ -160,7 +163,11 @@ class Membership:
 
     def all_in(self, *phases: WorkerPhase) -> list[WorkerId]:
         """By name."""
-        return [worker for worker, phase in self._phase.items() if phase in phases]
+        found = self._found.get(phases)
+        if found is None:
+            found = [worker for worker, phase in self._phase.items() if phase in phases]
+            self._found[phases] = found
+        return list(found)
 
     @property
     def members(self) -> list[WorkerId]:

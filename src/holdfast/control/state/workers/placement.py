@@ -13,6 +13,7 @@ class Placement:
         self._epoch = 0
         self._stages: dict[WorkerId, int] = {}
         self._rolling_back: dict[WorkerId, int] = {}
+        self._by_stage: dict[int, list[WorkerId]] | None = None  # None: to be sorted anew
 
     @property
     def epoch(self) -> int:
@@ -28,30 +29,39 @@ class Placement:
         return self._rolling_back
 
     def holders(self, stage: int) -> list[WorkerId]:
-        return sorted(worker for worker, held in self._stages.items() if held == stage)
+        return list(self._holders().get(stage, ()))
 
     @property
     def lost_stages(self) -> list[int]:
-        held = set(self._stages.values())
+        held = self._holders()
         return [stage for stage in range(self._num_stages) if stage not in held]
+
+    def _holders(self) -> dict[int, list[WorkerId]]:
+        if self._by_stage is None:
+            self._by_stage = {}
+            for worker, stage in sorted(self._stages.items()):
+                self._by_stage.setdefault(stage, []).append(worker)
+        return self._by_stage
 
     def next_epoch(self) -> int:
         self._epoch += 1
         return self._epoch
 
     def hold(self, worker: WorkerId, stage: int) -> None:
-        self._stages[worker] = stage
+        self._stages[worker], self._by_stage = stage, None
 
     def release(self, worker: WorkerId) -> int:
         """It is no member any more; the stage it held."""
+        self._by_stage = None
         return self._stages.pop(worker)
 
     def release_all(self) -> None:
+        self._by_stage = None
         self._stages.clear()
 
     def hold_all(self, stages: Mapping[WorkerId, int]) -> None:
         """These are the members, and nobody else; nobody builds anew any more."""
-        self._stages = dict(stages)
+        self._stages, self._by_stage = dict(stages), None
         self._rolling_back.clear()
 
     def roll_back(self, stages: Mapping[WorkerId, int]) -> None:
