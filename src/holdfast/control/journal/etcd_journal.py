@@ -1,7 +1,7 @@
 """A journal in etcd: a successor on any machine finds it, and takes over when a lease has run out.
 
 An append is a transaction that etcd refuses unless its writer leads at that moment. Each has the
-next number; one whose answer was lost is found by its number, and not written twice.
+next number: one whose answer was lost is written again to the same place.
 """
 
 import contextlib
@@ -126,22 +126,18 @@ class EtcdJournal:
                 delete(self._all_of(kind)[0], self._key(kind, self._next))
                 for kind in ("records", "pieces")
             ]
-        self._put_next(value, operations, deadline_s)
+        self._put_next(operations, deadline_s)
 
-    def _put_next(
-        self, value: bytes, operations: Sequence[dict[str, Any]], deadline_s: float
-    ) -> None:
-        """The value gets the next number, once; whatever a failed append has left is replaced."""
+    def _put_next(self, operations: Sequence[dict[str, Any]], deadline_s: float) -> None:
+        """It gets the next number. What is there already is ours, of an append that failed or
+        whose answer was lost: it is replaced."""
         key = self._key("records", self._next)
         while True:
             free = is_modified_at(key, self._in_the_way)
             found = self._as_leader([free], operations, [get(key)], deadline_s)
             if found is None:
                 break
-            there = found[0] if found else None
-            self._in_the_way = there.modified if there is not None else 0
-            if there is not None and there.value == value:  # its answer was lost
-                break
+            self._in_the_way = found[0].modified if found else 0
         self._next, self._in_the_way = self._next + 1, 0
 
     def _put_pieces(self, data: bytes, deadline_s: float) -> dict[str, Any]:

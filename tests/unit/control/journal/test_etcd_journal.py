@@ -213,6 +213,44 @@ def test_a_renewal_finds_out_by_itself_that_another_leads(fake, at, open_at):
     wait_until(lambda: not first.leads(time.monotonic()))
 
 
+def test_who_slept_while_another_led_and_ended_cannot_go_on(fake, at, open_at):
+    first, second = open_at(at), open_at(at, "second")
+    asleep(fake, first)
+    second.claim()
+    second.close()
+    fake.fault = lambda _, path: ""
+    fake.ends.set()
+    with pytest.raises(Deposed):
+        first.append(SECOND)
+    assert first.records() == [FIRST]
+
+
+def meanwhile(fake: FakeEtcd, act) -> None:
+    """Between what a claimant reads and what it writes."""
+    acts = [act]
+
+    def fault(_: FakeEtcd, path: str) -> str:
+        if path == "lease/grant" and acts:
+            acts.pop()()
+        return ""
+
+    fake.fault = fault
+
+
+def test_a_claim_is_void_if_another_has_led_meanwhile_though_it_has_ended(fake, at, open_at):
+    slow, fast = open_at(at, "slow"), open_at(at, "fast")
+    meanwhile(fake, lambda: (fast.claim(), fast.append(FIRST), fast.close()))
+    with pytest.raises(JournalHeld):
+        slow.claim()
+    assert slow.claim().generation == 2
+
+
+def test_a_claim_is_void_if_the_leader_has_its_lease_again_meanwhile(fake, at, open_at):
+    meanwhile(fake, lambda: put(fake, "run/leader", b"{}"))
+    with pytest.raises(JournalHeld, match="another process leads this run"):
+        open_at(at).claim()
+
+
 # --- endpoints ---
 
 

@@ -52,13 +52,19 @@ def test_an_empty_directory_is_an_empty_journal(tmp_path):
     assert read(tmp_path) == []
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["cut off", "blocks of zeros"])
-def test_a_crash_at_any_byte_of_an_append_leaves_what_was_there_before(tmp_path, lost):
+CRASHES = {
+    "cut off": lambda line, at: line[:at],
+    "the end is zeros": lambda line, at: line[:at] + bytes(len(line) - at),
+    "the beginning is zeros": lambda line, at: bytes(at + 1) + line[at + 1 :],
+}
+
+
+@pytest.mark.parametrize("crash", CRASHES.values(), ids=CRASHES)
+def test_a_crash_at_any_byte_of_an_append_leaves_what_was_there_before(tmp_path, crash):
     whole = written(tmp_path, [FIRST], [SECOND, THIRD])
     start = written_before_last(whole)
-    for end in range(start, len(whole)):
-        rest = bytes(len(whole) - end) if lost else b""
-        (tmp_path / JOURNAL_FILE).write_bytes(whole[:end] + rest)
+    for at in range(len(whole) - start):
+        (tmp_path / JOURNAL_FILE).write_bytes(whole[:start] + crash(whole[start:], at))
         assert read(tmp_path) == [FIRST]
     (tmp_path / JOURNAL_FILE).write_bytes(whole[: start + 5])
     journal = claimed(tmp_path)
