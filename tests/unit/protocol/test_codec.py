@@ -168,5 +168,7 @@ def test_settings_that_cannot_be_run_are_refused_with_their_name(section, name, 
 
 
 def test_text_that_is_no_unicode_is_made_readable() -> None:
-    body = json.dumps({"v": codec.VERSION, "kind": "Stop", "reason": "a\ud800b"}).encode()
+    body = json.dumps(
+        {"v": codec.VERSION, "kind": "Stop", "reason": "a\ud800b", "is_over": False}
+    ).encode()
     assert codec.decode(body) == messages.Stop(reason="a?b")
