@@ -20,9 +20,11 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.wide
-def test_an_encrypted_run_has_the_same_result_and_survives_a_kill(tmp_path, undisturbed):
+@pytest.mark.parametrize("tensors", ["false", "true"], ids=["control", "tensors-too"])
+def test_an_encrypted_run_has_the_same_result_and_survives_a_kill(tmp_path, undisturbed, tensors):
     tls_key()
-    settings = ["network.tls=on", "workers.heartbeat_timeout_s=30"]
+    settings = ["network.tls=on", f"network.tensor_tls={tensors}"]
+    settings += ["workers.heartbeat_timeout_s=30"]
     words = [*runs.layout("2x2"), "--fault", FAULT, *runs.settings(*settings)]
     run = runs.finished(runs.processes(jobs.mixed(tmp_path), tmp_path / "run", *words, **NUMBERS))
     assert run.summary["faults_fired"] == [FAULT]

@@ -104,6 +104,9 @@ class NetworkConfig:
     tls: Literal["auto", "on", "off"] = "auto"
     """Whether control connections are encrypted; auto: unless the run listens on loopback only."""
 
+    tensor_tls: bool = False
+    """Whether tensors between workers are encrypted, too."""
+
     @property
     def encrypts_control(self) -> bool:
         return self.tls == "on" or (self.tls == "auto" and not is_loopback(self.listen))

@@ -19,6 +19,7 @@ from helpers.harness.transport_harness import (
     SlowLocalCluster,
     SlowTcpCluster,
     TcpCluster,
+    TlsCluster,
     activation,
     running,
     state,
@@ -44,8 +45,11 @@ MOST_UNREAD_MESSAGES = 60
 
 
 @pytest.fixture(
-    params=[LocalCluster, TcpCluster, SlowLocalCluster, SlowTcpCluster],
-    ids=["local", "tcp", "slow-local", "slow-tcp"],
+    params=[
+        *(LocalCluster, TcpCluster, SlowLocalCluster, SlowTcpCluster),
+        pytest.param(TlsCluster, marks=pytest.mark.wide),
+    ],
+    ids=["local", "tcp", "slow-local", "slow-tcp", "tls"],
 )
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A slow link breaks no promise."""
@@ -883,7 +887,7 @@ def test_r8_a_copy_from_another_source_drops_what_the_first_had_sent(cluster):
 
 def cut_often(cluster, stop: threading.Event, cuts: list[int]) -> None:
     dice = random.Random(1)
-    while not stop.wait(dice.uniform(0.0, 0.03)):
+    while not stop.wait(dice.uniform(0.0, cluster.pause_s)):
         cuts.append(cluster.cut())
 
 

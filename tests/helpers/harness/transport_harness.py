@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 
+from helpers.certificates import tls_key
 from holdfast.auth import handshake
 from holdfast.auth.stamps import Stamps
 from holdfast.cluster import WorkerId
@@ -177,6 +178,7 @@ def hinder_all(transports: Iterable[FaultyTransport], delay_s: float) -> None:
 
 class LocalCluster:
     delay_s = 0.0  # of every link
+    pause_s = 0.03  # in which a connection is made, also beside other work
 
     def __init__(self) -> None:
         self._hub = LocalHub()
@@ -202,6 +204,8 @@ class LocalCluster:
 
 class TcpCluster:
     delay_s = 0.0
+    pause_s = 0.03
+    encrypts = False
 
     def __init__(self) -> None:
         self._transports: dict[WorkerId, TcpTransport] = {}
@@ -215,11 +219,24 @@ class TcpCluster:
             self._dialed.append(connection)
             return connection, resolved
 
-        self._noting = patch.object(Dialer, "new_socket", noted)
-        self._noting.start()
+        secured = Dialer.secured
+
+        def noted_again(dialer: Dialer, connection: socket.socket) -> socket.socket:
+            self._dialed.append(secured(dialer, connection))
+            return self._dialed[-1]
+
+        self._noting = [
+            patch.object(Dialer, "new_socket", noted),
+            patch.object(Dialer, "secured", noted_again),
+        ]
+        for each in self._noting:
+            each.start()
+
+    def _made(self, worker: WorkerId, limits: Limits | None) -> TcpTransport:
+        return TcpTransport(worker, SECRET, limits=limits, encrypts=self.encrypts)
 
     def start(self, *workers: WorkerId, limits: Limits | None = None) -> list[Transport]:
-        made = {worker: TcpTransport(worker, SECRET, limits=limits) for worker in workers}
+        made = {worker: self._made(worker, limits) for worker in workers}
         hinder_all(made.values(), self.delay_s)
         self.addresses |= {worker: transport.listen() for worker, transport in made.items()}
         self._replaced += [old for worker, old in self._transports.items() if worker in made]
@@ -244,7 +261,8 @@ class TcpCluster:
         return num_cut
 
     def close(self) -> None:
-        self._noting.stop()
+        for each in self._noting:
+            each.stop()
         for transport in [*self._transports.values(), *self._replaced]:
             transport.close()
 
@@ -255,6 +273,15 @@ class SlowLocalCluster(LocalCluster):
 
 class SlowTcpCluster(TcpCluster):
     delay_s = 0.002
+
+
+class TlsCluster(TcpCluster):
+    encrypts = True
+    pause_s = 0.5
+
+    def __init__(self) -> None:
+        tls_key()  # or nobody can make one
+        super().__init__()
 
 
 Cluster = LocalCluster | TcpCluster

@@ -56,6 +56,7 @@ def run_process(spec: WorkerSpec, keeping_of: KeepingOf) -> int:
         advertise_host=network.advertise,
         generation=access.generation,
         limits=limits,
+        encrypts=network.tensor_tls,
     )
     return run_worker(spec, transport, keeping_of)
 

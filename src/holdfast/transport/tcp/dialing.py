@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 
 from holdfast.auth.stamps import Stamps
+from holdfast.auth.tls import calling
 from holdfast.transport.base import Limits, SocketAddress
 from holdfast.transport.tcp.greeting import ANSWER_BYTES, SessionHello, decode_answer, encode_hello
 from holdfast.transport.tcp.sockets import read_exactly, tune_outgoing
@@ -15,10 +16,15 @@ class Dialer:
     """``introduce`` proves to whoever has answered who we are, and that it is who it should be."""
 
     def __init__(
-        self, address: SocketAddress, introduce: Callable[[socket.socket], Stamps], limits: Limits
+        self,
+        address: SocketAddress,
+        introduce: Callable[[socket.socket], Stamps],
+        limits: Limits,
+        *,
+        encrypts: bool = False,
     ) -> None:
         self.address = address
-        self._introduce, self._limits = introduce, limits
+        self._introduce, self._limits, self._encrypts = introduce, limits, encrypts
         self._num_addresses, self._num_failed = 1, 0  # a name may have several
 
     def new_socket(self) -> tuple[socket.socket, SocketAddress]:
@@ -33,8 +39,7 @@ class Dialer:
         tune_outgoing(connection, self._limits.silence_limit_s)
         connection.connect_ex(resolved)
 
-    def finish(self, connection: socket.socket, hello: SessionHello) -> tuple[int, Stamps]:
-        """How many messages of the session the peer has, or GOODBYE; and what to stamp with."""
+    def wait_connected(self, connection: socket.socket) -> None:
         try:
             self._wait_connected(connection)
         except OSError as why:
@@ -43,6 +48,13 @@ class Dialer:
                 raise ConnectionError(f"{why}; it has another address") from why
             raise
         self._num_failed %= self._num_addresses  # this one is good
+
+    def secured(self, connection: socket.socket) -> socket.socket:
+        """What to go on with: it takes the descriptor over. Does not wait."""
+        return calling(connection) if self._encrypts else connection
+
+    def finish(self, connection: socket.socket, hello: SessionHello) -> tuple[int, Stamps]:
+        """How many messages of the session the peer has, or GOODBYE; and what to stamp with."""
         connection.settimeout(self._limits.connect_limit_s)
         stamps = self._introduce(connection)
         connection.sendall(stamps.stamped(encode_hello(hello)))

@@ -14,6 +14,8 @@ from time import monotonic
 
 from holdfast.auth.handshake import WORKER_ROLE, Answerer, Identity
 from holdfast.auth.stamps import Stamps
+from holdfast.auth.tls import TlsServer
+from holdfast.auth.tls_socket import TlsSocket
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.errors import ProtocolError
 from holdfast.host.network import open_listener
@@ -31,8 +33,9 @@ _PAUSE_S = 0.05  # when the process is out of descriptors
 class Visitor:
     """What one caller has shown so far. Knows nothing of sockets."""
 
-    def __init__(self, secret: bytes, me: Identity) -> None:
-        self._handshake = Answerer(secret, me)
+    def __init__(self, secret: bytes, me: Identity, binding: bytes = b"") -> None:
+        """``binding``: to the certificate that it was shown."""
+        self._handshake = Answerer(secret, me, binding)
         self._generation = me.generation
         self._hello = bytearray()
         self._has_spoken = False
@@ -81,6 +84,7 @@ class Gate:
         refused: Callable[[], None],
     ) -> None:
         self._new_visitor, self._limit_s = new_visitor, limit_s
+        self._tls: TlsServer | None = None
         self._admit, self._refused = admit, refused
         self._listener: socket.socket | None = None
         self._selector: selectors.BaseSelector | None = None
@@ -89,7 +93,9 @@ class Gate:
         self._resume_s: float | None = None  # when to accept again
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def open(self, address: SocketAddress) -> SocketAddress:
+    def open(self, address: SocketAddress, tls: TlsServer | None = None) -> SocketAddress:
+        """``tls``: all who knock have to speak it."""
+        self._tls = tls
         self._listener = patiently(lambda: _listener(address))
         self._selector = patiently(selectors.DefaultSelector)
         patiently(self._thread.start)
@@ -146,11 +152,19 @@ class Gate:
             except OSError:  # closing, a caller that gave up, or out of descriptors
                 self._pause(selector)
                 return
-            connection.setblocking(False)
-            self._waiting[connection] = (self._new_visitor(), monotonic() + self._limit_s)
-            selector.register(connection, selectors.EVENT_READ)
-            if len(self._waiting) > MOST_WAITING:
-                self._make_room(selector)
+            try:
+                self._take(selector, connection)
+            except OSError:  # it has hung up already
+                self._refused()
+
+    def _take(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        if self._tls is not None:
+            connection = self._tls.secured(connection)
+        self._waiting[connection] = (self._new_visitor(), monotonic() + self._limit_s)
+        selector.register(connection, selectors.EVENT_READ)
+        if len(self._waiting) > MOST_WAITING:
+            self._make_room(selector)
 
     def _pause(self, selector: selectors.BaseSelector) -> None:
         """Else the same caller would wake us again at once."""
@@ -169,6 +183,8 @@ class Gate:
     def _hear(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         visitor, _ = self._waiting[connection]
         try:
+            if isinstance(connection, TlsSocket) and not connection.shake():
+                return
             data = connection.recv(visitor.wanted)
             if not data:
                 raise ProtocolError("it hung up")

@@ -273,6 +273,9 @@ class Outgoing(Outbox[Departing]):
                 self._socket = connection
                 # Begun under the lock, so that close() finds something it can break.
                 self._dialer.begin(connection, resolved)
+            self._dialer.wait_connected(connection)
+            with self._changed:
+                connection = self._socket = self._dialer.secured(connection)
             hello = SessionHello(self._session, self._epoch(), self._was_answered)
             num_received, stamps = self._dialer.finish(connection, hello)
             if num_received == GOODBYE:

@@ -17,8 +17,11 @@ from time import monotonic, monotonic_ns
 from torch import Tensor
 
 from holdfast.addresses import LOOPBACK
+from holdfast.auth.certificate import new_key
 from holdfast.auth.handshake import SECRET_BYTES, WORKER_ROLE, Identity, call
 from holdfast.auth.stamps import Stamps
+from holdfast.auth.tls import TlsServer, greet
+from holdfast.auth.tls_socket import TlsSocket
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, EpochPast, HandshakeFailed, PeerLost, TransportClosed
 from holdfast.host.network import told_host
@@ -48,6 +51,7 @@ class TcpTransport(MailboxTransport):
         generation: int = 0,
         epoch: int = 0,
         limits: Limits | None = None,
+        encrypts: bool = False,
     ) -> None:
         if len(secret) != SECRET_BYTES:
             raise ConfigError(f"secret of the run has {len(secret)} bytes: must be {SECRET_BYTES}")
@@ -61,9 +65,10 @@ class TcpTransport(MailboxTransport):
         self._abandoned: list[Outgoing] = []  # kept until their threads have ended
         self._sent_before = (0, 0, 0)  # messages, bytes, reconnections of links no longer kept
         self._incoming: set[Incoming] = set()
+        self._encrypts, self._binding = encrypts, b""
         self._gate = Gate(
             f"holdfast-{me}-accept",
-            lambda: Visitor(secret, self._identity),
+            lambda: Visitor(secret, self._identity, self._binding),
             limit_s=self._limits.connect_limit_s,
             admit=self._admit,
             refused=self._count_refused,
@@ -74,8 +79,16 @@ class TcpTransport(MailboxTransport):
     def listen(self) -> SocketAddress:
         with self._lock:
             self._check_open()
-            bound, port = self._gate.open(self._listen_address)
+            bound, port = self._gate.open(self._listen_address, self._own_tls())
             return told_host(bound, self._advertise_host), port
+
+    def _own_tls(self) -> TlsServer | None:
+        """With a key that nobody else has: the proofs take in its certificate, whichever it is."""
+        if not self._encrypts:
+            return None
+        key = new_key("network.tensor_tls=true")
+        self._binding = key.binding
+        return TlsServer(key)
 
     def connect(self, addresses: Mapping[WorkerId, SocketAddress]) -> None:
         with self._lock:
@@ -211,7 +224,12 @@ class TcpTransport(MailboxTransport):
             link = Outgoing(
                 self.me,
                 peer,
-                Dialer(self._addresses[peer], partial(self._introduce, peer), self._limits),
+                Dialer(
+                    self._addresses[peer],
+                    partial(self._introduce, peer),
+                    self._limits,
+                    encrypts=self._encrypts,
+                ),
                 epoch=lambda: self._mailbox.epoch,
                 rules=self._rules,
                 shaping=self._shapings.get(peer, UNSHAPED),
@@ -222,7 +240,10 @@ class TcpTransport(MailboxTransport):
 
     def _introduce(self, peer: WorkerId, connection: socket.socket) -> Stamps:
         limit_s = self._limits.connect_limit_s
-        found, stamps = call(connection, self._secret, self._identity, WORKER_ROLE, limit_s)
+        binding = greet(connection, "", limit_s) if isinstance(connection, TlsSocket) else b""
+        found, stamps = call(
+            connection, self._secret, self._identity, WORKER_ROLE, limit_s, binding
+        )
         if found.name != str(peer):
             raise HandshakeFailed(f"worker {found.name} answers where worker {peer} should be")
         if found.generation != self._identity.generation:
