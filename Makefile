@@ -61,6 +61,7 @@ bench: $(READY)
 	$(BIN)/python bench/detect.py
 	$(BIN)/python bench/failslow.py
 	$(BIN)/python bench/journal.py
+	$(BIN)/python bench/tls.py
 	$(BIN)/python bench/peers_torchft.py
 
 chaos: export HOLDFAST_SEED = $(SEED)

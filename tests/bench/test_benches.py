@@ -67,3 +67,14 @@ def test_the_journal_bench_prints_its_figures(tmp_path: Path) -> None:
     assert set(found) == {"file"}
     assert 0 < found["file"]["median_ms"] <= found["file"]["p99_ms"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(300)
+def test_the_tls_bench_prints_its_figures() -> None:
+    pytest.importorskip("cryptography")
+    few = ["--messages", "20", "--connections", "3", "--tensors", "1"]
+    found = figures("tls.py", "--rounds", "1", *few)
+    control = {"round_trip_us", "set_up_ms", "set_up_server_cpu_ms"}
+    tensors = {"tensor_round_trip_us", "tensor_gb_s", "tensor_cpu_s_gb"}
+    assert set(found) == {f"{way}_{name}" for way in ("plain", "tls") for name in control | tensors}
+    assert all(value > 0 for value in found.values())
