@@ -45,6 +45,7 @@ class Door:
         certificate = "" if self._key is None else self._key.fingerprint
         return Courier(
             *("127.0.0.1", self.port, SECRET, generation, "1.0", self._role, limit_s),
+            tls=self._key is not None,
             certificate=certificate,
         )
 

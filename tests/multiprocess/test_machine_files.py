@@ -12,6 +12,7 @@ from helpers.run_on_host import HOLDFAST, LIMIT_S, MICROBATCHES, RUN_DIR, STEPS,
 from holdfast.observability.events import (
     CheckpointFailed,
     CheckpointSaved,
+    StageRebuilt,
     StepFinished,
     WentBack,
     WorkerJoined,
@@ -85,3 +86,19 @@ def test_a_worker_of_another_machine_loads_a_checkpoint(two, undisturbed, tmp_pa
     assert run.sha256() == undisturbed
     assert leaves_nothing(there)
     assert not here.file(f"{RUN_DIR}/log").exists()
+
+
+def test_a_lost_stage_is_replayed_from_the_logs_of_two_machines(two, undisturbed, tmp_path):
+    here, there = two
+    run = with_joiner(here, there, tmp_path, "recovery.log=boundary", "workers.restarts=0")
+    run.kill("0.0", "1.0")
+    run.wait_for(StageRebuilt)
+    [rebuilt] = run.all_of(StageRebuilt)
+    assert rebuilt.stages == (0,)
+    assert rebuilt.workers[0] == "0.1"  # it writes the state, and sees no run directory
+    assert rebuilt.read_bytes > 0
+    assert run.sha256() == undisturbed
+    assert run.all_of(WentBack) == []
+    assert leaves_nothing(there)
+    assert not here.file(f"{RUN_DIR}/log").exists()
+    assert not here.file(f"{RUN_DIR}/rebuilt").exists()

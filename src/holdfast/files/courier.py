@@ -32,7 +32,8 @@ class Courier:
     to_role: str
     limit_s: float  # of one file
     dial: Dial = socket.create_connection
-    certificate: str = ""  # fingerprint of the one that is shown there; empty: no TLS
+    tls: bool = False  # it is spoken there
+    certificate: str = ""  # fingerprint of the one that is shown; empty: the secret vouches for it
 
     def __str__(self) -> str:
         return host_port(self.host, self.port)
@@ -57,7 +58,7 @@ class Courier:
             sock = self.dial((self.host, self.port), min(self.limit_s, _CONNECT_LIMIT_S))
             me = Identity(COURIER, self.name, self.generation)
             binding = b""
-            if self.certificate:
+            if self.tls:
                 sock = secure = calling(sock)
                 binding = greet(secure, self.certificate, _CONNECT_LIMIT_S)
             peer, stamps = call(sock, self.secret, me, self.to_role, _CONNECT_LIMIT_S, binding)

@@ -4,7 +4,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from holdfast.files.courier import Courier
 from holdfast.storage.contents import Checkpoint
 from holdfast.storage.far import FarStates, FarStore, HomeOrFarStore
 from holdfast.storage.home import Home, scratch_name
+from holdfast.storage.log.segment import tidy_root
 from holdfast.storage.manifest import MANIFEST
 from holdfast.storage.remote.remote_store import RemoteStore
 from holdfast.storage.run_paths import checkpoint_place, log_directory, rebuilt_states
@@ -71,6 +72,23 @@ class Places:
         if self.courier is not None and not self.home.is_here:
             with suppress(OSError):  # it cannot be had: nothing is there
                 shutil.rmtree(self._scratch().parent, ignore_errors=True)
+
+    # --- logs ---
+
+    def log_root(self) -> Path:
+        """Of this machine; one folder a worker is in it. OSError: it cannot be had."""
+        return Path(self.log_dir) if self.home.is_here else self._scratch() / "log"
+
+    def log_roots(self) -> dict[str, Path]:
+        """All that may be read on this machine."""
+        mirror = {"mirror": Path(self.log_mirror)} if self.log_mirror else {}
+        return {"log": self.log_root(), **mirror}
+
+    def tidy_logs(self, run: str, step: int, gone: Collection[str]) -> None:
+        """Of this machine: what is of another history, and what ``gone`` need no more."""
+        with suppress(OSError):  # it only takes room
+            for root in self.log_roots().values():
+                tidy_root(root, run, step, gone)
 
     # --- parts and states ---
 

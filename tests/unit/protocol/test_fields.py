@@ -57,6 +57,7 @@ REPLAY = messages.Replay(
     addresses={"0.0": Address("localhost", 1)},
     into="step-00000006-from-stage-1-2",
     log=LOG,
+    keepers={"10.0.0.2": [Address("10.0.0.2", 1)]},
     beat_s=1.0,
     wait_s=1.0,
 )

@@ -97,6 +97,10 @@ class Replaying:
             addresses={str(worker): run.roster.address(worker) for worker in replay.crew},
             into=run.settings.name_of(replay.into),
             log=log,
+            keepers={
+                host: [run.roster.address(worker) for worker in keepers]
+                for host, keepers in run.log_keepers().items()
+            },
             beat_s=run.timeouts.beat_s,
             # others may still load the job
             wait_s=max(run.timeouts.wait_s, run.timeouts.start_limit_s),

@@ -148,7 +148,7 @@ class Run:
         self.saved.begin_anew()
         self.logs.begin_anew(self.start[1])
         self.assignments.drop_parts()
-        return [ClearLogs()] if self.logs.is_on else []
+        return [ClearLogs(), *self._tidy_logs(0)] if self.logs.is_on else []
 
     def tell_sealed(self, step: int) -> list[Effect]:
         """Whoever logs need not keep what was before it."""
@@ -158,8 +158,29 @@ class Run:
         if self.logs.is_replaying:  # somebody reads the logs from an earlier one on
             self.logs.hold_seal(step)
             return []
-        gone = TrimLogs(tuple(self.membership.missing), log.run, step)
-        return [gone, *(Send(w, messages.Sealed(step=step)) for w in self.membership.live)]
+        missing = tuple(self.membership.missing)
+        told = [Send(w, messages.Sealed(step=step)) for w in self.membership.live]
+        tidied = self._tidy_logs(step) if missing or len(self.roster.hosts) > 1 else []
+        return [TrimLogs(missing, log.run, step), *told, *tidied]
+
+    def log_keepers(self) -> dict[str, list[WorkerId]]:
+        """Of each machine that may have logs: those who are there now."""
+        found: dict[str, list[WorkerId]] = {host: [] for host in self.roster.hosts}
+        for worker in sorted(self.membership.live):
+            if worker in self.hellos:
+                found[self.hellos[worker].host].append(worker)
+        return found
+
+    def _tidy_logs(self, step: int) -> list[Effect]:
+        """On machines that do not see the run directory somebody there has to do it."""
+        log = self.logs.order()
+        assert log is not None, "without a log nothing is tidied"
+        effects: list[Effect] = []
+        for here in [keepers for keepers in self.log_keepers().values() if keepers]:
+            gone = [str(worker) for worker in sorted(self.hellos) if worker not in here]
+            tidy = messages.TidyLogs(run=log.run, step=step, gone=gone)
+            effects.append(Send(here[0], tidy))
+        return effects
 
     def proceed(
         self,

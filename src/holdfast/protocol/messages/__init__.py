@@ -53,6 +53,7 @@ from holdfast.protocol.messages.log import (
     Replay,
     Replayed,
     ReplayFailed,
+    TidyLogs,
 )
 from holdfast.protocol.messages.reconfiguring import (
     OFFER_AHEAD,
@@ -172,6 +173,7 @@ __all__ = [
     "StateHashes",
     "StepReport",
     "Stop",
+    "TidyLogs",
     "TryLinks",
     "WorkerExited",
     "WorkerNotStarted",

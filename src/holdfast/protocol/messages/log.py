@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from holdfast.protocol.fields import (
+    Host,
     Number,
     Rebuilt,
+    RunId,
     Seconds,
     StageNumber,
     StateOrNone,
@@ -63,8 +65,21 @@ class Replay:
     addresses: dict[WorkerName, Address]  # of the crew
     into: Rebuilt  # name for the state
     log: LogOrder  # its limit is nobody's
+    keepers: dict[Host, list[Address]]  # of each machine that has logs: workers that serve them
     beat_s: Seconds
     wait_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TidyLogs:
+    """coordinator -> one worker of each machine: logs there that nobody needs are to go, aside.
+
+    Those of another history, and of workers that are not there any more what was before ``step``.
+    """
+
+    run: RunId
+    step: Step
+    gone: list[WorkerName]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,4 +104,4 @@ class ReplayFailed:
     reason: str  # one line
 
 
-LogMessage = LogVolume | LogBoundaries | LogState | Replay | Replayed | ReplayFailed
+LogMessage = LogVolume | LogBoundaries | LogState | Replay | TidyLogs | Replayed | ReplayFailed

@@ -113,6 +113,7 @@ class ControlLink:
                 | messages.SaveOnce()
                 | messages.LogBoundaries()
                 | messages.Sealed()
+                | messages.TidyLogs()
                 | messages.Probe()
                 | messages.ClockAsk()
                 | messages.Renewal()

@@ -23,6 +23,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.records import MicrobatchLoss, StepLosses
 from holdfast.runtime.job.job_code import JobCode
 from holdfast.runtime.probe.emulation import EmulatedDevice
+from holdfast.runtime.replay.far_reading import far_logs
 from holdfast.runtime.replay.logged import LoggedBoundary, LoggedTies, LoggedVerdicts, MissingLog
 from holdfast.runtime.state.boundary_log import BoundaryLog
 from holdfast.runtime.state.stage_state import OPTIMIZER
@@ -71,12 +72,14 @@ class Replayer:
         check: Callable[[], None],
         reach: Callable[[int, str], None],
         log: BoundaryLog,
+        own_host: str,
         may_write: Callable[[], None] = lambda: None,
     ) -> None:
         """``check`` raises when this worker is to stop, ``may_write`` waits until it may write or
         raises; ``log``: its own, for what no log has."""
         self._order, self._me, self._config, self._places = order, me, config, places
         self._transport, self._reach, self._log = transport, reach, log
+        self._own_host = own_host
         self._crew = [parse_worker(name) for name in order.crew]
         self._ranges = stage_ranges(order.cut, len(job.layers))
         self._code, self._may_write = JobCode(check), may_write
@@ -92,9 +95,10 @@ class Replayer:
         EpochPast and PeerLost break it off.
         """
         start_s, order = time.monotonic(), self._order
-        roots = (self._places.log_dir, self._places.log_mirror)
+        roots = (self._places.log_root(), self._places.log_mirror)
+        far = far_logs(self._places, order, self._own_host, tls=self._config.network.tensor_tls)
         losses: list[StepLosses] = []
-        with LogReader.open(*roots, order.log.run, order.log.workers) as reader:
+        with LogReader.open(*roots, order.log.run, order.log.workers, far) as reader:
             verdicts = LoggedVerdicts(reader)
             for happened in self._executor(reader, verdicts).run():
                 match happened:

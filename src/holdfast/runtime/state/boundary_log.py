@@ -164,7 +164,7 @@ class FileLog(BoundaryLog):
         self._is_measured = False
         self._verdicts: dict[int, Verdict] = {}  # of the last steps
         self._writer = LogWriter(
-            Path(places.log_dir) / self._name,
+            lambda: places.log_root() / self._name,
             Path(places.log_mirror) / self._name if places.log_mirror else None,
             LogIdentity(log.run, self._name),
             limit_bytes=log.limit_bytes,

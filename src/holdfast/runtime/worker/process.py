@@ -32,6 +32,7 @@ from holdfast.runtime.state.state_keeping import KeepingOf
 from holdfast.runtime.worker.failures import worker_failed
 from holdfast.runtime.worker.stacks import ignore_signal
 from holdfast.runtime.worker.worker import Worker
+from holdfast.runtime.worker.worker_places import log_service
 from holdfast.transport.base import Limits
 from holdfast.transport.link_shaping import FaultyTransport
 from holdfast.transport.tcp.transport import TcpTransport
@@ -58,7 +59,12 @@ def run_process(spec: WorkerSpec, keeping_of: KeepingOf) -> int:
         limits=limits,
         encrypts=network.tensor_tls,
     )
-    return run_worker(spec, transport, keeping_of)
+    files = log_service(spec)
+    transport.serve_couriers(files.take)
+    try:
+        return run_worker(spec, transport, keeping_of)
+    finally:
+        files.close()
 
 
 def run_worker(

@@ -37,7 +37,7 @@ from holdfast.runtime.worker.failures import job_failed, replay_failed
 from holdfast.runtime.worker.heartbeat import clock_told, heartbeat
 from holdfast.runtime.worker.job_loading import JobLoader
 from holdfast.runtime.worker.stacks import Stacks
-from holdfast.runtime.worker.worker_places import places_of
+from holdfast.runtime.worker.worker_places import places_of, tidy_aside
 from holdfast.transport.base import Transport
 
 _IDLE_LIMIT_S = 1_000_000.0  # the control connection ends a wait for the launcher, not the clock
@@ -65,7 +65,7 @@ class Worker:
         self._lease = Lease(is_needed=spec.config.machines.count > 0)
         self._stacks = Stacks(str(spec.worker), on_signal=is_process)
         self._places = places_of(spec, is_process=is_process)
-        self._epoch = 0
+        self._epoch, self._host = 0, ""  # where others reach it
         self._log = BoundaryLog()
         self.training: StageTraining | None = None
 
@@ -139,7 +139,7 @@ class Worker:
         return self.training
 
     def _say_hello(self, job: Job) -> None:
-        host, port = self._transport.listen()
+        self._host, port = self._transport.listen()
         hello = messages.Hello(
             worker=str(self._spec.worker),
             pid=os.getpid(),
@@ -148,7 +148,7 @@ class Worker:
             num_layers=len(job.layers),
             layer_hashes=list(self._loader.hashes.values()),
             cut=list(job.cut or ()),
-            host=host,
+            host=self._host,
             port=port,
         )
         self._link.send(hello)
@@ -231,6 +231,7 @@ class Worker:
             check=lambda: self._link.check(self._epoch),
             reach=lambda step, point: None if training is None else training.reach(step, point),
             log=self._log,
+            own_host=self._host,
             may_write=lambda: self._lease.wait(lambda: self._link.check(self._epoch)),
         )
 
@@ -279,16 +280,21 @@ class Worker:
                 self._link.send(clock_told(self._spec.worker, message))
             case messages.ShowStack():
                 self._stacks.dump()
-            case messages.LogBoundaries() | messages.Sealed():
-                self._change_log(message)
+            case messages.LogBoundaries() | messages.Sealed() | messages.TidyLogs():
+                self._change_logs(message)
             case messages.Renewal():
                 self._lease.renew(message)
 
-    def _change_log(self, order: messages.LogBoundaries | messages.Sealed) -> None:
-        if isinstance(order, messages.LogBoundaries):
-            self._log.boundaries(order.boundaries, order.limit_bytes)
-        elif self._lease.is_valid:  # else the next one trims as much
-            self._log.sealed(order.step)
+    def _change_logs(
+        self, order: messages.LogBoundaries | messages.Sealed | messages.TidyLogs
+    ) -> None:
+        match order:
+            case messages.LogBoundaries():
+                self._log.boundaries(order.boundaries, order.limit_bytes)
+            case messages.Sealed() if self._lease.is_valid:  # else the next one trims as much
+                self._log.sealed(order.step)
+            case messages.TidyLogs() if self._lease.is_valid:
+                tidy_aside(self._places, order)
 
     def _change_saves(self, order: messages.SaveAt | messages.SaveOnce) -> None:
         if self.training is None:

@@ -1,11 +1,16 @@
 """Where a worker keeps and finds the files of its run: at home, or by couriers to the launcher."""
 
+import threading
+from contextlib import suppress
 from dataclasses import replace
 
 from holdfast.auth.handshake import COORDINATOR
 from holdfast.files.courier import Courier
+from holdfast.files.file_service import FileService
+from holdfast.protocol import messages
 from holdfast.protocol.spec import WorkerSpec
 from holdfast.storage.home import Home
+from holdfast.storage.log.log_shelf import LogShelf
 from holdfast.storage.places import Places
 
 
@@ -23,7 +28,21 @@ def places_of(spec: WorkerSpec, *, is_process: bool) -> Places:
         name=str(spec.worker),
         to_role=COORDINATOR,
         limit_s=spec.config.checkpoint.write_limit_s,
+        tls=bool(access.certificate),
         certificate=access.certificate,
     )
     home = Home.of(spec.run_dir, access.secret, access.generation)
     return replace(places, home=home, courier=courier)
+
+
+def log_service(spec: WorkerSpec) -> FileService:
+    """Serves all logs of the run on this machine, also those of workers that are gone."""
+    places = places_of(spec, is_process=True)
+    return FileService(LogShelf(places.log_roots).answer, spec.access.generation)
+
+
+def tidy_aside(places: Places, order: messages.TidyLogs) -> None:
+    """In a thread of its own: disks are slow, and whoever hears of it has other things to do."""
+    given = (order.run, order.step, order.gone)
+    with suppress(RuntimeError):  # no thread to be had: the next checkpoint says it again
+        threading.Thread(target=places.tidy_logs, args=given, name="tidy", daemon=True).start()

@@ -5,7 +5,7 @@ the next frame begins a new one. Knows nothing of queues, budgets and torch.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +31,24 @@ class _Segment:
 
 
 class LogFolder:
-    def __init__(self, folder: Path, identity: LogIdentity) -> None:
-        self.path = folder
+    def __init__(self, folder: Path | Callable[[], Path], identity: LogIdentity) -> None:
+        """``folder`` may be something that tells it when it is first needed."""
+        self._folder = folder
         self._identity = identity
         self.num_bytes = 0  # on disk now
         self._segments: list[_Segment] = []
         self._fd: int | None = None
         self._next_number = 0
+
+    @property
+    def path(self) -> Path:
+        """OSError: it cannot be had."""
+        if not isinstance(self._folder, Path):
+            self._folder = self._folder()
+        return self._folder
+
+    def __str__(self) -> str:
+        return str(self._folder) if isinstance(self._folder, Path) else "the directory of logs"
 
     def prepare(self) -> None:
         """Find what an earlier process of the same worker left: it goes with the log."""

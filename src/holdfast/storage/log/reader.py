@@ -1,19 +1,18 @@
 """Reads the boundary logs of all workers of a run: any good copy of a fact will do.
 
 Opening reads headers only. A checksum is looked at when its fact is asked for; a bad copy is
-passed over for the next one, a folder for its mirror. Knows nothing of stages to be replayed.
+passed over for the next one, a folder for its mirror, this machine for another. Knows nothing of
+stages to be replayed.
 """
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
-from holdfast.errors import LogGap
+from holdfast.errors import LogGap, TransferFailed
 from holdfast.storage.log.frame import (
     HEADER_BYTES,
     SEAL_BYTES,
@@ -24,14 +23,8 @@ from holdfast.storage.log.frame import (
     encode_header,
     seal,
 )
-from holdfast.storage.log.segment import (
-    NotOurs,
-    opened,
-    read_segment_header,
-    scan,
-    segment_numbers,
-    segment_path,
-)
+from holdfast.storage.log.segment import NotOurs
+from holdfast.storage.log.sources import DiskLogs, LogDamaged, LogSegment, LogSource
 from holdfast.storage.log.tensors import decode_shapes, empty
 
 _HINTS = 3  # reasons told at most
@@ -43,59 +36,44 @@ class LoggedVerdict(NamedTuple):
     skip: bool
 
 
-class _Damaged(Exception):
-    """This copy of a frame is of no use; says why."""
-
-
-@dataclass
-class _Segment:
-    path: Path
-    scanned_to: int  # 0: not even its header
-
-    def __str__(self) -> str:
-        folder = self.path.parent
-        return f"worker {folder.name}, {self.path.name} in {folder.parent}"
-
-
-# One copy of a fact: where it is. Plain and small, for there may be millions.
-_Place = tuple[_Segment, int]
+# One copy of a fact: where it is, and its bytes. Plain and small, for there may be millions.
+_Place = tuple[LogSegment, int, int]
 
 
 class LogReader(AbstractContextManager["LogReader"]):
     """For one thread. ``ignored``: segments that are not read and why; ``damaged``: bad places."""
 
-    def __init__(self, folders: Iterable[Path], run: str, workers: Iterable[str]) -> None:
+    def __init__(self, sources: Iterable[LogSource], run: str, workers: Iterable[str]) -> None:
         self.ignored: list[str] = []
         self.damaged: list[str] = []
         self.num_bytes = 0  # of facts read so far
-        self._roots = list(folders)
+        self._sources = list(sources)
         self._run, self._workers = run, list(workers)
-        self._segments: dict[Path, _Segment] = {}
+        self._scanned: dict[LogSegment, int] = {}  # up to where; 0: not even its header
         self._places: dict[FrameName, list[_Place]] = {}
         self.refresh()
 
     @staticmethod
     def open(
-        directory: str | Path, mirror: str | Path, run: object, workers: Iterable[str] = ()
+        directory: str | Path,
+        mirror: str | Path,
+        run: object,
+        workers: Iterable[str] = (),
+        more: Sequence[LogSource] = (),
     ) -> "LogReader":
         """``mirror`` may be empty. ``workers``: whose folders should be there."""
-        roots = [Path(place) for place in (directory, mirror) if str(place)]
-        return LogReader(roots, str(run), workers)
+        roots = [DiskLogs(Path(place)) for place in (directory, mirror) if str(place)]
+        return LogReader([*roots, *more], str(run), workers)
 
     def __exit__(self, *_: object) -> None:
-        return None
+        for source in self._sources:
+            source.close()
 
     def refresh(self) -> None:
         """Take in what was written since."""
-        for root in self._roots:
-            for folder in _entries(root):
-                try:
-                    numbers = segment_numbers(folder)
-                except OSError as why:
-                    self._note(self.ignored, f"{folder}: {why.strerror or why}")
-                    continue
-                for number in numbers:
-                    self._take_in(segment_path(folder, number))
+        for source in self._sources:
+            for segment in source.segments(self._ignore):
+                self._take_in(segment)
 
     # --- what is there ---
 
@@ -131,27 +109,21 @@ class LogReader(AbstractContextManager["LogReader"]):
 
     # --- segments ---
 
-    def _take_in(self, path: Path) -> None:
-        segment = self._segments.setdefault(path, _Segment(path, 0))
+    def _take_in(self, segment: LogSegment) -> None:
         try:
-            with opened(path) as fd:
-                if not segment.scanned_to:
-                    segment.scanned_to = self._begin(segment, fd)
-                found = scan(fd, segment.scanned_to)
-        except (OSError, NotOurs) as why:
-            self._note(self.ignored, f"{segment}: {why}")
+            found = segment.scan(self._scanned.setdefault(segment, 0), self._run)
+        except (OSError, NotOurs, TransferFailed) as why:
+            self._ignore(f"{segment}: {why}")
             return
-        segment.scanned_to = found.end
+        self._scanned[segment] = found.end
         for offset in found.damaged:
             self._note(self.damaged, f"{segment}: damaged at byte {offset}")
         for offset, header in found.frames:
-            self._places.setdefault(header.name.fact, []).append((segment, offset))
+            place = (segment, offset, header.frame_bytes)
+            self._places.setdefault(header.name.fact, []).append(place)
 
-    def _begin(self, segment: _Segment, fd: int) -> int:
-        identity, start = read_segment_header(fd)
-        if identity.run != self._run:
-            raise NotOurs(f"of run {identity.run}, not {self._run}")
-        return start
+    def _ignore(self, text: str) -> None:
+        self._note(self.ignored, text)
 
     def _note(self, notes: list[str], text: str) -> None:
         if text not in notes:
@@ -169,19 +141,19 @@ class LogReader(AbstractContextManager["LogReader"]):
                 tried.append(place)
                 try:
                     return self._read_copy(place)
-                except (OSError, _Damaged) as why:
+                except (OSError, LogDamaged, TransferFailed) as why:
                     problems.append(f"{place[0]}: {why}")
                     self._note(self.damaged, problems[-1])
         raise LogGap(name.step, str(name), "; ".join(problems or self._why_missing()))
 
     def _read_copy(self, place: _Place) -> tuple[tuple[Tensor, ...], int]:
-        segment, offset = place
-        damaged = _Damaged(f"checksum differs at byte {offset}")
-        with opened(segment.path) as fd:
-            header = decode_header(os.pread(fd, HEADER_BYTES, offset))
+        segment, offset, num_bytes = place
+        damaged = LogDamaged(f"checksum differs at byte {offset}")
+        with segment.view(offset, num_bytes) as view:
+            header = decode_header(view.read(HEADER_BYTES, offset))
             if header is None:
                 raise damaged
-            shapes_data = os.pread(fd, header.shapes_bytes, offset + HEADER_BYTES)
+            shapes_data = view.read(header.shapes_bytes, offset + HEADER_BYTES)
             try:
                 shapes = decode_shapes(shapes_data, header.num_tensors)
             except ValueError:
@@ -191,7 +163,7 @@ class LogReader(AbstractContextManager["LogReader"]):
             made = [empty(shape) for shape in shapes]
             memories, stored = [memory for _, memory in made], bytearray(SEAL_BYTES)
             start = offset + HEADER_BYTES + header.shapes_bytes
-            _fill(fd, [*memories, memoryview(stored)], start)
+            view.fill([*memories, memoryview(stored)], start)
         if seal([encode_header(header), shapes_data, *memories]) != stored:
             raise damaged
         self.num_bytes += header.frame_bytes
@@ -200,31 +172,11 @@ class LogReader(AbstractContextManager["LogReader"]):
         return tuple(tensor for tensor, _ in made), header.flags
 
     def _why_missing(self) -> list[str]:
-        there = {path.parent.name for path in self._segments}
+        there = {segment.worker for segment in self._scanned}
         gone = [worker for worker in self._workers if worker not in there]
         reasons = ["never logged"]
         if gone:
-            reasons.append(f"no log of worker {', '.join(gone)} in {self._roots[0]}")
+            reasons.append(f"no log of worker {', '.join(gone)} in {self._sources[0]}")
         elif not there:
-            reasons.append(f"no log in {self._roots[0]}")
+            reasons.append(f"no log in {self._sources[0]}")
         return [*reasons, *self.damaged[:_HINTS], *self.ignored[:_HINTS]]
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _fill(fd: int, memories: list[memoryview], at: int) -> None:
-    left = [memory for memory in memories if len(memory)]
-    while left:
-        got = os.preadv(fd, left, at)
-        if not got:
-            raise _Damaged("cut off")
-        at += got
-        while left and got >= len(left[0]):
-            got -= len(left.pop(0))
-        if got:
-            left[0] = left[0][got:]

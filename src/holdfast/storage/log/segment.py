@@ -8,12 +8,12 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.names import SEGMENT
+from holdfast.names import SEGMENT, WORKER
 from holdfast.storage.log.frame import (
     FORMAT,
     FRAME_MAGIC,
@@ -156,3 +156,26 @@ def trim_folder(folder: Path, run: str, before_step: int) -> int:
             freed_bytes += path.stat().st_size
             path.unlink()
     return freed_bytes
+
+
+def tidy_root(root: Path, run: str, before_step: int, gone: Collection[str]) -> None:
+    """Remove segments of other runs, and of workers that are ``gone`` what is needed no more."""
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        if not WORKER.fits(folder.name):
+            continue
+        with suppress(OSError):  # somebody else tidies too, or it only takes room
+            _remove_others(folder, run)
+            if folder.name in gone:
+                trim_folder(folder, run, before_step)
+
+
+def _remove_others(folder: Path, run: str) -> None:
+    for number in segment_numbers(folder):
+        path = segment_path(folder, number)
+        with opened(path) as fd:
+            try:
+                is_ours = read_segment_header(fd)[0].run == run
+            except NotOurs:
+                continue  # its header may be on its way
+        if not is_ours:
+            path.unlink()

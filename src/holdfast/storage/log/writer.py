@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,7 +65,7 @@ class LogWriter:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | Callable[[], Path],
         mirror: Path | None,
         identity: LogIdentity,
         *,
@@ -79,6 +80,7 @@ class LogWriter:
         places = [folder] if mirror is None else [folder, mirror]
         self._folders = [LogFolder(place, identity) for place in places]
         self._told: set[str] = set()  # troubles with one folder of two
+        self._is_prepared = False
         self._sound = list(self._folders)  # those that can be written to, as far as is known
         self._changed = threading.Condition()
         self._queue: deque[_Queued] = deque()
@@ -99,7 +101,7 @@ class LogWriter:
         try:
             self._thread.start()
         except RuntimeError as why:
-            self._stop(max(0, self._newest_step), f"{self._folders[0].path}: {why}")
+            self._stop(max(0, self._newest_step), f"{self._folders[0]}: {why}")
 
     @property
     def is_alive(self) -> bool:
@@ -136,7 +138,7 @@ class LogWriter:
             if 4 * waiting_bytes > self.queue_bytes:
                 self._changed.notify_all()
         if waiting_bytes > self.queue_bytes:
-            self._stop(step, f"{self._folders[0].path}: the disk is too slow for the log")
+            self._stop(step, f"{self._folders[0]}: the disk is too slow for the log")
 
     def begin_step(self, step: int, *, new_segment: bool = False) -> None:
         """``new_segment``: a checkpoint may fall here; what was before will be of no use then."""
@@ -215,12 +217,11 @@ class LogWriter:
     # --- the thread ---
 
     def _run(self) -> None:
-        self._guarded(self._prepare)
         while True:
             with self._changed:
                 while (work := self._next()) is None:
                     self._changed.wait(self._pause_s())
-            if not self._guarded(work):
+            if not self._guarded(work if self._is_prepared else partial(self._prepared, work)):
                 return
 
     def _guarded(self, work: Callable[[], bool]) -> bool:
@@ -235,14 +236,16 @@ class LogWriter:
                 self._is_writing, self._writing_bytes = False, 0
                 self._changed.notify_all()
 
-    def _prepare(self) -> bool:
+    def _prepared(self, work: Callable[[], bool]) -> bool:
+        """Not before there is something to do: where the log is may not be known until then."""
+        self._is_prepared = True
         for folder in self._folders:
             try:
                 folder.prepare()
             except OSError as why:
-                reason = f"{folder.path}: {why.strerror or why}"
+                reason = f"{folder}: {why.strerror or why}"
                 self._lose(folder, max(0, self._newest_step), reason)
-        return True
+        return work()
 
     def _next(self) -> Callable[[], bool] | None:
         """What to do now, if anything. Called with the lock."""
@@ -281,7 +284,7 @@ class LogWriter:
             try:
                 folder.write(frame, name.last_use)
             except OSError as why:
-                self._lose(folder, name.step, f"{folder.path}: {why.strerror or why}")
+                self._lose(folder, name.step, f"{folder}: {why.strerror or why}")
         self.num_bytes += num_bytes if self._sound else 0
         return True
 
@@ -290,7 +293,7 @@ class LogWriter:
         self._sound.remove(folder)
         if self._sound:
             if reason not in self._told:  # it is tried again after each checkpoint
-                self._on_state(True, step, f"{reason}; the log goes on in {self._sound[0].path}")
+                self._on_state(True, step, f"{reason}; the log goes on in {self._sound[0]}")
             self._told.add(reason)
         else:
             self._stop(step, reason)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from holdfast.auth.handshake import WORKER_ROLE, Answerer, Identity
+from holdfast.auth.handshake import COURIER, WORKER_ROLE, Answerer, Identity
 from holdfast.auth.stamps import Stamps
 from holdfast.auth.tls import TlsServer
 from holdfast.auth.tls_socket import TlsSocket
@@ -30,6 +30,9 @@ _ACCEPT_AT_ONCE = 64
 _PAUSE_S = 0.05  # when the process is out of descriptors
 
 
+TakeCourier = Callable[[Identity, socket.socket, Stamps], None]
+
+
 class Visitor:
     """What one caller has shown so far. Knows nothing of sockets."""
 
@@ -43,7 +46,15 @@ class Visitor:
     @property
     def wanted(self) -> int:
         """How many bytes it still takes; 0: it may come in."""
-        return self._handshake.wanted or HELLO_BYTES - len(self._hello)
+        return self._handshake.wanted or (0 if self.courier else HELLO_BYTES - len(self._hello))
+
+    @property
+    def courier(self) -> tuple[Identity, Stamps] | None:
+        """It comes for files, and says no more here."""
+        peer, stamps = self._handshake.peer, self._handshake.stamps
+        if peer is None or stamps is None or peer.role != COURIER:
+            return None
+        return peer, stamps
 
     @property
     def rank(self) -> int:
@@ -72,7 +83,10 @@ class Visitor:
 
 
 class Gate:
-    """``admit`` gets the connection of each worker; ``refused`` is called for each stranger."""
+    """``admit`` gets the connection of each worker; ``refused`` is called for each stranger.
+
+    ``take_courier`` gets those who come for files.
+    """
 
     def __init__(
         self,
@@ -82,10 +96,11 @@ class Gate:
         limit_s: float,
         admit: Callable[[socket.socket, WorkerId, SessionHello, Stamps], None],
         refused: Callable[[], None],
+        take_courier: TakeCourier,
     ) -> None:
         self._new_visitor, self._limit_s = new_visitor, limit_s
         self._tls: TlsServer | None = None
-        self._admit, self._refused = admit, refused
+        self._admit, self._refused, self._take_courier = admit, refused, take_courier
         self._listener: socket.socket | None = None
         self._selector: selectors.BaseSelector | None = None
         self._closing = threading.Event()
@@ -193,7 +208,7 @@ class Gate:
                 raise ProtocolError("it does not read")
             if visitor.wanted:
                 return
-            source, hello, stamps = visitor.admitted()
+            admitted = None if visitor.courier else visitor.admitted()
         except BlockingIOError:
             return
         except (ProtocolError, OSError):
@@ -202,7 +217,11 @@ class Gate:
         selector.unregister(connection)
         del self._waiting[connection]
         connection.setblocking(True)
-        self._admit(connection, source, hello, stamps)
+        if visitor.courier:
+            peer, stamps = visitor.courier
+            self._take_courier(peer, connection, stamps)
+        elif admitted is not None:
+            self._admit(connection, *admitted)
 
     def _turn_away(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         selector.unregister(connection)

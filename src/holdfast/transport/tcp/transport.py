@@ -30,7 +30,7 @@ from holdfast.transport.frame import checksum_of, encode_frame, payload_view, wi
 from holdfast.transport.link_shaping import UNSHAPED, LinkShaping
 from holdfast.transport.receiving import MailboxTransport
 from holdfast.transport.tcp.dialing import Dialer
-from holdfast.transport.tcp.gate import Gate, Visitor
+from holdfast.transport.tcp.gate import Gate, TakeCourier, Visitor
 from holdfast.transport.tcp.greeting import SessionHello
 from holdfast.transport.tcp.incoming import Incoming
 from holdfast.transport.tcp.outgoing import Outgoing
@@ -72,9 +72,15 @@ class TcpTransport(MailboxTransport):
             limit_s=self._limits.connect_limit_s,
             admit=self._admit,
             refused=self._count_refused,
+            take_courier=lambda *courier: self._take_courier(*courier),
         )
+        self._take_courier: TakeCourier = lambda peer, connection, stamps: connection.close()
         self._closing = threading.Event()
         self._refused_connections = self._damaged_messages = 0
+
+    def serve_couriers(self, take: TakeCourier) -> None:
+        """Who gets the connections of those who come for files; nobody: they are hung up on."""
+        self._take_courier = take
 
     def listen(self) -> SocketAddress:
         with self._lock:

@@ -1,6 +1,6 @@
 """What workers have said of themselves in their hellos: where they are, what they load."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from holdfast.cluster import WorkerId
 from holdfast.protocol import messages
@@ -10,6 +10,7 @@ from holdfast.protocol.records import Address
 class Roster:
     def __init__(self) -> None:
         self._hellos: dict[WorkerId, messages.Hello] = {}
+        self._hosts: dict[str, None] = {}
 
     @property
     def hellos(self) -> Mapping[WorkerId, messages.Hello]:
@@ -20,8 +21,14 @@ class Roster:
     def first(self) -> WorkerId:
         return min(self._hellos)
 
+    @property
+    def hosts(self) -> Sequence[str]:
+        """Of all who have ever come."""
+        return tuple(self._hosts)
+
     def enroll(self, worker: WorkerId, hello: messages.Hello) -> None:
         self._hellos[worker] = hello
+        self._hosts[hello.host] = None
 
     def address(self, worker: WorkerId) -> Address:
         hello = self._hellos[worker]
