@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder 
 # What samples are drawn from where they are drawn anew each time.
 SEED := $(or $(HOLDFAST_SEED),$(shell date +%s))
 
-.PHONY: install demo test test-all check docs refresh-docs bench chaos clean
+.PHONY: install demo demo-cluster test test-all check docs refresh-docs bench chaos clean
 
 install: $(READY)
 
@@ -23,6 +23,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	rm -rf $(DEMO_DIR)
 	$(BIN)/holdfast demo $(DEMO_DIR)
+
+# Four machines in namespaces, or four agents on loopback where those are not to be had.
+demo-cluster: $(READY)
+	PYTHONPATH=tests $(BIN)/python tools/demo_cluster.py
 
 check: $(READY)
 	$(BIN)/ruff check .

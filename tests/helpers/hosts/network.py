@@ -51,6 +51,7 @@ class Network:
         self._share = share
         self._switch: Holder | None = None
         self._num_groups = 1
+        self._clocks_s: dict[Host, int] = {}
 
     def start(self, clocks_s: Sequence[int]) -> None:
         names = ["127.0.0.1 localhost", "::1 localhost"]
@@ -62,13 +63,23 @@ class Network:
             host.boot(self._boot_words(host, clock_s))
         for host in self.hosts:
             host.wait_until_up()
+        self._clocks_s = dict(zip(self.hosts, clocks_s, strict=True))
+        self._connect(self.hosts)
+
+    def power_on(self, host: Host) -> None:
+        """One that was off: as new, with nothing of what was in its /tmp."""
+        host.boot(self._boot_words(host, self._clocks_s[host]))
+        host.wait_until_up()
+        self._connect([host])
+
+    def _connect(self, hosts: Sequence[Host]) -> None:
         cables = [
             f"link add {host.port} type veth peer name eth0 netns {host.pid}\n"
             f"link set {host.port} master br0 up\n"
-            for host in self.hosts
+            for host in hosts
         ]
         self.run(["ip", "-batch", "-"], "".join(cables))
-        for host in self.hosts:
+        for host in hosts:
             host.set_up_card()
 
     def _boot_words(self, host: Host, clock_s: int) -> list[str]:
