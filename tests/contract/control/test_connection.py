@@ -140,3 +140,14 @@ def test_a_launcher_that_is_not_there_is_named():
         host, port = listener.getsockname()
     with pytest.raises(HoldfastError, match=f"cannot reach the launcher at {host}:{port}"):
         connect(Access(host, port, bytes(32), 1), AGENT, "", 5.0)
+
+
+@pytest.mark.parametrize(("source", "is_within"), [("127.0.0.1", True), ("127.0.0.2", False)])
+def test_whoever_calls_from_the_address_that_it_calls_is_on_this_machine(source, is_within) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address, source_address=(source, 0)):
+            connection = Connection(listener.accept()[0], stamps_of_both()[1])
+            assert connection.is_within_machine == is_within
+            connection.close()
+            assert not connection.is_within_machine

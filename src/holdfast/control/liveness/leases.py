@@ -30,7 +30,7 @@ class Leases:
         lease_s = self._run.timeouts.lease_s
         self._due_s = at_s + lease_s / _TIMES
         self._number += 1
-        live = self._run.membership.live
+        live = set(self._run.membership.live)
         self._heard = {worker: number for worker, number in self._heard.items() if worker in live}
         same: dict[int, messages.Renewal] = {}
         for answers in set(self._heard.values()):
