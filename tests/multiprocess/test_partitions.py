@@ -32,9 +32,10 @@ pytestmark = [
     pytest.mark.timeout(1500),
 ]
 LIMIT_S = 300.0
-STEPS, MICROBATCHES = 120, 8
-WORDS = ["--pipelines", "4", "--stages", "2", "--steps", str(STEPS)]
-WORDS += ["--microbatches", str(MICROBATCHES)]
+STEPS, MEMBERS = 100, 8
+WORDS = ["--steps", str(STEPS), "--microbatches", "8"]
+LAYOUT = ["--pipelines", "4", "--stages", "2"]
+PACE_S = 0.1  # of a sample: between one and seven seconds a step, by how many are here
 TIMEOUT_S = 3.0  # of heartbeats: a lease is a little shorter
 QUICK = runs.settings(
     f"workers.heartbeat_timeout_s={TIMEOUT_S:g}",
@@ -42,6 +43,7 @@ QUICK = runs.settings(
     "checkpoint.at_end=false",
     "checkpoint.first_step=0",
     "optimizer.mode=global",
+    "mitigation.mode=off",
 )
 SLACK_S = 0.5  # for a machine with fewer cores than processes
 _COMMITTED = "/tmp/committed"
@@ -71,7 +73,7 @@ RECORDED_JOB = RECORDED_JOB.replace(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """On one machine."""
+    """One worker on one machine: the bits do not depend on the layout."""
     folder = tmp_path_factory.mktemp("undisturbed")
     job = folder / "paced_gpt.py"
     job.write_text(RECORDED_JOB)
@@ -91,8 +93,9 @@ class Disturbed(ClusterRun):
     def __init__(self, four: Sequence[Host], folder: Path) -> None:
         for host in four:
             host.file(_COMMITTED).mkdir()
-        super().__init__(four, folder, *WORDS, *QUICK, machines=4, job=RECORDED_JOB)
-        self.pace(0.01)
+        words = [*LAYOUT, *WORDS, *QUICK]
+        super().__init__(four, folder, *words, machines=4, slots=MEMBERS // 4, job=RECORDED_JOB)
+        self.pace(PACE_S)
         self.wait_for(StepFinished, 3)
 
     def commits(self, machines: Sequence[Host]) -> list[float]:
@@ -113,6 +116,9 @@ class Disturbed(ClusterRun):
     def lost_machines(self) -> list[str]:
         return [event.machine for event in self.all_of(MachineLost)]
 
+    def is_refused(self) -> bool:
+        return any("cannot reach" in event.reason for event in self.all_of(Warned))
+
     def wait_for_steps(self, num: int) -> None:
         self.wait_for(StepFinished, len(self.all_of(StepFinished)) + num)
 
@@ -122,7 +128,7 @@ class Disturbed(ClusterRun):
         def are_here() -> bool:
             assert self.program.process.poll() is None, self.told
             changes = self.all_of(Recovered)
-            return not changes or changes[-1].members == 8
+            return not changes or changes[-1].members == MEMBERS
 
         wait_until(are_here, "all workers", LIMIT_S)
 
@@ -139,7 +145,7 @@ class Disturbed(ClusterRun):
         self.wait_for_steps(2)
         healed_s = time.monotonic()
         self.hosts[0].network.heal()
-        assert sorted(self.lost_machines()[num_lost:]) == gone
+        assert sorted(set(self.lost_machines()[num_lost:])) == gone
         for group in groups[1:]:
             self.assert_stopped(group, cut_s, healed_s)
         num_came = len(self.all_of(MachineCame))
@@ -150,8 +156,7 @@ class Disturbed(ClusterRun):
         self.pace(0)
         assert self.sha256() == sha256
         steps = [event.step for event in self.all_of(StepFinished)]
-        assert steps == sorted(set(steps)), "a step ends once"
-        assert len(steps) == STEPS
+        assert steps == list(range(STEPS)), "each ends once"
 
 
 def test_partitions_that_are_healed(four, undisturbed, tmp_path):
@@ -185,7 +190,7 @@ def test_links_that_fail_one_after_the_other(four, undisturbed, tmp_path):
     wait_until(lambda: len(run.lost_machines()) > num_lost, "the one that is left out", LIMIT_S)
     [left_out] = run.lost_machines()[num_lost:]
     assert left_out in ("h1", "h2")
-    run.wait_for(Warned)  # it has come back, and cannot reach the other
+    wait_until(run.is_refused, "it to come back and to find its link broken", LIMIT_S)
     run.wait_for_steps(3)
     assert len(run.lost_machines()) == num_lost + 1, "it does not stop the run again"
     four[1].unblock(four[2])

@@ -19,15 +19,18 @@ from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
     AgentBeat,
     AgentHello,
+    LinksTried,
     LookAt,
     Message,
     StartWorkers,
     Stop,
+    TryLinks,
     WorkerExited,
     WorkerNotStarted,
     WorkerRuns,
     WorkerStarted,
 )
+from holdfast.protocol.records import Address
 
 PLACES = {"job_sha256": "5a" * 32, "run_dir": "/runs/x", "resumed": ""}
 LIMIT_S = 30.0  # no test waits this long unless it fails
@@ -218,6 +221,15 @@ def test_a_process_that_is_looked_at_is_told_to_run_unless_it_is_stopped(launche
     wait_until(lambda: process_state(pids[STUBBORN]) != "T", "it to go on")
     launcher.connection.send(LookAt(pid=pids[STUBBORN]))
     assert launcher.hear() == WorkerRuns(worker=STUBBORN, pid=pids[STUBBORN])
+
+
+def test_it_tries_whether_members_on_other_machines_can_be_reached(launcher):
+    launcher.hear()
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        addresses = {"a": Address(*there.getsockname()), "b": Address(*closed.getsockname())}
+        launcher.connection.send(TryLinks(addresses=addresses))
+        assert launcher.hear() == LinksTried(unreached=["b"])
 
 
 def test_stop_ends_workers_that_do_not_end_by_themselves(launcher):

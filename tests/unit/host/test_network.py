@@ -1,6 +1,7 @@
 """Listeners, a machine's own addresses, and limits for peers that are silent."""
 
 import socket
+from contextlib import ExitStack
 
 import pytest
 
@@ -67,3 +68,17 @@ def test_a_silent_peer_is_borne_for_the_limit_whether_it_is_sent_to_or_waited_fo
             connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names
         ]
     assert values == [15, 15, 3, 60_000]
+
+
+def test_who_does_not_answer_in_time_is_not_reached() -> None:
+    """A listener whose queue is full takes no call: as if its machine said nothing."""
+    with ExitStack() as stack:
+        here = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            caller = stack.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        addresses = {"here": here.getsockname(), "silent": full.getsockname()}
+        assert network.unreached(addresses, 0.3) == ["silent"]
+        assert network.unreached({}, 0.3) == []
