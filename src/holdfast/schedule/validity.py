@@ -3,8 +3,8 @@
 No clock here and no home routes: any worker may run any micro-batch of a stage it holds.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
@@ -30,12 +30,19 @@ def walk(schedule: Schedule, *, staggered: bool = True) -> DryRun:
     at = dict.fromkeys(schedule.lanes, 0)
     waiting: dict[Fact, list[WorkerId]] = defaultdict(list)
     missing: dict[WorkerId, tuple[Op, Fact]] = {}
+    reductions: dict[Op, deque[Fact]] = {}  # what each lacks: the same for all holders of a stage
     awake = list(schedule.lanes)
     while awake:
         worker = awake.pop()
         missing.pop(worker, None)
         for op in schedule.lanes[worker][at[worker] :]:
-            lacking = _first_lacking(op, schedule, made, staggered)
+            if op.kind is not Kind.R:
+                needed: Iterable[Fact] = needs(op, schedule.shape, staggered=staggered)
+            elif op in reductions:
+                needed = reductions[op]
+            else:
+                needed = reductions[op] = deque(needs(op, schedule.shape, staggered=staggered))
+            lacking = _first_lacking(needed, made)
             if lacking is not None:
                 waiting[lacking].append(worker)
                 missing[worker] = (op, lacking)
@@ -48,8 +55,11 @@ def walk(schedule: Schedule, *, staggered: bool = True) -> DryRun:
     return DryRun(tuple(order), dict(sorted(missing.items())))
 
 
-def _first_lacking(op: Op, schedule: Schedule, made: set[Fact], staggered: bool) -> Fact | None:
-    needed = needs(op, schedule.shape, staggered=staggered)
+def _first_lacking(needed: Iterable[Fact], made: set[Fact]) -> Fact | None:
+    """What is made is taken out of a queue: it need not be looked at again."""
+    if isinstance(needed, deque):
+        while needed and needed[0] in made:
+            needed.popleft()
     return next((fact for fact in needed if fact not in made), None)
 
 

@@ -5,11 +5,10 @@ Finished work stays where it is; only what nobody has any more is given out anew
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
-from holdfast.arrays import Ints
 from holdfast.cluster import WorkerId
 from holdfast.errors import MemoryExceeded
 from holdfast.planner.kernel import kernel as k
@@ -23,6 +22,7 @@ from holdfast.planner.remainder.lineage import (
     Holders,
     Kinds,
     MicrobatchProgress,
+    Place,
     Task,
     Todo,
     still_to_do,
@@ -30,6 +30,7 @@ from holdfast.planner.remainder.lineage import (
 from holdfast.schedule.operation import Fact, Kind, Op, What
 from holdfast.schedule.schedule import Lane
 
+_Rows = list[list[int]]
 _DIGITS = 12  # sums of the same durations in another order are the same
 _ALIKE_S = 1e-11
 _QUEUE = {Kind.F: k.FORWARD, Kind.B: k.BACKWARD, Kind.BW: k.BACKWARD, Kind.W: k.WEIGHT}
@@ -86,6 +87,11 @@ class _Placement:
             for stage in holders[worker]:
                 by_stage.setdefault(stage, []).append(self._number[worker])
         self._by_stage = {stage: np.array(numbers) for stage, numbers in by_stage.items()}
+        self._at_home: dict[Place, list[int]] = {}  # stage and pipeline -> places in the above
+        for stage, numbers in by_stage.items():
+            for place, number in enumerate(numbers):
+                key = (stage, self._workers[number].pipeline)
+                self._at_home.setdefault(key, []).append(place)
         self._taken_s: dict[tuple[int, Kinds], float] = {}  # at speed 1
 
     def place(self, tasks: Sequence[Task]) -> list[Task]:
@@ -100,15 +106,12 @@ class _Placement:
         home = task.microbatch // self._problem.shape.microbatches_per_pipeline
         numbers = self._by_stage[task.stage]
         done_s = self._load_s[numbers] + self._takes_s(task) / self._speed[numbers]
-        first_s = done_s.min()
-        first = round(float(first_s), _DIGITS)
-        alike = [
-            place
-            for place in np.flatnonzero(done_s <= first_s + _ALIKE_S).tolist()
-            if round(float(done_s[place]), _DIGITS) == first
-        ]
-        at_home = (p for p in alike if self._workers[numbers[p]].pipeline == home)
-        number = numbers[next(at_home, alike[0])]
+        first_s = float(done_s.min())
+        first = round(first_s, _DIGITS)
+        at_home = self._at_home.get((task.stage, home), [])
+        others = map(int, np.flatnonzero(done_s <= first_s + _ALIKE_S))
+        alike = (p for p in chain(at_home, others) if round(float(done_s[p]), _DIGITS) == first)
+        number = numbers[next(alike)]
         self._load_s[number] += self._takes_s(task) / self._speed[number]
         return task._replace(worker=self._workers[number])
 
@@ -187,15 +190,18 @@ class _Order:
 
     def _graph(self) -> OperationGraph:
         hosts = self._hosts()
-        ops = np.full((k.NUM_OP_ROWS, len(self._ops)), -1, np.int64)
-        ops[[k.TAKES, k.GIVES, k.DELAY, k.WAITS_FOR, k.READY]] = 0
+        # Lists: an element of an array takes ten times as long, and there are many.
+        empty = {row: 0 for row in (k.TAKES, k.GIVES, k.WAITS_FOR)}
+        rows = [[empty.get(row, -1)] * len(self._ops) for row in range(k.NUM_OP_ROWS)]
+        durations, memory = hosts.durations.tolist(), (hosts.held.tolist(), hosts.pending.tolist())
         for number, (worker, op) in enumerate(self._ops):
             host = self._host[worker, op.stage]
-            ops[k.HOST, number], ops[k.QUEUE, number] = host, _QUEUE[op.kind]
-            ops[k.DURATION, number] = hosts.durations[KINDS.index(op.kind), host]
-            self._account(ops, number, op, hosts, host)
-        for number in range(len(self._ops)):
-            self._join(ops, number)
+            rows[k.HOST][number], rows[k.QUEUE][number] = host, _QUEUE[op.kind]
+            rows[k.DURATION][number] = durations[KINDS.index(op.kind)][host]
+            self._account(rows, number, op, memory[0][host], memory[1][host])
+        waits_s = [self._join(rows, number) for number in range(len(self._ops))]
+        ops = np.array(rows, np.int64)
+        ops[[k.DELAY, k.READY]] = self._fleet.units.ticks(waits_s).T
         kinds = np.array([KINDS.index(op.kind) for _, op in self._ops])
         stages = np.array([op.stage for _, op in self._ops])
         microbatches = np.array([op.microbatch for _, op in self._ops])
@@ -213,34 +219,34 @@ class _Order:
             limit=limit,
         )
 
-    def _account(self, ops: Ints, number: int, op: Op, hosts: Hosts, host: int) -> None:
-        held, pending = hosts.held[host], hosts.pending[host]
+    def _account(self, rows: _Rows, number: int, op: Op, held: int, pending: int) -> None:
         if op.kind is Kind.F:
-            ops[k.TAKES, number] = held
-            ops[k.GIVES, number] = 0 if self._own(op) is not None else -held
+            rows[k.TAKES][number] = held
+            rows[k.GIVES][number] = 0 if self._own(op) is not None else -held
         elif op.kind is Kind.W:
-            ops[k.GIVES, number] = -pending
+            rows[k.GIVES][number] = -pending
         else:
-            ops[k.GIVES, number] = (pending if self._own(op) is not None else 0) - held
+            rows[k.GIVES][number] = (pending if self._own(op) is not None else 0) - held
 
     def _own(self, op: Op) -> int | None:
         """What follows for the same micro-batch in the same task."""
         following = self._follows.get(op)
         return None if following is None else self._number[following]
 
-    def _join(self, ops: Ints, number: int) -> None:
+    def _join(self, rows: _Rows, number: int) -> tuple[float, float]:
+        """Seconds until its result is where it is needed, and until what it needs is here."""
+        hop_s = 0.0
         worker, op = self._ops[number]
         own, neighbour = self._own(op), self._neighbour(op)
         if own is not None:
-            ops[k.OWN_NEXT, number] = own
-            ops[k.WAITS_FOR, own] += 1
+            rows[k.OWN_NEXT][number] = own
+            rows[k.WAITS_FOR][own] += 1
         if neighbour is not None:
-            ops[k.NEXT, number] = neighbour
-            ops[k.WAITS_FOR, neighbour] += 1
+            rows[k.NEXT][number] = neighbour
+            rows[k.WAITS_FOR][neighbour] += 1
             boundary = op.stage if op.kind is Kind.F else op.stage - 1
             hop_s = self._problem.hop_s(boundary, worker, self._ops[neighbour][0])
-            ops[k.DELAY, number] = self._fleet.units.ticks(hop_s)
-        ops[k.READY, number] = self._fleet.units.ticks(self._sent_again_s(worker, op))
+        return hop_s, self._sent_again_s(worker, op)
 
     def _neighbour(self, op: Op) -> int | None:
         """The operation at the next stage (or the one before) that needs this one's result."""
