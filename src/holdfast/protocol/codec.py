@@ -1,8 +1,12 @@
-"""Bytes <-> messages: length-prefixed JSON, versioned, size-limited, checked field by field."""
+"""Bytes <-> messages: length-prefixed JSON, versioned, size-limited, checked field by field.
+
+Long ones are compressed: a plan for thousands of workers goes to each of them.
+"""
 
 import json
 import reprlib
 import struct
+import zlib
 from dataclasses import asdict
 from typing import Any, get_args, get_type_hints
 
@@ -14,6 +18,9 @@ from holdfast.protocol.messages import Message
 VERSION = 4
 MAX_MESSAGE_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
+_COMPRESSED = 1 << 31  # in the length
+_LONG_BYTES = 16 << 10
+_FAST = 1  # of zlib's levels
 _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Message)}
 _BUILDERS: dict[str, dict[str, Build]] = {
     kind: {name: builder(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
@@ -28,7 +35,31 @@ def encode(message: Message) -> bytes:
     body = json.dumps(values, separators=(",", ":"), default=asdict).encode()
     if len(body) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"{values['kind']} of {len(body)} bytes is over {MAX_MESSAGE_BYTES}")
-    return _LENGTH.pack(len(body)) + body
+    if len(body) < _LONG_BYTES:
+        return _LENGTH.pack(len(body)) + body
+    packed = zlib.compress(body, _FAST)
+    return _LENGTH.pack(len(packed) | _COMPRESSED) + packed
+
+
+def body_of(frame: bytes) -> bytes:
+    """What ``encode`` has put into a frame, as it is to be decoded."""
+    (length,) = _LENGTH.unpack_from(frame)
+    body = frame[_LENGTH.size :]
+    return _unpacked(body) if length & _COMPRESSED else body
+
+
+def _unpacked(packed: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    try:
+        body = unpacking.decompress(packed, MAX_MESSAGE_BYTES)
+    except zlib.error as why:
+        raise ProtocolError(f"a compressed message cannot be read: {why}") from why
+    if not unpacking.eof or unpacking.unused_data:
+        raise ProtocolError(
+            f"a compressed message of {len(packed)} bytes is cut off, has more behind its end, or "
+            f"is over {MAX_MESSAGE_BYTES}"
+        )
+    return body
 
 
 def decode(body: bytes | bytearray | memoryview) -> Message:
@@ -77,6 +108,7 @@ class Splitter:
         messages: list[Message] = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
+            length &= ~_COMPRESSED
             if length > MAX_MESSAGE_BYTES:
                 raise ProtocolError(
                     f"message of {length} bytes announced; at most {MAX_MESSAGE_BYTES}"
@@ -84,6 +116,6 @@ class Splitter:
             end = _LENGTH.size + length + STAMP_BYTES
             if len(self._buffer) < end:
                 break
-            messages.append(decode(self._stamps.opened(self._buffer[:end])[_LENGTH.size :]))
+            messages.append(decode(body_of(self._stamps.opened(self._buffer[:end]))))
             del self._buffer[:end]
         return messages

@@ -12,7 +12,7 @@ def to_record(step: RunningStep) -> HalfDone:
     return HalfDone(
         step=step.step,
         attempt=step.attempt,
-        schedule=step.schedule.dumps(),
+        schedule=step.schedule.dumps_relative(),
         sources=[_source(fact, worker) for fact, worker in step.sources.items()],
         copies={stage: str(worker) for stage, worker in step.copies.items()},
     )

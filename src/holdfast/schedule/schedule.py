@@ -4,7 +4,7 @@ Says who does what; ``validity`` says whether that can run, ``timeline`` how lon
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from holdfast.errors import ConfigError, ScheduleError
 from holdfast.schedule.operation import Op, Shape, parse_op
 
 Lane = tuple[Op, ...]
+_RELATIVE = re.compile(r"([0-9]+[A-Z]+)([+-][0-9]{1,9})")
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,31 @@ class Schedule:
 
     def dumps(self) -> str:
         """One line for the shape, one line a worker; ``loads`` reads it back."""
+        return self._text(lambda worker, op: str(op))
+
+    def dumps_relative(self) -> str:
+        """The same with micro-batches counted from the first one of the worker's pipeline.
+
+        Lanes of different pipelines are then mostly the same words, and compress well.
+        """
+        of_pipeline = self.shape.microbatches_per_pipeline
+
+        def relative(worker: WorkerId, op: Op) -> str:
+            if op.microbatch is None:
+                return str(op)
+            return f"{op.stage}{op.kind.value}{op.microbatch - worker.pipeline * of_pipeline:+d}"
+
+        return self._text(relative)
+
+    def _text(self, word: Callable[[WorkerId, Op], str]) -> str:
         shape = self.shape
         head = (
             f"schedule pipelines={shape.pipelines} stages={shape.stages} "
             f"microbatches={shape.microbatches}"
         )
         lines = (
-            f"{worker}: {' '.join(map(str, lane))}".rstrip() for worker, lane in self.lanes.items()
+            f"{worker}: {' '.join(word(worker, op) for op in lane)}".rstrip()
+            for worker, lane in self.lanes.items()
         )
         return "\n".join((head, *lines)) + "\n"
 
@@ -73,9 +92,10 @@ def _holders(lanes: Mapping[WorkerId, Lane]) -> dict[int, tuple[WorkerId, ...]]:
 
 
 def loads(text: str) -> Schedule:
-    """Read what ``Schedule.dumps`` wrote; ScheduleError if it is anything else."""
+    """Read what ``Schedule.dumps`` wrote, or ``dumps_relative``; ScheduleError if anything else."""
     head, *lines = text.strip().splitlines() or [""]
-    return Schedule(_parse_shape(head), _parse_lanes(lines))
+    shape = _parse_shape(head)
+    return Schedule(shape, _parse_lanes(lines, shape.microbatches_per_pipeline))
 
 
 def _parse_shape(line: str) -> Shape:
@@ -91,17 +111,25 @@ def _parse_shape(line: str) -> Shape:
         raise ScheduleError(f"first line {line!r}: {error}") from error
 
 
-def _parse_lanes(lines: Iterable[str]) -> dict[WorkerId, Lane]:
+def _parse_lanes(lines: Iterable[str], of_pipeline: int) -> dict[WorkerId, Lane]:
     lanes: dict[WorkerId, Lane] = {}
     for line in lines:
         name, colon, ops = line.partition(":")
         if not colon:
             raise ScheduleError(f"line {line!r}: expected 'worker: operations', e.g. '0.1: 1F0'")
         try:
-            worker, lane = parse_worker(name.strip()), tuple(map(parse_op, ops.split()))
+            worker = parse_worker(name.strip())
+            first = worker.pipeline * of_pipeline
+            lane = tuple(_parse_op(word, first) for word in ops.split())
         except ValueError as error:
             raise ScheduleError(f"line {line!r}: {error}") from error
         if worker in lanes:
             raise ScheduleError(f"line {line!r}: worker {worker} already has a lane")
         lanes[worker] = lane
     return lanes
+
+
+def _parse_op(word: str, first: int) -> Op:
+    """``first``: micro-batch that relative numbers count from."""
+    found = _RELATIVE.fullmatch(word)
+    return parse_op(word if found is None else f"{found[1]}{first + int(found[2])}")

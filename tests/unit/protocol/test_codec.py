@@ -1,6 +1,7 @@
 """Messages survive the wire; anything else becomes one kind of error at the edge."""
 
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
@@ -172,3 +173,28 @@ def test_text_that_is_no_unicode_is_made_readable() -> None:
         {"v": codec.VERSION, "kind": "Stop", "reason": "a\ud800b", "is_over": False}
     ).encode()
     assert codec.decode(body) == messages.Stop(reason="a?b")
+
+
+def test_a_long_message_is_compressed_and_comes_through_as_it_was():
+    lanes = "".join(f"{p}.{s}: 0F1 0B1 0W1 0R\n" for p in range(200) for s in range(8))
+    long = messages.Offer(epoch=3, number=1, schedule=lanes)
+    frame = codec.encode(long)
+    assert len(frame) < len(lanes) // 4
+    assert codec.decode(codec.body_of(frame)) == long
+    sender, receiver = stamps_of_both()
+    assert codec.Splitter(receiver).feed(sender.stamped(frame)) == [long]
+
+
+def test_a_compressed_message_that_is_cut_off_or_padded_or_none_is_refused():
+    frame = codec.encode(messages.Offer(epoch=3, number=1, schedule="x" * 100_000))
+    for bad in (frame[:-5], frame + b"more", frame[:4] + b"no zlib at all"):
+        with pytest.raises(ProtocolError, match="compressed message"):
+            codec.body_of(bad)
+
+
+def test_a_small_frame_does_not_become_a_huge_message():
+    body = b" " * (codec.MAX_MESSAGE_BYTES + 1)
+    packed = zlib.compress(body, 9)
+    frame = (len(packed) | 1 << 31).to_bytes(4, "little") + packed
+    with pytest.raises(ProtocolError, match=f"over {codec.MAX_MESSAGE_BYTES}"):
+        codec.body_of(frame)

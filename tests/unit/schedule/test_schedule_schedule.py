@@ -3,8 +3,8 @@ import pytest
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
 from holdfast.schedule.generate import one_f_one_b
-from holdfast.schedule.operation import Shape
-from holdfast.schedule.schedule import loads
+from holdfast.schedule.operation import Kind, Op, Shape
+from holdfast.schedule.schedule import Schedule, loads
 
 # Micro-batch 1 of pipeline 0 runs at 1.1, a peer of 0.1: routes are data.
 REROUTED = """schedule pipelines=2 stages=2 microbatches=2
@@ -59,3 +59,25 @@ def test_lanes_cannot_be_changed():
 def test_nonsense_is_refused(text):
     with pytest.raises(ScheduleError, match=r"line '.*:"):
         loads(text)
+
+
+def test_the_relative_form_is_read_back_and_says_the_same_of_each_pipeline():
+    schedule = one_f_one_b(Shape(3, 2, 12))
+    text = schedule.dumps_relative()
+    assert loads(text) == schedule
+    lanes = [line.partition(": ")[2] for line in text.splitlines()[1:]]
+    assert len(set(lanes)) == 2, "one lane a stage"
+
+
+def test_a_lane_with_micro_batches_of_other_pipelines_has_a_relative_form_too():
+    shape = Shape(2, 1, 4)
+    lane = (Op(0, Kind.F, 0), Op(0, Kind.BW, 0), Op(0, Kind.F, 3), Op(0, Kind.BW, 3), Op(0, Kind.R))
+    schedule = Schedule(shape, {WorkerId(1, 0): lane})
+    assert "1.0: 0F-2 0BW-2 0F+1 0BW+1 0R" in schedule.dumps_relative()
+    assert loads(schedule.dumps_relative()) == schedule
+
+
+@pytest.mark.parametrize("word", ["0F-3", "0F+-1", "0R+1", "0F+", "0X+1"])
+def test_a_relative_word_that_names_nothing_is_refused(word):
+    with pytest.raises(ScheduleError):
+        loads(f"schedule pipelines=2 stages=1 microbatches=4\n1.0: {word} 0R\n")

@@ -29,6 +29,8 @@ from holdfast.protocol import messages
 from holdfast.protocol.records import HalfDone, VerdictRow
 from holdfast.schedule.operation import Shape
 
+_LARGE = 64  # members
+
 
 @dataclass(frozen=True)
 class Run:
@@ -90,6 +92,11 @@ class Run:
     @property
     def stages(self) -> Mapping[WorkerId, int]:
         return self.placement.stages
+
+    @property
+    def is_large(self) -> bool:
+        """What is looked for at each message in a small run is looked for now and then."""
+        return len(self.stages) > _LARGE
 
     @property
     def hellos(self) -> Mapping[WorkerId, messages.Hello]:
@@ -196,7 +203,7 @@ class Run:
             stages={str(worker): stage for worker, stage in sorted(stages.items())},
             addresses={str(worker): self.roster.address(worker) for worker in stages},
             running=list(running),
-            schedule=self.plan.steady.schedule.dumps(),
+            schedule=self.plan.steady.schedule.dumps_relative(),
             first_step=first_step,
             end_step=self.ending.end_step,
             verdicts=dict(verdicts or {}),
