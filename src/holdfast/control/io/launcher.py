@@ -30,6 +30,7 @@ from holdfast.control.state.settings import resume_call
 from holdfast.errors import HoldfastError, RunInterrupted
 from holdfast.faults.fault import Fault
 from holdfast.files.file_service import FileService
+from holdfast.host.descriptors import allow_connections
 from holdfast.job_reference import JobSource
 from holdfast.observability import events
 from holdfast.observability.summary import Summary, summarize
@@ -77,6 +78,7 @@ class Launcher:
         check_run_dir(request.run_dir, request.resume)
         check_logs(request.run_dir, request.config)
         schedule = read_schedule(request.config)
+        allow_connections(request.config.parallel.pipelines * request.config.parallel.stages)
         # Whoever is told of a path may have another working directory.
         request = _absolute(request)
         self._config, self.run_dir = request.config, request.run_dir

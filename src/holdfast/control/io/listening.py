@@ -11,7 +11,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.host.network import open_listener, told_host
 
-_BACKLOG = 256
+_BACKLOG = 4096  # workers that come all at once; the system may have a lower limit
 
 
 @dataclass(frozen=True, slots=True)
