@@ -262,6 +262,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="that simulate workers")
     parser.add_argument("--profile", default="", metavar="FILE", help="of the launcher: cProfile")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all that was started is ended
     allow_descriptors(max(args.workers) + MORE_DESCRIPTORS)
     found: dict[str, Figures] = {}
     heads = ("workers", "of a core", "death s", "machine s", "CPU s", "MB", "step s")

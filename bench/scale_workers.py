@@ -13,7 +13,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -24,7 +24,7 @@ from holdfast.errors import PeerLost
 from holdfast.protocol import codec, messages
 from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.records import KeptRow, MicrobatchLoss, OperationTime, Transfers, VerdictRow
-from holdfast.protocol.report_limits import tells_losses, told_transfers
+from holdfast.protocol.report_limits import tells_losses, tells_operations, told_transfers
 from holdfast.protocol.spec import Access
 from holdfast.schedule.operation import Op, Shape
 from holdfast.schedule.schedule import loads
@@ -46,6 +46,7 @@ class Worker:
     stage: int = 0
     beat: tuple[tuple[int, int], bytes] = ((-1, -1), b"")  # epoch, step and the message
     report: bytes = b""  # of any step
+    short_report: bytes = b""  # likewise, without operations
     inventory: tuple[int, bytes] = (0, b"")  # epoch and the message
 
     def fileno(self) -> int:
@@ -233,7 +234,9 @@ class Workers:
             lane = self._lanes.get(worker.name, ())
             if lane != worker.lane:
                 worker.lane = lane
-                worker.report = codec.encode(report(worker, self._shape, _SOME_STEP))
+                told = report(worker, self._shape, _SOME_STEP)
+                worker.report = codec.encode(told)
+                worker.short_report = codec.encode(replace(told, operations=[], transfers=[]))
             if not self._unwritten and self._zero_s is None:
                 self._pipe.send("ready")
         else:
@@ -272,13 +275,14 @@ class Workers:
         if self._step(time.monotonic()) <= step:  # all have stood still meanwhile
             self._at(time.monotonic() + STEP_S / 10, lambda at_s: self._report(worker, step))
             return
-        self._send(worker, of_step(worker.report, step))
+        is_full = tells_operations(worker.name, step, len(self._lanes))
+        self._send(worker, of_step(worker.report if is_full else worker.short_report, step))
         self._plan_report(worker, step + 1)
 
 
 def of_step(data: bytes, step: int) -> bytes:
     """The report with its step. As text, since to write it anew takes longer than to read it."""
-    body = data[4:].replace(b":%d," % _SOME_STEP, b":%d," % step, 1)
+    body = codec.body_of(data).replace(b":%d," % _SOME_STEP, b":%d," % step, 1)
     return len(body).to_bytes(4, "little") + body
 
 

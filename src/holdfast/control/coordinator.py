@@ -29,6 +29,8 @@ from holdfast.protocol import messages
 from holdfast.schedule.schedule import Schedule
 from holdfast.storage.manifest import Checkpoint
 
+_BULK = (messages.Heartbeat, messages.StepReport)  # nearly all that a coordinator hears
+
 
 class Coordinator:
     """Change it only through its public methods; each returns what is to be done."""
@@ -141,7 +143,9 @@ class Coordinator:
         if self.over:
             return []
         self._plausible.check(message)
-        return self._guarded(lambda: self._heard(message, handler, at_s), at_s)
+        # In a large run the next tick looks what is due.
+        looks = not (isinstance(message, _BULK) and self.run.is_large)
+        return self._guarded(lambda: self._heard(message, handler, at_s), at_s, looks=looks)
 
     def _heard(self, message: messages.Message, handler: Handler, at_s: float) -> list[Effect]:
         if not self.parts.notices.hear(message, at_s):
@@ -218,15 +222,18 @@ class Coordinator:
         """End the run: tell everyone, once."""
         return self._finish.fail(why, at_s, details)
 
-    def _guarded(self, act: Callable[[], list[Effect]], at_s: float) -> list[Effect]:
+    def _guarded(
+        self, act: Callable[[], list[Effect]], at_s: float, *, looks: bool = True
+    ) -> list[Effect]:
         """What goes wrong ends the run; whatever happened, the next change may be due."""
         if self.over:
             return []
         effects: list[Effect] = []
         try:
             effects += act()
-            effects += self.parts.reports.checkpoints.whole(at_s)
-            effects += self.agenda.next(at_s)
+            if looks:
+                effects += self.parts.reports.checkpoints.whole(at_s)
+                effects += self.agenda.next(at_s)
         except Implausible:
             raise
         except HoldfastError as why:

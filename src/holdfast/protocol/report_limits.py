@@ -10,6 +10,8 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.protocol.records import Transfers
 
 MOST_NEAR = 8  # holders of the same stage whose transfers are told, and whose links are measured
+_MOST_FULL = 512  # members that tell of their operations in one step
+_ALL_IN_FULL = 16  # steps
 _ALL_TELL = 8  # up to so many holders of the last stage
 _MOST_TELL = 4  # of more: far from each other, since machines are lost as a whole
 
@@ -20,6 +22,12 @@ def tells_losses(me: WorkerId, holders: Sequence[WorkerId]) -> bool:
         return True
     tellers = {number * len(holders) // _MOST_TELL for number in range(_MOST_TELL)}
     return holders.index(me) in tellers
+
+
+def tells_operations(me: WorkerId, step: int, num_members: int) -> bool:
+    """When its operations ran and what came in. The first steps are learnt from: all tell."""
+    every = -(-num_members // _MOST_FULL)
+    return step < _ALL_IN_FULL or (me.pipeline + step) % every == 0
 
 
 def near(me: WorkerId, others: Iterable[WorkerId]) -> list[WorkerId]:

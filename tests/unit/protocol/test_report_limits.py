@@ -2,7 +2,12 @@
 
 from holdfast.cluster import WorkerId
 from holdfast.protocol.records import Transfers
-from holdfast.protocol.report_limits import near, tells_losses, told_transfers
+from holdfast.protocol.report_limits import (
+    near,
+    tells_losses,
+    tells_operations,
+    told_transfers,
+)
 
 
 def column(stage: int, pipelines: int) -> list[WorkerId]:
@@ -46,3 +51,14 @@ def test_of_many_only_those_from_near_are_told_and_of_the_pipeline_and_probes_al
 
 def test_at_the_edge_the_near_ones_are_on_one_side():
     assert near(WorkerId(0, 1), column(1, 128)[1:]) == column(1, 9)[1:]
+
+
+def test_up_to_512_members_everyone_tells_of_its_operations_in_each_step():
+    assert all(tells_operations(WorkerId(7, 1), step, 512) for step in range(40))
+
+
+def test_of_many_each_tells_of_its_operations_in_turn_after_the_first_steps():
+    told = [step for step in range(40) if tells_operations(WorkerId(3, 1), step, 2048)]
+    assert told == [*range(16), 17, 21, 25, 29, 33, 37]
+    at_20 = [p for p in range(256) if tells_operations(WorkerId(p, 1), 20, 2048)]
+    assert len(at_20) * 8 == 512

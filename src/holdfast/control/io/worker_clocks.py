@@ -85,7 +85,8 @@ class WorkerClocks:
 
 def _shifted(operations: list[OperationTime], shift_s: float) -> list[OperationTime]:
     return [
-        one._replace(start_s=one.start_s + shift_s, end_s=one.end_s + shift_s) for one in operations
+        OperationTime(op, start_s + shift_s, end_s + shift_s, cpu_s, elements)
+        for op, start_s, end_s, cpu_s, elements in operations
     ]
 
 

@@ -16,8 +16,6 @@ from holdfast.control.reconfigure.reconfiguring import Reconfigurations
 from holdfast.control.state.run import Run
 from holdfast.control.state.workers import membership as m
 
-_MANY = 64  # members
-
 
 class FailureDetector:
     def __init__(
@@ -65,8 +63,8 @@ class FailureDetector:
         return effects
 
     def _is_look_due(self, at_s: float, beat_s: float) -> bool:
-        """At many it is looked once a heartbeat: nothing is news before."""
-        if len(self._run.stages) > _MANY and 0 <= at_s - self._looked_s < beat_s:
+        """In a large run once a heartbeat: nothing is news before."""
+        if self._run.is_large and 0 <= at_s - self._looked_s < beat_s:
             return False
         self._looked_s = at_s
         return True

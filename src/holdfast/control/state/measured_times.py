@@ -10,9 +10,13 @@ class MeasuredTimes:
     def __init__(self, config: RunConfig) -> None:
         self._limits_s = (config.workers.heartbeat_timeout_s, config.workers.start_limit_s)
         self._steps_s: list[float] = []
+        self._num_workers = config.parallel.pipelines * config.parallel.stages
         self._stop_s = 0.1
         self._copy_s = 1.0
-        self._timeouts = Timeouts.of(*self._limits_s, self._steps_s)
+        self._timeouts = self._follow()
+
+    def _follow(self) -> Timeouts:
+        return Timeouts.of(*self._limits_s, self._steps_s, self._num_workers)
 
     @property
     def steps_s(self) -> Sequence[float]:
@@ -35,7 +39,7 @@ class MeasuredTimes:
 
     def note_step(self, took_s: float) -> None:
         self._steps_s.append(took_s)
-        self._timeouts = Timeouts.of(*self._limits_s, self._steps_s)
+        self._timeouts = self._follow()
 
     def note_stop(self, took_s: float) -> None:
         self._stop_s = took_s

@@ -51,6 +51,8 @@ class StragglerMonitor:
         worker = parse_worker(report.worker)
         if self._watcher is None or worker not in self._run.stages:
             return
+        if self._run.is_large and not report.operations:
+            return  # in this step others tell of theirs
         stage = self._run.stages[worker]
         if any(parse_op(one.op).stage != stage for one in report.operations[:1]):
             return  # of the stage that it held before

@@ -200,9 +200,8 @@ class StageTraining:
 
     def _after(self, settled: StepSettled, saves: EpochSaves, epoch: Epoch) -> None:
         committed = settled.committed
-        of_last = epoch.holders[max(epoch.holders)]
         self._code.ran("the optimizer or its LR schedule")
-        self._reports.committed(settled, of_last, warns=saves.is_first_holder)
+        self._reports.committed(settled, epoch)
         self.sender.send_update(committed)
         if self.sender.is_asked:
             self.sender.send_state(committed.step + 1, self.built.state.tensors())

@@ -1,13 +1,14 @@
 """What a worker tells the coordinator of its steps. Decides nothing."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from holdfast.cluster import WorkerId
 from holdfast.protocol import messages, records
-from holdfast.protocol.report_limits import tells_losses, told_transfers
+from holdfast.protocol.report_limits import tells_losses, tells_operations, told_transfers
 from holdfast.runtime.job.hidden_state import HiddenState
 from holdfast.runtime.probe.transfer_times import summed_up
+from holdfast.runtime.step.epoch import Epoch
 from holdfast.runtime.step.executor import StepSettled
 from holdfast.transport.base import Transport
 
@@ -32,11 +33,11 @@ class StepReports:
         at_s = time.monotonic()
         self._tell(messages.Resumed(worker=str(self._me), epoch=epoch, at_s=at_s))
 
-    def committed(self, settled: StepSettled, of_last: Sequence[WorkerId], *, warns: bool) -> None:
-        """``of_last``: holders of the last stage. ``warns``: this one speaks for all of its own."""
+    def committed(self, settled: StepSettled, epoch: Epoch) -> None:
         committed = settled.committed
         verdict, totals = committed.verdict, committed.result.totals
-        tells = tells_losses(self._me, of_last)
+        tells = tells_losses(self._me, epoch.holders[max(epoch.holders)])
+        is_full = tells_operations(self._me, committed.step, len(epoch.stages))
         losses = sorted(totals.losses.items()) if tells else []
         report = messages.StepReport(
             worker=str(self._me),
@@ -48,10 +49,14 @@ class StepReports:
             skipped=verdict.skip,
             taken_back=committed.taken_back,
             nonfinite=committed.result.reduced.nonfinite,
-            operations=list(settled.operations) if self._with_operations else [],
-            transfers=told_transfers(self._me, summed_up(self._transport.take_transfers())),
+            operations=list(settled.operations) if self._with_operations and is_full else [],
+            transfers=self._transfers() if is_full else [],
         )
         self._tell(report)
         for line in self._hidden.look():
-            if warns:
+            if epoch.is_first_holder:  # it speaks for the others of its stage as well
                 self._tell(messages.WorkerWarning(worker=str(self._me), reason=line))
+
+    def _transfers(self) -> list[records.Transfers]:
+        """Since they were last told."""
+        return told_transfers(self._me, summed_up(self._transport.take_transfers()))

@@ -608,3 +608,11 @@ def test_a_name_that_is_not_of_this_run_is_not_listened_to() -> None:
     world = World().start()
     assert not world.run.accepts("7.7")
     assert world.run.handle(hello("7.7"), 1.0) == []
+
+
+def test_from_512_workers_on_heartbeats_come_less_often_and_are_waited_for_longer():
+    few, many = (Timeouts.of(0.0, 180.0, [0.5] * 3, number) for number in (512, 1024))
+    assert (few.beat_s, few.heartbeat_timeout_s) == (0.2, 2.0)
+    assert (many.beat_s, many.heartbeat_timeout_s) == (0.4, 4.0)
+    assert Timeouts.of(0.0, 180.0, [], 4096).heartbeat_timeout_s == 16.0
+    assert Timeouts.of(3.0, 180.0, [], 4096).beat_s == pytest.approx(0.3), "as it was asked for"
