@@ -132,7 +132,7 @@ INNER: dict[str, list[str]] = {
     ],
     "launch": [
         "kinds",
-        "ssh | slurm | k8s | preflight",
+        "ssh | slurm | k8s | ray | preflight",
         "starting | programs | keeping",
         "clusters | orders | again",
     ],

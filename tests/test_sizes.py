@@ -59,6 +59,10 @@ LATE_IMPORTS = {
         "imports holdfast.runtime.update.inverse_rollback in _rollback",
     ): "Numba",
     Finding("runtime/reduce/gradients.py", "imports holdfast.runtime.reduce in __init__"): "Numba",
+    **{
+        Finding("launch/ray/ray_cluster.py", f"imports {name} in open_ray"): "optional"
+        for name in ("ray", "ray.exceptions", "ray.util.scheduling_strategies")
+    },
     Finding("watch/startup.py", "imports holdfast_watch_hooks in start"): "copied beside it",
     Finding("watch/startup.py", "imports traceback in keep_fault"): "slows every watched process",
 }

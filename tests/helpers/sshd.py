@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.debian import fetched
+
 LIMIT_S = 30.0
 _PACKAGES = ("openssh-server", "libwrap0")
 # As root, sshd wants a user of its own and a directory in /run: it gets them for itself alone.
@@ -23,25 +24,6 @@ _AS_ROOT = """
 mount -t tmpfs none /run && mkdir -m 755 /run/sshd && mount --bind "$1" /etc/passwd
 shift; exec "$@"
 """
-
-
-def fetched(name: str, packages: tuple[str, ...]) -> Path:
-    """Packages of Debian, unpacked into a cache; skips the test, with the reason, without them."""
-    if missing := [each for each in ("apt-get", "dpkg") if shutil.which(each) is None]:
-        pytest.skip(f"{name}: not installed: {', '.join(missing)}")
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "holdfast-tests"
-    place = cache / name
-    if not place.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            words = ["apt-get", "download", *packages]
-            got = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
-            if got.returncode:
-                pytest.skip(f"{name} cannot be fetched: {got.stderr.strip()[-200:]}")
-            for package in Path(folder).glob("*.deb"):
-                subprocess.run(["dpkg", "-x", str(package), f"{folder}/x"], check=True)
-            shutil.move(f"{folder}/x", place)
-    return place
 
 
 @dataclass

@@ -1,19 +1,34 @@
-"""Runs whose agents somebody starts for them: over ssh."""
+"""Runs whose agents somebody starts for them: over ssh, by Slurm and by Ray."""
 
+import importlib.util
+import json
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import holdfast
 from helpers import runs
-from helpers.cluster_run import JOB_TEXT
+from helpers.cluster_run import HOLDFAST, JOB, JOB_TEXT, PORT, RUN_DIR
+from helpers.hosts import hosts, why_not
+from helpers.live import wait_until
+from helpers.slurm_cluster import slurm_cluster
 from helpers.sshd import sshds
+from holdfast.observability.events import (
+    EVENTS_FILE,
+    MachineLost,
+    StepFinished,
+    WorkerReady,
+    read_events,
+)
+from holdfast.observability.summary import SUMMARY_FILE
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.wide, pytest.mark.timeout(900)]
 LIMIT_S = 600
+WHY_NOT = why_not()
 SRC = Path(holdfast.__file__).parents[1]
 WORDS = ["--pipelines", "2", "--stages", "2", "--steps", "6", "--microbatches", "8"]
 NO_FILES = runs.settings("checkpoint.at_end=false", "checkpoint.first_step=0")
@@ -56,10 +71,10 @@ def test_agents_over_ssh_train_to_the_same_bits(job, undisturbed, tmp_path):
         python.write_text(f'#!/bin/sh\nPYTHONPATH={SRC} exec {sys.executable} "$@"\n')
         python.chmod(0o700)
         rows = [f"[[host]]\naddress = 's{at}'\nslots = 2\npython = '{python}'\n" for at in (0, 1)]
-        hosts = tmp_path / "hosts.toml"
-        hosts.write_text(f"ssh_config = 'ssh_config'\n{''.join(rows)}")
+        file = tmp_path / "hosts.toml"
+        file.write_text(f"ssh_config = 'ssh_config'\n{''.join(rows)}")
         own = ["--machines", "2", "--listen", f"127.0.0.1:{free_port()}"]
-        own += ["--cluster", f"ssh:{hosts}"]
+        own += ["--cluster", f"ssh:{file}"]
         done = train(job, tmp_path / "run", *own)
     assert done.exit_code == 0, done
     assert done.sha256 == undisturbed
@@ -67,10 +82,141 @@ def test_agents_over_ssh_train_to_the_same_bits(job, undisturbed, tmp_path):
 
 
 def test_hosts_that_cannot_be_reached_end_a_run_in_one_line(job, tmp_path):
-    hosts = tmp_path / "hosts.toml"
-    hosts.write_text("[[host]]\naddress = '127.0.0.1'\nname = 'a'\nport = 1\n")
-    own = ["--machines", "1", "--listen", f"127.0.0.1:{free_port()}", "--cluster", f"ssh:{hosts}"]
+    file = tmp_path / "hosts.toml"
+    file.write_text("[[host]]\naddress = '127.0.0.1'\nname = 'a'\nport = 1\n")
+    own = ["--machines", "1", "--listen", f"127.0.0.1:{free_port()}", "--cluster", f"ssh:{file}"]
     done = train(job, tmp_path / "run", *own)
     assert done.exit_code == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("holdfast: a: cannot be reached by ssh: nobody listens for ssh there")
+
+
+# --- Slurm ---
+
+
+def slurm_job(folder, job, env):
+    """A script as it is written, submitted; its number."""
+    script = folder / "job.sbatch"
+    words = ["slurm", str(job), "--nodes", "2", "--slots", "2", "--run-dir", f"{folder}/run"]
+    words += ["--output", str(script), "--", *WORDS, *NO_FILES]
+    subprocess.run(runs.command(*words), check=True, env=env, stdout=subprocess.DEVNULL)
+    submit = ["sbatch", "--parsable", str(script)]
+    done = subprocess.run(submit, cwd=folder, env=env, check=True, stdout=subprocess.PIPE)
+    return done.stdout.decode().strip()
+
+
+def wait_for_the_end(env, folder):
+    def is_over():
+        queue = ["squeue", "-h", "-o", "%T"]
+        return not subprocess.run(queue, env=env, stdout=subprocess.PIPE).stdout.strip()
+
+    wait_until(is_over, "the end of the job", LIMIT_S)
+    return said_in(folder)
+
+
+def said_in(folder):
+    return "".join(path.read_text() for path in folder.glob("paced_gpt-*.log"))
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    root = tmp_path / "slurm"
+    root.mkdir()
+    with slurm_cluster(root, 2) as environment:
+        yield environment | {"PYTHONPATH": str(SRC)}
+
+
+def test_the_script_for_slurm_trains_on_two_nodes_to_the_same_bits(
+    job, undisturbed, slurm, tmp_path
+):
+    slurm_job(tmp_path, job, slurm)
+    said = wait_for_the_end(slurm, tmp_path)
+    summary = json.loads((tmp_path / "run" / SUMMARY_FILE).read_text())
+    assert summary["parameters_sha256"] == undisturbed, said
+    for node in ("n0", "n1"):
+        assert f"{node} | holdfast agent: {node} with 2 slots" in said
+
+
+def test_a_job_of_slurm_that_is_told_to_end_saves_and_goes_on_later(
+    job, undisturbed, slurm, tmp_path
+):
+    own = tmp_path / job.name
+    own.write_text(job.read_text().replace("/tmp/slow", f"{tmp_path}/slow"))
+    (tmp_path / "slow").write_text("0.1")
+    number = slurm_job(tmp_path, own, slurm)
+    events = tmp_path / "run" / EVENTS_FILE
+
+    def has_step():
+        found = read_events(events) if events.exists() else []
+        return any(isinstance(event, StepFinished) for event in found)
+
+    wait_until(has_step, "a step", LIMIT_S)
+    subprocess.run(["scancel", "--batch", "--signal=TERM", number], env=slurm, check=True)
+    wait_until(lambda: "interrupted" in said_in(tmp_path), "the notice", LIMIT_S)
+    (tmp_path / "slow").unlink()
+    said = wait_for_the_end(slurm, tmp_path)
+    summary = json.loads((tmp_path / "run" / SUMMARY_FILE).read_text())
+    assert summary["parameters_sha256"] == undisturbed, said
+    assert said.count("agents are started by slurm:2") == 2
+
+
+# --- Ray ---
+
+KNOCK = "import socket, sys; s = socket.socket(); s.settimeout(1)\n"
+KNOCK += "print('no' if s.connect_ex((sys.argv[1], 6379)) else 'yes')"
+NODES = """
+import sys, time, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+while sum(node["Alive"] for node in ray.nodes()) < 3: time.sleep(0.2)
+"""
+RAY_LIMIT_S = 120.0
+RAY_COMMON = ["--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_agents_on_three_nodes_of_ray_survive_the_loss_of_one(job, undisturbed, tmp_path):
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'holdfast[ray]'")
+    packages = Path(importlib.util.find_spec("ray").origin).parents[1]
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start"]
+    with hosts(3, share=[packages]) as machines:
+        head = machines[0]
+        own = ["--head", f"--node-ip-address={head.ipv4}", "--port=6379"]
+        own += ["--include-dashboard=false"]
+        head.start([*ray, *own, *RAY_COMMON], tmp_path, "ray-head")
+        listens = [sys.executable, "-c", KNOCK, head.ipv4]
+        wait_until(lambda: head.run(listens) == "yes\n", "Ray", RAY_LIMIT_S)
+        for host in machines[1:]:
+            place = [f"--address={head.ipv4}:6379", f"--node-ip-address={host.ipv4}"]
+            host.start([*ray, *place, *RAY_COMMON], tmp_path, f"ray-{host.name}")
+        head.file(JOB).parent.mkdir()
+        head.file(JOB).write_text(JOB_TEXT)  # the others are sent it
+        for host in machines:
+            host.file("/tmp/slow").write_text("0.2")
+        count = [sys.executable, "-c", NODES, f"{head.ipv4}:6379"]
+        head.run(count)
+        words = ["train", JOB, "--run-dir", RUN_DIR, *WORDS, *NO_FILES, "--cluster", "ray:2"]
+        words += ["--machines", "3", "--listen", f"{head.ipv4}:{PORT}"]
+        words += runs.settings("workers.heartbeat_timeout_s=3")
+        train = head.start([*HOLDFAST, *words], tmp_path, "train")
+
+        def seen(kind):
+            path = head.file(f"{RUN_DIR}/{EVENTS_FILE}")
+            assert train.process.poll() is None, train.stdout + train.stderr
+            return [e for e in read_events(path) if isinstance(e, kind)] if path.exists() else []
+
+        wait_until(lambda: seen(StepFinished), "a step", LIMIT_S)
+        busy = {event.machine for event in seen(WorkerReady)}
+        victim = next(host for host in machines[1:] if host.ipv4 in busy)
+        lost_s = time.monotonic()
+        victim.power_off()
+        wait_until(lambda: seen(MachineLost), "the loss", 30)
+        noticed_s = time.monotonic() - lost_s
+        for host in machines:
+            if host.is_on:
+                host.file("/tmp/slow").unlink()
+        assert train.wait(LIMIT_S) == 0, train.stdout + train.stderr
+        summary = json.loads(head.file(f"{RUN_DIR}/{SUMMARY_FILE}").read_text())
+    assert summary["parameters_sha256"] == undisturbed
+    assert noticed_s < 30  # Ray itself takes a minute
+    assert "h1 | holdfast agent: h1 with 2 slots" in train.stderr

@@ -2,10 +2,11 @@
 
 from holdfast.errors import ConfigError
 from holdfast.launch.clusters import Cluster, Say
+from holdfast.launch.ray.ray_cluster import open_ray
 from holdfast.launch.slurm.slurm_cluster import open_slurm
 from holdfast.launch.ssh.ssh_cluster import open_ssh
 
-KINDS = "ssh:FILE or slurm[:SLOTS]"
+KINDS = "ssh:FILE, slurm[:SLOTS] or ray[:SLOTS]"
 
 
 def open_cluster(text: str, say: Say, command: str = "agent") -> Cluster:
@@ -18,6 +19,8 @@ def open_cluster(text: str, say: Say, command: str = "agent") -> Cluster:
         return open_ssh(more, say, command)
     if kind == "slurm":
         return open_slurm(_slots(text, more), say, command)
+    if kind == "ray":
+        return open_ray(_slots(text, more), say, command)
     raise ConfigError(f"cluster {text}: expected {KINDS}")
 
 

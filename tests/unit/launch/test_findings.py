@@ -59,8 +59,17 @@ def test_a_slow_link_is_named(bytes_per_s, is_named):
 def test_links_that_are_all_slow_are_named_too():
     slow = replace(GOOD, bytes_per_s=1e6)
     found = surveyed(links=dict.fromkeys(permutations(NAMES, 2), slow)).findings()
-    assert len(found) == 6
-    assert "slow: 8 Mbit/s, usual are 8 Mbit/s" in str(found[0])
+    assert [str(each).partition(";")[0] for each in found] == (
+        ["a, all its links: slow: 8 Mbit/s", "b <-> c: slow: 8 Mbit/s"]
+    )
+
+
+def test_a_machine_with_a_bad_cable_is_named_once():
+    bad = {
+        pair: replace(GOOD, round_trip_s=20e-3) for pair in permutations(NAMES, 2) if "c" in pair
+    }
+    [found] = surveyed(links=bad).findings()
+    assert str(found).startswith("c, all its links: far: 20 ms there and back, others have 0.1 ms;")
 
 
 @pytest.mark.parametrize(("way_s", "is_named"), [(2e-3, True), (0.8e-3, False)])

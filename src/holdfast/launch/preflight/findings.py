@@ -1,7 +1,7 @@
 """What is wrong with machines and links, and what to do about it. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -10,7 +10,8 @@ from holdfast.addresses import host_port
 from holdfast.clocks import ClockOffset
 from holdfast.launch.preflight.facts import LinkFacts, MachineFacts
 
-Links = Mapping[tuple[str, str], LinkFacts]  # from, to
+Pair = tuple[str, str]  # who calls, and who is called
+Links = Mapping[Pair, LinkFacts]
 _SLOW_SHARE = 0.25  # of the usual rate
 _LEAST_BYTES_PER_S = 12.5e6  # 100 Mbit/s
 _FAR_TIMES, _FAR_S = 4.0, 0.5e-3  # more than the usual way
@@ -91,23 +92,24 @@ class Surveyed:
 
     def _pace(self) -> list[SurveyFinding]:
         good = {pair: link for pair, link in self.links.items() if not link.reason}
+        rates = {pair: link.bytes_per_s for pair, link in good.items()}
+        ways = {pair: link.round_trip_s for pair, link in good.items()}
         if not good:
             return []
-        usual_bytes_per_s = median(link.bytes_per_s for link in good.values())
-        usual_s = median(link.round_trip_s for link in good.values())
-        least = max(_LEAST_BYTES_PER_S, _SLOW_SHARE * usual_bytes_per_s)
-        most_s = min(_MOST_ROUND_TRIP_S, _FAR_TIMES * usual_s + _FAR_S)
+        least = max(_LEAST_BYTES_PER_S, _SLOW_SHARE * median(rates.values()))
+        most_s = min(_MOST_ROUND_TRIP_S, _FAR_TIMES * median(ways.values()) + _FAR_S)
+        slow = {pair: each for pair, each in rates.items() if each < least}
+        far = {pair: each for pair, each in ways.items() if each > most_s}
         found = []
-        for (caller, there), link in good.items():
-            where = f"{caller} -> {there}"
-            if link.bytes_per_s < least:
-                what = f"slow: {rate(link.bytes_per_s)}, usual are {rate(usual_bytes_per_s)}"
-                to_do = "look at its cable, card and switch; the planner puts little on slow links"
-                found.append(SurveyFinding(where, what, to_do, False))
-            if link.round_trip_s > most_s:
-                what = f"far: {way(link.round_trip_s)} there and back, usual are {way(usual_s)}"
-                to_do = "put machines that talk to each other close together"
-                found.append(SurveyFinding(where, what, to_do, False))
+        for where, pairs in _gathered(slow, good):
+            what = f"slow: {rate(min(slow[pair] for pair in pairs))}{_others(rates, slow, rate)}"
+            to_do = "look at its cable, card and switch"
+            found.append(SurveyFinding(where, what, to_do, False))
+        for where, pairs in _gathered(far, good):
+            longest_s = max(far[pair] for pair in pairs)
+            what = f"far: {way(longest_s)} there and back{_others(ways, far, way)}"
+            to_do = "put machines that talk to each other close together"
+            found.append(SurveyFinding(where, what, to_do, False))
         return found
 
     def _time(self) -> list[SurveyFinding]:
@@ -121,6 +123,29 @@ class Surveyed:
             for machine, offset in self.clocks.items()
             if abs(offset.offset_s) > _MOST_OFFSET_S + offset.within_s
         ]
+
+
+def _gathered(bad: Iterable[Pair], links: Iterable[Pair]) -> Iterator[tuple[str, list[Pair]]]:
+    """A machine all of whose links are bad is one finding, and so are both ways between two."""
+    left, every = list(bad), list(links)
+    machines = dict.fromkeys(name for pair in left for name in pair)
+    for machine in machines if len({name for pair in every for name in pair}) > 2 else ():
+        own = [pair for pair in every if machine in pair]
+        if left and all(pair in left for pair in own):
+            left = [pair for pair in left if pair not in own]
+            yield f"{machine}, all its links", own
+    while left:
+        one, two = left[0]
+        both = [pair for pair in left if set(pair) == {one, two}]
+        left = [pair for pair in left if pair not in both]
+        yield f"{one} {'<->' if len(both) == 2 else '->'} {two}", both
+
+
+def _others(
+    every: Mapping[Pair, float], bad: Mapping[Pair, float], words: Callable[[float], str]
+) -> str:
+    good = [value for pair, value in every.items() if pair not in bad]
+    return f", others have {words(median(good))}" if good else ""
 
 
 def rate(bytes_per_s: float) -> str:

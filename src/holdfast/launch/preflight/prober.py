@@ -17,7 +17,7 @@ from holdfast.launch.preflight.facts import LinkFacts, own_facts
 from holdfast.launch.preflight.talk import Talk, answered, called, called_until
 
 _NUM_ECHOES = 20
-_CALL_LIMIT_S = 5.0
+_CALL_LIMIT_S = 8.0
 _ANSWER_LIMIT_S = 15.0
 _IDLE_LIMIT_S = 600.0
 _FIRST_BYTES, _MOST_BYTES = 1 << 16, 1 << 28

@@ -67,7 +67,7 @@ class Survey:
             for pairs in rounds(list(self._here)):
                 for ways in (pairs, [(there, here) for here, there in pairs]):
                     links |= zip(ways, threads.map(self._probe, ways), strict=True)
-        machines = [facts for facts, _ in self._here.values()]
+        machines = [self._here[name][0] for name in sorted(self._here)]
         return Surveyed(machines, links, clocks, self._lost, self._wanted)
 
     @property

@@ -11,7 +11,7 @@ from holdfast.auth.stamps import STAMP_BYTES, Stamps
 from holdfast.errors import HoldfastError, PeerLost, ProtocolError
 from holdfast.host.network import bear_silence
 
-HANDSHAKE_LIMIT_S = 5.0
+HANDSHAKE_LIMIT_S = 10.0
 _SILENCE_S = 60.0
 _MOST_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 18
