@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -17,6 +18,10 @@ from helpers.hosts import hosts, why_not
 from helpers.live import wait_until
 from helpers.slurm_cluster import slurm_cluster
 from helpers.sshd import sshds
+from holdfast.auth.certificate import new_key
+from holdfast.auth.secret import new_secret
+from holdfast.launch.k8s.manifests import ticket_of
+from holdfast.launch.k8s.pods import K8sRun, coordinator_pod, machine_pod
 from holdfast.observability.events import (
     EVENTS_FILE,
     MachineLost,
@@ -89,6 +94,59 @@ def test_hosts_that_cannot_be_reached_end_a_run_in_one_line(job, tmp_path):
     assert done.exit_code == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("holdfast: a: cannot be reached by ssh: nobody listens for ssh there")
+
+
+# --- Kubernetes ---
+
+
+def test_the_entry_points_of_pods_train_together(job, undisturbed, tmp_path):
+    """By hand, as the kubelet would: volumes, variables, command; names and ports are ours."""
+    port = free_port()
+    run = K8sRun("gpt", "i", 2, 2, str(job), slots=2, train=[*WORDS, *NO_FILES])
+    secret, key = new_secret(), new_key("a test")
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python3"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={SRC} exec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+
+    def started(name, pod, **variables):
+        folder = tmp_path / name
+        (folder / "tmp").mkdir(parents=True)
+        secrets = folder / "holdfast" / "secret"
+        secrets.mkdir(parents=True)
+        ticket = ticket_of(run, secret, key.fingerprint)
+        ticket = ticket.replace(f"{run.host}:7077", f"127.0.0.1:{port}")
+        for file, text in (
+            ("secret", secret.hex()),
+            ("ticket", ticket),
+            ("tls.pem", key.pem.decode()),
+        ):
+            (secrets / file).write_text(text)
+        [container] = pod["containers"]
+        [script] = container["args"]
+        script = re.sub("(?<![a-z])/(holdfast|tmp)/(?!pytest)", rf"{folder}/\1/", script)
+        script = script.replace(run.host, "127.0.0.1").replace(":7077", f":{port}")
+        env = runs.environment() | variables
+        env |= {"PATH": f"{tmp_path}/bin:{env['PATH']}"}
+        with open(folder / "log", "w") as log:
+            words = [*container["command"], script]
+            return subprocess.Popen(words, env=env, stdout=log, stderr=log)
+
+    pods = [started("c", coordinator_pod(run))]
+    for index in ("0", "1"):
+        variables = {"JOB_INDEX": index, "POD_IP": "127.0.0.1"}
+        pods.append(started(f"m{index}", machine_pod(run), **variables))
+    try:
+        codes = [pod.wait(LIMIT_S) for pod in pods]
+    finally:
+        for pod in pods:
+            pod.kill()
+            pod.wait()
+    said = "".join((tmp_path / name / "log").read_text() for name in ("c", "m0", "m1"))
+    assert codes == [0, 0, 0], said
+    summary = json.loads((tmp_path / "c/holdfast/run/run" / SUMMARY_FILE).read_text())
+    assert summary["parameters_sha256"] == undisturbed
+    assert "machine machine-1 is here" in said
 
 
 # --- Slurm ---

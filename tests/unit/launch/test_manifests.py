@@ -8,13 +8,14 @@ import subprocess
 
 import pytest
 
+from holdfast.auth.certificate import TlsKey
 from holdfast.cli.main import main
 from holdfast.launch.k8s.manifests import manifests, ticket_of
 from holdfast.launch.k8s.pods import K8sRun
 from holdfast.launch.k8s.yaml_text import documents
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-SECRET = bytes(range(32))
+SECRET, KEY = bytes(range(32)), TlsKey(b"-----KEY-----\n", "ab" * 32)
 RUNS = {
     "plain": K8sRun("gpt", "img:1", 2, 2, "", job_text="def job():\n    return 1\n"),
     "one": K8sRun("gpt", "img:1", 1, 1, "/app/job.py"),
@@ -38,7 +39,7 @@ RUNS = {
 
 
 def parts(run):
-    found = list(yaml.safe_load_all(manifests(run, SECRET)))
+    found = list(yaml.safe_load_all(manifests(run, SECRET, KEY)))
     return {each["kind"]: each for each in found}
 
 
@@ -120,7 +121,8 @@ def entered(folder, pod, *, found=1, files, env):
     secrets = folder / "holdfast" / "secret"
     secrets.mkdir(parents=True, exist_ok=True)
     (secrets / "secret").write_text(f"{SECRET.hex()}\n")
-    (secrets / "ticket").write_text(ticket_of(RUNS["plain"], SECRET))
+    (secrets / "tls.pem").write_bytes(KEY.pem)
+    (secrets / "ticket").write_text(ticket_of(RUNS["plain"], SECRET, KEY.fingerprint))
     for path in secrets.iterdir():
         path.chmod(0o444)
     (folder / "tmp").mkdir(exist_ok=True)
@@ -151,6 +153,7 @@ def test_the_entry_point_of_a_machine_starts_an_agent(tmp_path):
     ticket = json.loads((tmp_path / "tmp" / "ticket").read_text())
     assert ticket["address"] == "gpt-coordinator-0-0.gpt:7077"
     assert bytes.fromhex(ticket["secret"]) == SECRET
+    assert ticket["certificate"] == KEY.fingerprint
 
 
 COORDINATES = (
@@ -166,6 +169,7 @@ def test_the_entry_point_of_the_coordinator_trains_and_later_resumes(tmp_path):
     assert first == [f"{COORDINATES} jobs:make --pipelines 4 --set x.y=a b", "400"]
     later = entered(tmp_path, pod, found=0, files="secret", env={})
     assert later == [f"{COORDINATES} --resume s3://bucket/a b", "400"]
+    assert (tmp_path / "holdfast" / "run" / "run" / "tls.pem").read_bytes() == KEY.pem
 
 
 def test_a_job_that_is_not_in_the_image_comes_from_the_config_map(tmp_path):
@@ -176,10 +180,21 @@ def test_a_job_that_is_not_in_the_image_comes_from_the_config_map(tmp_path):
 # --- the command ---
 
 
+def test_without_tls_there_is_no_key():
+    [secret] = [
+        each
+        for each in yaml.safe_load_all(manifests(RUNS["plain"], SECRET, None))
+        if each["kind"] == "Secret"
+    ]
+    assert sorted(secret["stringData"]) == ["secret", "ticket"]
+    assert json.loads(secret["stringData"]["ticket"])["certificate"] == ""
+
+
 def test_the_file_is_for_its_owner_only_and_holds_a_new_secret(tmp_path, capsys):
     job, file = tmp_path / "My_Job.py", tmp_path / "run.yaml"
     job.write_text("x = 1\n")
     words = ["k8s", str(job), "--image", "i", "--machines", "2", "--output", str(file)]
+    words += ["--", "--set", "network.tls=off"]  # a key needs a package that may not be there
     file.write_text("")
     assert main(words) == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

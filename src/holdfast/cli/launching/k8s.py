@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from holdfast.auth.certificate import new_key
 from holdfast.auth.secret import new_secret
 from holdfast.cli import help_text
 from holdfast.cli.launching.passed_on import given_address, passes_on
@@ -67,7 +68,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    text = manifests(_asked(args), new_secret())
+    is_plain = "network.tls=off" in args.train
+    key = None if is_plain else new_key("holdfast k8s without --set network.tls=off")
+    text = manifests(_asked(args), new_secret(), key)
     if args.output is None:
         sys.stdout.write(text)
         return 0

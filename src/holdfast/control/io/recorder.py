@@ -58,12 +58,16 @@ class Pass:
     def of(
         cls, run_dir: Path, given: bytes | None, network: NetworkConfig, *, continues: bool
     ) -> "Pass":
-        """A run that goes on in its directory keeps its secret and its key."""
+        """A run that goes on in its directory keeps its secret.
+
+        A key that lies in the directory is the run's: of an earlier launch, or put there by
+        somebody who has told its fingerprint to others already.
+        """
         before = last_generation(run_dir) if continues else 0
         kept = kept_secret(run_dir) if continues and given is None else None
         key = None
         if network.encrypts_control:
-            key = (kept_key(run_dir) if continues else None) or new_key(_wanted_by(network))
+            key = kept_key(run_dir) or new_key(_wanted_by(network))
         return cls(given or kept or new_secret(), before + 1, given is not None, key)
 
     @property

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from holdfast.addresses import host_port
+from holdfast.auth.certificate import TlsKey
 from holdfast.launch.k8s import pods
 from holdfast.launch.k8s.pods import COORDINATOR, MACHINE, K8sRun
 from holdfast.launch.k8s.yaml_text import documents
@@ -13,14 +14,15 @@ _COORDINATOR_TRIES = 10
 _MACHINE_TRIES = 1000  # machines come and go for as long as the run takes
 
 
-def manifests(run: K8sRun, secret: bytes) -> str:
+def manifests(run: K8sRun, secret: bytes, key: TlsKey | None) -> str:
+    """``key``: of the coordinator; None: it speaks without TLS."""
     parts: list[tuple[str, dict[str, Any]]] = []
     if not run.secret_name:
         comment = (
-            "What proves that a pod belongs to the run. Keep this file as you keep a password.\n"
-            "The certificate is proven together with the secret."
+            "What proves that a pod belongs to the run, and the key of its coordinator. Keep this\n"
+            "file as you keep a password."
         )
-        parts.append((comment, _secret(run, secret)))
+        parts.append((comment, _secret(run, secret, key)))
     if not run.job:
         comment = "The job. Machines get it from the coordinator."
         parts.append((comment, _job_file(run)))
@@ -36,21 +38,23 @@ def manifests(run: K8sRun, secret: bytes) -> str:
     return documents(*parts)
 
 
-def ticket_of(run: K8sRun, secret: bytes) -> str:
+def ticket_of(run: K8sRun, secret: bytes, certificate: str) -> str:
     """As ``auth.ticket`` reads it."""
     values = {
         "version": 1,
         "address": host_port(run.host, pods.PORT),
         "more": [],
-        "certificate": "",
+        "certificate": certificate,
         "secret": secret.hex(),
         "run": "",
     }
     return json.dumps(values) + "\n"
 
 
-def _secret(run: K8sRun, secret: bytes) -> dict[str, Any]:
-    texts = {pods.SECRET_KEY: f"{secret.hex()}\n", pods.TICKET_KEY: ticket_of(run, secret)}
+def _secret(run: K8sRun, secret: bytes, key: TlsKey | None) -> dict[str, Any]:
+    ticket = ticket_of(run, secret, "" if key is None else key.fingerprint)
+    texts = {pods.SECRET_KEY: f"{secret.hex()}\n", pods.TICKET_KEY: ticket}
+    texts |= {} if key is None else {pods.TLS_KEY: key.pem.decode("ascii")}
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -9,7 +9,7 @@ from holdfast.launch.again import HAS_CHECKPOINT
 
 PORT = 7077
 COORDINATOR, MACHINE = "coordinator", "machine"
-SECRET_KEY, TICKET_KEY, JOB_KEY = "secret", "ticket", "job.py"
+SECRET_KEY, TICKET_KEY, TLS_KEY, JOB_KEY = "secret", "ticket", "tls.pem", "job.py"
 _SECRETS, _JOB, _RUN = "/holdfast/secret", "/holdfast/job", "/holdfast/run"
 _GRACE_S = 120  # to hand over what a machine holds, or to save a checkpoint
 _LISTENS = f'":{PORT:04X} 0*:0000 0A"'  # in /proc/net: nobody is called to find out
@@ -104,10 +104,14 @@ def _train_script(run: K8sRun) -> str:
             f"cp {_SECRETS}/{SECRET_KEY} /tmp/secret # readable for us only, whoever we are",
             f"set -- python3 -m holdfast train {' '.join(options)}",
             f"if python3 -c {shlex.quote(HAS_CHECKPOINT)} {saved} 2> /dev/null; then",
-            f'  exec "$@" --resume {saved}',
+            f'  set -- "$@" --resume {saved}',
+            "else",
+            f"  rm -rf {_RUN}/run # of a pod that was lost before its first checkpoint",
+            f'  set -- "$@" {anew}',
             "fi",
-            f"rm -rf {_RUN}/run # of a pod that was lost before its first checkpoint",
-            f'exec "$@" {anew}',
+            f"mkdir -p {_RUN}/run # with the key that the ticket knows, if there is one",
+            f"cp -f {_SECRETS}/{TLS_KEY} {_RUN}/run/{TLS_KEY} 2> /dev/null || true",
+            'exec "$@"',
             "",
         ]
     )
