@@ -11,7 +11,7 @@ from holdfast.files.courier import Courier
 from holdfast.files.file_link import FileLink, FileWords
 from holdfast.storage.log.log_shelf import MOST_BYTES, MOST_NUMBER, NOT_OURS, decode_scan
 from holdfast.storage.log.segment import NotOurs, Scan
-from holdfast.storage.log.sources import LogDamaged, LogSegment, SegmentView, TellDamage
+from holdfast.storage.log.sources import LogDamaged, LogSegment, SegmentView, TellTrouble
 
 _MOST_LIST_BYTES = 1 << 30
 _MOST_FRAME_BYTES = 1 << 40
@@ -28,7 +28,7 @@ class FarLogs:
     def __str__(self) -> str:
         return f"machine {self._machine}"
 
-    def segments(self, note: TellDamage) -> list[LogSegment]:
+    def segments(self, note: TellTrouble) -> list[LogSegment]:
         """If the first who is asked is gone, the next one is."""
         try:
             rows = self._rows(self.ask({"do": "segments"}, _MOST_LIST_BYTES))

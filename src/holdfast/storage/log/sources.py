@@ -20,7 +20,7 @@ from holdfast.storage.log.segment import (
     segment_path,
 )
 
-TellDamage = Callable[[str], None]
+TellTrouble = Callable[[str], None]
 
 
 class LogDamaged(Exception):
@@ -50,7 +50,7 @@ class LogSegment(Protocol):
 
 
 class LogSource(Protocol):
-    def segments(self, note: TellDamage) -> Sequence[LogSegment]:
+    def segments(self, note: TellTrouble) -> Sequence[LogSegment]:
         """``note`` is told of what cannot be read."""
 
     def close(self) -> None: ...
@@ -118,7 +118,7 @@ class DiskLogs:
     def __str__(self) -> str:
         return str(self.root)
 
-    def segments(self, note: TellDamage) -> list[LogSegment]:
+    def segments(self, note: TellTrouble) -> list[LogSegment]:
         found: list[LogSegment] = []
         for folder in _entries(self.root):
             try:
