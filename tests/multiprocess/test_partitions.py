@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.timeout(1500),
 ]
 LIMIT_S = 300.0
-STEPS, MEMBERS = 100, 8
+STEPS, MEMBERS = 80, 8
 WORDS = ["--steps", str(STEPS), "--microbatches", "8"]
 LAYOUT = ["--pipelines", "4", "--stages", "2"]
 PACE_S = 0.1  # of a sample: between one and seven seconds a step, by how many are here

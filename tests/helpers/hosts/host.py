@@ -43,6 +43,8 @@ class Program:
     def signal(self, number: signal.Signals) -> None:
         """To the command itself, not to what stands in front of it."""
         os.kill(child_of(self.process.pid), number)
+        if number == signal.SIGCONT:  # what stands in front of it has stopped with it
+            self.process.send_signal(number)
 
     def wait(self, limit_s: float) -> int:
         return self.process.wait(limit_s)
