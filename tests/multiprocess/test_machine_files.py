@@ -91,6 +91,7 @@ def test_a_worker_of_another_machine_loads_a_checkpoint(two, undisturbed, tmp_pa
 def test_a_lost_stage_is_replayed_from_the_logs_of_two_machines(two, undisturbed, tmp_path):
     here, there = two
     run = with_joiner(here, there, tmp_path, "recovery.log=boundary", "workers.restarts=0")
+    run.wait_for(StepFinished, len(run.all_of(StepFinished)) + 2)  # past the checkpoint
     run.kill("0.0", "1.0")
     run.wait_for(StageRebuilt)
     [rebuilt] = run.all_of(StageRebuilt)
