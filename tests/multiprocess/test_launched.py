@@ -137,13 +137,13 @@ def test_the_entry_points_of_pods_train_together(job, undisturbed, tmp_path):
         variables = {"JOB_INDEX": index, "POD_IP": "127.0.0.1"}
         pods.append(started(f"m{index}", machine_pod(run), **variables))
     try:
-        codes = [pod.wait(LIMIT_S) for pod in pods]
+        code = pods[0].wait(LIMIT_S)
     finally:
-        for pod in pods:
+        for pod in pods:  # a JobSet that has succeeded ends what is left of it
             pod.kill()
             pod.wait()
     said = "".join((tmp_path / name / "log").read_text() for name in ("c", "m0", "m1"))
-    assert codes == [0, 0, 0], said
+    assert code == 0, said
     summary = json.loads((tmp_path / "c/holdfast/run/run" / SUMMARY_FILE).read_text())
     assert summary["parameters_sha256"] == undisturbed
     assert "machine machine-1 is here" in said

@@ -92,7 +92,7 @@ class RayCluster:
             self._ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError) as why:
             raise ConfigError(
-                "cluster ray: there is no Ray cluster here; start one (ray start --head), or set "
+                "cluster ray: there is no Ray cluster here; start one with ray start, or set "
                 "RAY_ADDRESS"
             ) from why
         self._is_ours = True
