@@ -43,7 +43,7 @@ class Trouble:
     """Since when nothing has got through, and how long to pause before the next attempt."""
 
     def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._since_s: float | None = monotonic()
         self._pause_s = 0.0
 
@@ -59,4 +59,4 @@ class Trouble:
         assert self._since_s is not None
         at_s = monotonic() + self._pause_s
         self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        return at_s if at_s <= self._since_s + self._limit_s else None
+        return at_s if at_s <= self._since_s + self.limit_s else None

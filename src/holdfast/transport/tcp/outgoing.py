@@ -24,7 +24,7 @@ from holdfast.transport.outbox import Outbox, OutboxRules
 from holdfast.transport.tcp.departing import Departing, Trouble
 from holdfast.transport.tcp.dialing import Dialer
 from holdfast.transport.tcp.greeting import ANSWER_BYTES, GOODBYE, SessionHello, decode_answer
-from holdfast.transport.tcp.sockets import shut
+from holdfast.transport.tcp.sockets import LOOK_S, Acknowledgements, shut
 from holdfast.transport.tcp.unconfirmed import Unconfirmed
 
 _BYE = encode_note(Note.BYE)
@@ -293,11 +293,15 @@ class Outgoing(Outbox[Departing]):
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         poll.register(self._rouser, select.POLLIN)
+        acknowledged = Acknowledgements(connection, self._trouble.limit_s)
         try:
             while not self._ended:
                 message, wait_s = self._next_begun()
                 if message is not None:
-                    self._write(message, connection)
+                    self._write(message, connection, acknowledged)
+                elif self._unconfirmed:
+                    acknowledged.look()
+                    wait_s = LOOK_S if wait_s is None else min(wait_s, LOOK_S)
                 ready = poll.poll(None if wait_s is None else wait_s * 1000)
                 self._take_news(connection, {descriptor for descriptor, _ in ready})
         finally:
@@ -327,10 +331,15 @@ class Outgoing(Outbox[Departing]):
             self._begun.append(message)
             return message, 0
 
-    def _write(self, message: Departing, connection: socket.socket) -> None:
+    def _write(
+        self, message: Departing, connection: socket.socket, acknowledged: Acknowledgements
+    ) -> None:
         queued_bytes = message.num_bytes
         while message.num_bytes:
-            message.written(connection.sendmsg(message.buffers))
+            try:
+                message.written(connection.sendmsg(message.buffers))
+            except BlockingIOError:
+                acknowledged.look()
         with self._changed:
             if self._begun and self._begun[0] is message:
                 self._begun.popleft()

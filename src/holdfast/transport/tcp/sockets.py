@@ -4,10 +4,14 @@ import contextlib
 import select
 import socket
 import struct
+from time import monotonic
 
 from holdfast.host.network import bear_silence
 
 BUFFER_BYTES = 4 << 20
+LOOK_S = 1.0  # from one look at what was acknowledged to the next
+_LOOK_EVERY = struct.pack("ll", int(LOOK_S), 0)
+_INFO_BYTES, _RETRANSMITS, _PROBES = 8, 2, 3  # of struct tcp_info
 
 
 def tune_outgoing(connection: socket.socket, silence_limit_s: float) -> None:
@@ -47,3 +51,26 @@ def shut(connection: socket.socket) -> None:
     """End all reads and writes of other threads on ``connection``, whose owner will close it."""
     with contextlib.suppress(OSError):  # the other side was first
         connection.shutdown(socket.SHUT_RDWR)
+
+
+class Acknowledgements:
+    """Whether the machine at the other end still answers for what it is sent.
+
+    Its kernel does, also for a process that does not read for a while. Without an answer a link
+    that was cut, in one direction or both, would look like a peer that takes its time.
+    """
+
+    def __init__(self, connection: socket.socket, limit_s: float) -> None:
+        self._connection, self._limit_s = connection, limit_s
+        self._missing_s: float | None = None  # since when
+        if type(connection) is socket.socket:  # a blocked send returns now and then
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK_EVERY)
+
+    def look(self) -> None:
+        """ConnectionError: nothing was acknowledged for too long."""
+        now_s = monotonic()
+        info = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        num_again = info[_RETRANSMITS] + info[_PROBES]  # in a row, without an answer
+        self._missing_s = (self._missing_s or now_s) if num_again else None
+        if self._missing_s is not None and now_s - self._missing_s > self._limit_s:
+            raise ConnectionError(f"nothing was acknowledged for {self._limit_s:g} s")
