@@ -196,10 +196,13 @@ def test_s4_out_of_descriptors_the_gate_waits_and_goes_on(cluster):
     alice, bob = cluster.start(ALICE, BOB, limits=Limits(connect_limit_s=2 * LIMIT_S))
     check_works(alice, bob, 0)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    num_open = len(os.listdir("/proc/self/fd"))
     strangers = [socket.socket() for _ in range(20)]
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    fillers = [os.open(os.devnull, os.O_RDONLY)]
+    while fillers[-1] < highest:  # the limit is one of numbers: no hole may be left below it
+        fillers.append(os.open(os.devnull, os.O_RDONLY))
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 22, before[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(highest, fillers[-1]) + 3, before[1]))
         for stranger in strangers:
             stranger.connect(cluster.addresses[BOB])
         # They are few, and have time: one has to go only where no descriptor is left.
@@ -207,8 +210,10 @@ def test_s4_out_of_descriptors_the_gate_waits_and_goes_on(cluster):
         check_works(alice, bob, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    for stranger in strangers:
-        stranger.close()
+        for filler in fillers:
+            os.close(filler)
+        for stranger in strangers:
+            stranger.close()
     cluster.cut()
     check_works(alice, bob, 2)
 

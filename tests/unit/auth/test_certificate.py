@@ -79,7 +79,8 @@ def test_a_run_that_goes_on_keeps_its_key_and_a_new_one_has_its_own(tmp_path):
     first = Pass.of(tmp_path, None, BEYOND, continues=False)
     first.write(tmp_path)
     assert Pass.of(tmp_path, None, BEYOND, continues=True).key == first.key
-    assert Pass.of(tmp_path, None, BEYOND, continues=False).certificate != first.certificate
+    other = Pass.of(tmp_path / "other", None, BEYOND, continues=False)
+    assert other.certificate != first.certificate
     assert Pass.of(tmp_path, None, NetworkConfig(), continues=True).certificate == ""
 
 
