@@ -108,7 +108,7 @@ INNER: dict[str, list[str]] = {
         "coordinator",
         "handlers | machine_door",
         "agenda",
-        "finish",
+        "finish | takeover",
         "parts",
         "liveness",
         "reconfigure",

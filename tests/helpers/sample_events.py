@@ -31,6 +31,7 @@ from holdfast.observability.events import (
     StageRebuilt,
     StepFinished,
     StepTakenBack,
+    TookOver,
     Warned,
     WentBack,
     WorkerJoined,
@@ -107,6 +108,7 @@ EVENTS: list[Event] = [
         reason="1 of 4 workers is missing",
     ),
     ConnectionDropped(at_s=2.5, who="worker 1.0", reason="sent Halt"),
+    TookOver(at_s=2.55, step=4, workers=("0.0", "0.1"), took_s=0.2),
     JoinFailed(at_s=2.6, worker="1.0", reason="ended while it copied"),
     WorkerJoined(at_s=2.7, worker="1.0", stage=1, step=1, copied_bytes=2_100_000, took_s=0.4),
     WorkerMoved(

@@ -35,6 +35,7 @@ class LiveRun:
         self.run_dir = self._launcher.run_dir
         self.config, self.faults = request.config, tuple(request.faults)
         self.ticket = request.ticket
+        self.takes_over = request.left_behind is not None
         self._job = request.job.reference
         self._ended = threading.Event()
         self._summary: Summary | None = None
@@ -129,7 +130,7 @@ def _starter(
     request: RunRequest, agents: Starter | None
 ) -> tuple[Starter, AbstractContextManager[None]]:
     """And what a run has to be surrounded with."""
-    if request.config.machines.count:
+    if request.config.machines.count or request.left_behind is not None:
         return agents or Awaited(), nullcontext()
     if request.config.workers.are_processes:
         return AgentProcess(request.config), nullcontext()

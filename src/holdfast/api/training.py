@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -12,6 +13,7 @@ from holdfast.api.live_run import LiveRun
 from holdfast.api.record import Result
 from holdfast.api.resuming import check_continues, job_to_resume
 from holdfast.api.settings import ConfigLike, armed_faults, make_config
+from holdfast.api.taking_over import run_left_alive
 from holdfast.auth.secret import given_secret
 from holdfast.baselines.registry import policies_of
 from holdfast.config import RunConfig
@@ -176,13 +178,16 @@ def prepare(
     """
     stop_if_loading()
     instruction_set.prepare(warn)
-    place = options.get("resume")
+    place, secret_file = options.get("resume"), options.get("secret_file")
+    secret = given_secret(str(secret_file) if secret_file else None, os.environ)
+    alive = None if place is None else run_left_alive(place, secret, warn)
+    if alive is not None:
+        return LiveRun(replace(alive, join_with=join_with, resume_with=resume_with), warn)
     checkpoint = None if place is None else find(place)
     config = make_config(options.get("config"), _numbers(options), checkpoint)
     source = _source(job, checkpoint, config, options)
     first_step = 0 if checkpoint is None else checkpoint.step
     faults = armed_faults(options.get("faults", ()), options.get("chaos"), config, first_step)
-    secret_file = options.get("secret_file")
     run_dir = _run_dir(options.get("run_dir"), source, checkpoint)
     request = RunRequest(
         config=config,
@@ -191,7 +196,7 @@ def prepare(
         run_dir=run_dir,
         resume=checkpoint,
         faults=faults,
-        secret=given_secret(str(secret_file) if secret_file else None, os.environ),
+        secret=secret,
         join_with=join_with,
         resume_with=resume_with,
         accepted=Accepted(

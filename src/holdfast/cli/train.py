@@ -257,6 +257,8 @@ def _first_lines(run: LiveRun, cluster: str | None) -> str:
     num_workers = config.parallel.pipelines * config.parallel.stages
     emulated = f" on emulated devices ({config.device.emulate})" if config.device.emulate else ""
     armed = f"{count(len(faults), 'fault')} will be injected\n" if faults else ""
+    if run.takes_over:
+        return f"taking over from a coordinator that is gone: {num_workers} workers{emulated} ...\n"
     if config.machines.count:
         by_hand = f"on each run:\n  holdfast agent --ticket {shlex.quote(str(run.ticket))}"
         return (

@@ -177,6 +177,7 @@ def _asked_by_hand(access: Access, args: argparse.Namespace, job: Path | None) -
         config,
         granted.run_dir,
         granted.resumed,
+        granted.launch,
     )
 
 

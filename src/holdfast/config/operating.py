@@ -44,6 +44,10 @@ class WorkersConfig:
     def are_processes(self) -> bool:
         return self.kind == "processes"
 
+    orphan_limit_s: float = 600.0
+    """How long workers keep their state, and train on, without a coordinator, so that another one
+    can take over; 0: they end with it."""
+
     @property
     def silence_limit_s(self) -> float:
         """A machine that acknowledges nothing for so long is gone; its workers are lost before."""
@@ -60,6 +64,9 @@ class WorkersConfig:
         good = stuck_s == 0 or 1 <= stuck_s <= MAX_LIMIT_S
         expected = f"must be 0 (automatic), or from 1 to {MAX_LIMIT_S}"
         require(good, "workers.stuck_limit_s", stuck_s, expected)
+        good = 0 <= self.orphan_limit_s <= MAX_LIMIT_S
+        expected = f"must be 0 (none), or at most {MAX_LIMIT_S}"
+        require(good, "workers.orphan_limit_s", self.orphan_limit_s, expected)
         for name in ("compute_threads", "start_limit_s"):
             value = getattr(self, name)
             most = MAX_THREADS if name == "compute_threads" else MAX_LIMIT_S

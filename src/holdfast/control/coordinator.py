@@ -22,6 +22,9 @@ from holdfast.control.state.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.state.run import Run
 from holdfast.control.state.settings import Settings, resume_call
 from holdfast.control.state.workers import membership as m
+from holdfast.control.takeover.notes import Notes
+from holdfast.control.takeover.regaining import Regaining
+from holdfast.control.takeover.remembering import Former
 from holdfast.errors import HoldfastError, Implausible
 from holdfast.faults.fault import Fault
 from holdfast.observability import events
@@ -52,30 +55,28 @@ class Coordinator:
         run_id: str = "",
         accepted: Accepted = NOTHING,
         num_cores: int = 0,
+        journalled: bool = False,
+        former: Former | None = None,
     ) -> None:
-        settings = Settings(
-            config,
-            run_dir,
-            resume,
-            faults,
-            address,
-            schedule,
-            now,
-            run_id,
-            join_with,
-            accepted,
-            resume_with,
-            num_cores,
-        )
-        self.run = Run.of(settings)
+        """``journalled``: what a successor must know is written down, as an effect.
+
+        ``former``: take over from another coordinator, as far as it had come.
+        """
+        told = (join_with, accepted, resume_with, num_cores)
+        given = (config, run_dir, resume, faults, address, schedule, now, run_id, *told)
+        self.run = Run.of(Settings(*given))
         self.parts = CoordinatorParts(self.run, planner, policies)
         self._finish = Finish(self.run, self.parts)
         self.agenda = Agenda(self.run, self.parts, self._finish)
-        handlers = Handlers(self.run, self.parts, self.agenda, self._finish)
+        self.regaining = Regaining(self.run, self.parts)
+        handlers = Handlers(self.run, self.parts, self.agenda, self._finish, self.regaining)
         self._handlers = handlers.table()
         self.machines = MachineDoor(self.run, self.parts, self._guarded)
         self._plausible = Plausible(self.run)
         self._broken_by: dict[type, str] = {}  # kind of message -> worker
+        self._notes = Notes(self.run, self.parts) if journalled else None
+        if former is not None:
+            self.regaining.begin(former)
 
     # --- what the server asks ---
 
@@ -172,6 +173,8 @@ class Coordinator:
             self.parts.coming_machines.tick(at_s)
             self.parts.starting.tick(at_s)
             return self.parts.leases.tick(at_s)
+        if self.regaining.under_way:
+            return [*self.regaining.tick(at_s), *self.parts.leases.tick(at_s)]
         if self.parts.deadline.is_over(at_s):
             raise self.run.ended_early()
         is_calm = self.agenda.is_quiet and not self.agenda.is_ending
@@ -220,7 +223,7 @@ class Coordinator:
 
     def fail(self, why: HoldfastError, at_s: float, details: str = "") -> list[Effect]:
         """End the run: tell everyone, once."""
-        return self._finish.fail(why, at_s, details)
+        return self._noted(self._finish.fail(why, at_s, details))
 
     def _guarded(
         self, act: Callable[[], list[Effect]], at_s: float, *, looks: bool = True
@@ -237,8 +240,11 @@ class Coordinator:
         except Implausible:
             raise
         except HoldfastError as why:
-            effects += self.fail(why, at_s)
+            effects += self._finish.fail(why, at_s)
         except Exception as why:  # a mistake of ours must not leave workers behind
             broken = HoldfastError(f"the coordinator failed: {why!r}. {self.run.advice}")
-            effects += self.fail(broken, at_s, traceback.format_exc())
-        return effects
+            effects += self._finish.fail(broken, at_s, traceback.format_exc())
+        return self._noted(effects)
+
+    def _noted(self, effects: list[Effect]) -> list[Effect]:
+        return effects if self._notes is None else self._notes.noted(effects)

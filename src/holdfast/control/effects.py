@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import HoldfastError
@@ -123,6 +124,13 @@ class TrimLogs:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteDown:
+    """Before anything that follows is done: a successor could not find it out otherwise."""
+
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     event: events.Event
 
@@ -142,5 +150,6 @@ Effect = (
     | Discard
     | ClearLogs
     | TrimLogs
+    | WriteDown
     | Emit
 )

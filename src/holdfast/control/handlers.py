@@ -10,6 +10,7 @@ from holdfast.control.finish import Finish
 from holdfast.control.parts import CoordinatorParts
 from holdfast.control.state.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.state.run import Run
+from holdfast.control.takeover.regaining import Regaining
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -20,8 +21,16 @@ Handler = Callable[[Any, float], list[Effect]]
 
 
 class Handlers:
-    def __init__(self, run: Run, parts: CoordinatorParts, agenda: Agenda, finish: Finish) -> None:
+    def __init__(
+        self,
+        run: Run,
+        parts: CoordinatorParts,
+        agenda: Agenda,
+        finish: Finish,
+        regaining: Regaining,
+    ) -> None:
         self._run, self._parts, self._agenda, self._finish = run, parts, agenda, finish
+        self._regaining = regaining
         self._warned: set[str] = set()
 
     def table(self) -> dict[type[messages.Message], Handler]:
@@ -29,6 +38,7 @@ class Handlers:
         checkpoints = parts.reports.checkpoints
         return {
             messages.Hello: self._on_hello,
+            messages.Reattach: self._regaining.on_reattach,
             messages.LayerCosts: lambda costs, at_s: parts.starting.on_costs(costs),
             messages.Ready: self._on_ready,
             messages.Heartbeat: self._on_heartbeat,
@@ -75,6 +85,8 @@ class Handlers:
         run, parts, worker = self._run, self._parts, parse_worker(ready.worker)
         if not run.assignments.built(worker):
             return []  # it was given another stage, or another state, meanwhile
+        if run.phase is RunPhase.REGAINING:
+            return self._regaining.on_ready(worker, at_s)
         if run.phase is RunPhase.RETURNING:
             return parts.reconfigurations.on_ready(worker, at_s)
         if run.phase not in BEFORE_TRAINING:

@@ -30,6 +30,7 @@ from holdfast.observability.events import (
     RunStarted,
     SlownessOver,
     StageRebuilt,
+    TookOver,
     Warned,
     WentBack,
     WorkerJoined,
@@ -100,7 +101,12 @@ def unsaved(event: CheckpointFailed) -> str:
 
 # --- losses and what follows ---
 
-_CAUSES = {"death": "loss", "link": "lost connection", "stuck": "no progress"}  # in other words
+_CAUSES = {  # in other words
+    "death": "loss",
+    "link": "lost connection",
+    "stuck": "no progress",
+    "coordinator": "new coordinator",
+}
 
 
 def recovered(event: Recovered, standing: Standing = UNKNOWN) -> str | None:
@@ -244,6 +250,9 @@ def _of_worker(event: Event, standing: Standing) -> str | None:
             return _stuck(event)
         case MachineCame() | MachineLost() | MachineDrains() | MachineDrained() | NoRoom():
             return _of_machine(event)
+        case TookOver():
+            kept = count(len(event.workers), "worker")
+            return f"step {event.step + 1}  new coordinator: {kept} kept training state"
         case WorkerMoved():
             way = f"from stage {event.from_stage} to stage {event.to_stage}"
             return f"step {event.step + 1}  worker {event.worker} moved {way}"

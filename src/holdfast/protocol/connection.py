@@ -130,7 +130,7 @@ def connect(
         except HandshakeFailed:
             sock.close()
             raise
-    if access.generation not in (0, found.generation):
+    if found.generation < access.generation:  # one that has been taken over from
         sock.close()
         raise HandshakeFailed(
             f"launch {found.generation} of the run is at {access}; "

@@ -13,6 +13,7 @@ from holdfast.config import RunConfig, config_from
 # By environment: a command line shows in ps.
 SPEC_VARIABLE = "HOLDFAST_WORKER"
 REJOIN_VARIABLE = "HOLDFAST_REJOIN"  # set: this process was a worker of the run before
+ADDRESS_FILE = "address"  # of the coordinator, inside the directory of its run
 BY_HAND_VARIABLE = "HOLDFAST_BY_HAND"  # set: somebody sits in front of it
 
 
@@ -23,8 +24,9 @@ class Access:
     host: str
     port: int
     secret: bytes = field(repr=False)
-    generation: int  # which launch of the run; 0: not known yet
+    generation: int  # which coordinator of the run; 0: not known yet
     certificate: str = ""  # fingerprint of the one it shows; empty: it speaks without TLS
+    more: tuple[str, ...] = ()  # HOST:PORT where another one may take over
 
     def __str__(self) -> str:
         return host_port(self.host, self.port)
@@ -39,6 +41,7 @@ class WorkerSpec:
     config: RunConfig
     run_dir: str = ""
     resumed: str = ""  # checkpoint that the run went on from; empty: none
+    launch: int = 0  # its first coordinator; 0: the one that it was started by
 
     def to_text(self) -> str:
         """All but the secret, which goes by a pipe."""
@@ -53,6 +56,8 @@ class WorkerSpec:
             "config": self.config.to_dict(),
             "run_dir": self.run_dir,
             "resumed": self.resumed,
+            "more": list(self.access.more),
+            "launch": self.launch,
         }
         return json.dumps(values)
 
@@ -62,12 +67,13 @@ def spec_from(text: str, secret: bytes) -> WorkerSpec:
     at = (values["host"], values["port"])
     return WorkerSpec(
         parse_worker(values["worker"]),
-        Access(*at, secret, values["generation"], values["certificate"]),
+        Access(*at, secret, values["generation"], values["certificate"], tuple(values["more"])),
         values["job"],
         values["job_sha256"],
         config_from(values["config"]),
         values["run_dir"],
         values["resumed"],
+        values["launch"],
     )
 
 

@@ -27,6 +27,9 @@ class LocalStore:
         if resume is not None and resume.is_in(self.run_dir):
             manifest.set_aside_after(self.run_dir, resume.step)
 
+    def take_over(self) -> None:
+        """What is there, whole or not, belongs to the run."""
+
     def seal(
         self,
         step: int,

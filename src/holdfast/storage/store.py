@@ -26,6 +26,10 @@ class Store(PartStore, Protocol):
     def check(self, resume: Checkpoint | None) -> None:
         """ConfigError: a run that goes on from ``resume`` cannot save here."""
 
+    def take_over(self) -> None:
+        """Go on for a coordinator that is gone: nothing is cleared."""
+        ...
+
     def open(self, resume: Checkpoint | None) -> None:
         """From here on it is this run's; later checkpoints than ``resume`` are set aside."""
 

@@ -14,7 +14,7 @@ from helpers.agents import agent_hello
 from helpers.live import process_state, wait_until
 from holdfast.auth.handshake import AGENT as AGENT_ROLE
 from holdfast.auth.handshake import COORDINATOR, Identity, answer
-from holdfast.config import RunConfig, TrainConfig
+from holdfast.config import RunConfig, TrainConfig, WorkersConfig
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
     AgentBeat,
@@ -95,7 +95,7 @@ class Launcher:
         """``scarce``: a call of the agent to the system that fails so many times."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(LIMIT_S)
-            host, port = listener.getsockname()
+            self.place = host, port = listener.getsockname()
             self.agent = subprocess.Popen(
                 [sys.executable, "-c", AGENT, host, str(port), scarce, str(number)],
                 stdout=subprocess.PIPE,
@@ -117,10 +117,26 @@ class Launcher:
             self._unread += [word for word in heard if not isinstance(word, AgentBeat)]
         return self._unread.pop(0)
 
-    def start(self, *workers: str) -> dict[str, int]:
+    def come_back(self, generation: int) -> None:
+        """Another coordinator, in the same place: it is asked who it is, and then called."""
+        with socket.create_server(self.place) as listener:
+            listener.settimeout(LIMIT_S)
+            found = None
+            while found is None or found.role != AGENT_ROLE:
+                sock = listener.accept()[0]
+                me = Identity(COORDINATOR, "", generation)
+                found, stamps = answer(sock, bytes(range(32)), me, LIMIT_S)
+                if found.role != AGENT_ROLE:
+                    sock.close()
+        assert found.generation == 3  # that it was started by
+        self.connection = Connection(sock, stamps)
+        self._unread = []
+
+    def start(self, *workers: str, orphan_limit_s: float = 600.0) -> dict[str, int]:
         """Process ids by worker."""
         assert isinstance(self.hear(), AgentHello)
-        config = RunConfig(train=TrainConfig(steps=12))
+        more = WorkersConfig(orphan_limit_s=orphan_limit_s)
+        config = RunConfig(train=TrainConfig(steps=12), workers=more)
         self.connection.send(
             StartWorkers(workers=list(workers), job="/job.py", config=config, **PLACES)
         )
@@ -244,8 +260,27 @@ def test_stop_ends_workers_that_do_not_end_by_themselves(launcher):
     assert [process_state(pid) for pid in pids.values()] == ["", ""]
 
 
-def test_losing_the_launcher_ends_the_workers_and_the_agent(launcher):
+def test_an_agent_keeps_its_workers_for_a_launcher_that_takes_over(launcher):
     pids = launcher.start(STUBBORN, BUSY)
+    launcher.connection.close()
+    os.kill(pids[BUSY], signal.SIGKILL)
+    launcher.come_back(generation=4)
+    assert isinstance(launcher.hear(), AgentHello)
+    told = [launcher.hear() for _ in range(3)]
+    killed = WorkerExited(worker=BUSY, pid=pids[BUSY], how="signal SIGKILL", code=-9)
+    assert WorkerStarted(worker=STUBBORN, pid=pids[STUBBORN]) in told
+    assert [one for one in told if one.worker == BUSY] == [
+        WorkerStarted(worker=BUSY, pid=pids[BUSY]),
+        killed,
+    ]
+    launcher.connection.send(Stop(reason="the run is over"))
+    assert launcher.end()[0] == 0
+    assert process_state(pids[STUBBORN]) == ""
+
+
+@pytest.mark.parametrize("orphan_limit_s", [0.0, 0.5])
+def test_losing_the_launcher_ends_the_workers_and_the_agent(launcher, orphan_limit_s):
+    pids = launcher.start(STUBBORN, BUSY, orphan_limit_s=orphan_limit_s)
     launcher.connection.close()
     code, _, err = launcher.end()
     assert (code, err) == (1, "")

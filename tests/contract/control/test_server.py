@@ -253,7 +253,8 @@ class Worker:
         deadline_s = time.monotonic() + LIMIT_S
         while not self._unread:
             assert time.monotonic() < deadline_s, "the server says nothing"
-            self._unread += self.connection.read()
+            heard = self.connection.read()
+            self._unread += [one for one in heard if not isinstance(one, messages.StillHere)]
         message = self._unread.pop(0)
         assert isinstance(message, kind)
         return message

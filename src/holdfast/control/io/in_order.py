@@ -10,9 +10,16 @@ class InOrder:
     def __init__(self, do: Callable[[Effect], None]) -> None:
         self._do = do
         self._todo: deque[Effect] = deque()
-        self._is_applying = False
+        self._is_applying = self._is_stopped = False
+
+    def stop(self) -> None:
+        """Nothing that is still to be done is done."""
+        self._is_stopped = True
+        self._todo.clear()
 
     def apply(self, effects: Iterable[Effect]) -> None:
+        if self._is_stopped:
+            return
         self._todo.extend(effects)
         if self._is_applying:
             return

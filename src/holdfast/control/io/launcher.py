@@ -5,6 +5,7 @@ Prints nothing, handles no signal, and can be run by any thread.
 
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,9 +25,15 @@ from holdfast.control.io.private_files import private_files
 from holdfast.control.io.recorder import Pass, RunRecorder, check_run_dir, continues_in, unwritable
 from holdfast.control.io.sealing import Seals
 from holdfast.control.io.server import Server
+from holdfast.control.io.succession.knocking import listen_again, write_address
+from holdfast.control.io.succession.past import past_events, steps_finished
+from holdfast.control.io.succession.run_journal import LeftBehind, RunFacts, RunJournal, claim
 from holdfast.control.io.supplies import Supplies
+from holdfast.control.journal.base import Journal
+from holdfast.control.journal.opening import open_journal
 from holdfast.control.reconfigure.policies import Policies
 from holdfast.control.state.settings import resume_call
+from holdfast.control.takeover.remembering import Former
 from holdfast.errors import HoldfastError, RunInterrupted
 from holdfast.faults.fault import Fault
 from holdfast.files.file_service import FileService
@@ -59,6 +66,7 @@ class RunRequest:
     resume_with: Callable[[str], str] = resume_call  # a directory -> how to go on from there
     accepted: Accepted = NOTHING
     ticket: Path | None = None  # written for agents of other machines while the run is under way
+    left_behind: LeftBehind | None = None  # take over from a coordinator that is gone
 
 
 class Launcher:
@@ -74,27 +82,32 @@ class Launcher:
         *,
         handle: Callable[[events.Event], None],
         warn: Callable[[str], None],
+        journal: Journal | None = None,
     ) -> None:
-        check_run_dir(request.run_dir, request.resume)
-        check_logs(request.run_dir, request.config)
+        """``journal``: instead of the one that the settings name."""
+        if request.left_behind is None:
+            check_run_dir(request.run_dir, request.resume)
+            check_logs(request.run_dir, request.config)
         schedule = read_schedule(request.config)
         allow_connections(request.config.parallel.pipelines * request.config.parallel.stages)
         # Whoever is told of a path may have another working directory.
         request = _absolute(request)
         self._config, self.run_dir = request.config, request.run_dir
-        continues = continues_in(self.run_dir, request.resume)
-        pass_on = Pass.of(self.run_dir, request.secret, self._config.network, continues=continues)
-        self._recorder = _recorder(request, pass_on, handle, warn)
-        listener = listen(self._config, pass_on.key)
+        control = self._config.control
+        journal = journal or open_journal(control.journal, self.run_dir, control.lease_s)
+        pass_on = _pass(request, journal)
+        kept = _run_journal(request, journal, pass_on.generation, warn)
+        self._recorder = _recorder(request, pass_on, handle, warn, kept)
+        former, listener = self._begin(request, pass_on, handle)
         at = whereabouts(self._config, listener)
         self._access = pass_on.access(at.host, at.port)
         join_with = request.join_with(self.run_dir, pass_on.certificate)
-        self._coordinator = _coordinator(request, schedule, at.told, join_with)
+        self._coordinator = _coordinator(request, schedule, at.told, join_with, former)
         self._supplies = Supplies(self._config, request.job, request.ticket, warn)
-        bundle = self._supplies.bundle
-        self._order = _order(request, self._coordinator.workers, bundle.sha256)
+        bundle, launch = self._supplies.bundle, _launch(request, pass_on)
+        self._order = _order(request, self._coordinator.workers, bundle.sha256, launch)
         self._starter, self._told = starter, at.told
-        self._files = _file_service(self._order, pass_on.generation)
+        self._files = _file_service(self._order, launch)
         self._server = Server(
             listener,
             self._access,
@@ -108,6 +121,25 @@ class Launcher:
             take_courier=self._files.take,
         )
         self._is_interrupted = False
+
+    def _begin(
+        self, request: RunRequest, pass_on: Pass, handle: Callable[[events.Event], None]
+    ) -> tuple[Former | None, socket.socket]:
+        """Where it listens; and what it takes over, if it does."""
+        if request.left_behind is None:
+            return None, listen(self._config, pass_on.key)
+        snapshot = request.left_behind.snapshot
+        listener = listen_again(self._config, snapshot.address, pass_on.key)
+        past = past_events(self.run_dir)
+        self._recorder.take_over(past)
+        write_address(self.run_dir, self._config, listener)
+        for event in past:
+            if isinstance(event, events.RunStarted):
+                handle(event)
+        resume = request.resume
+        sealed = resume.step if resume is not None and resume.is_in(self.run_dir) else None
+        next_step = steps_finished(past) if past else snapshot.next_step
+        return Former(snapshot, next_step, sealed, time.monotonic()), listener
 
     def interrupt(self) -> None:
         """End the run after its step, with a checkpoint; the second time at once.
@@ -124,6 +156,9 @@ class Launcher:
             self._recorder.expect_mask(usual_mask)
             try:
                 self._serve()
+            except BaseException:
+                self._recorder.abandon()
+                raise
             finally:
                 self._coordinator.close()
             summary = summarize(self._recorder.kept, config=self._config.to_dict())
@@ -140,8 +175,11 @@ class Launcher:
     def _serve(self) -> None:
         try:
             self._supplies.open(self._told, self._access)
-            self._starter.start(self._access, self._order)
+            if self._order.workers:
+                self._starter.start(self._access, self._order)
             self._server.run(self._config.workers.start_limit_s, self._starter.ended)
+            if self._server.deposed is not None:
+                raise self._server.deposed
         finally:
             self._server.close()
             self._starter.stop()
@@ -156,7 +194,11 @@ class Launcher:
 
 
 def _coordinator(
-    request: RunRequest, schedule: Schedule | None, told: str, join_with: str
+    request: RunRequest,
+    schedule: Schedule | None,
+    told: str,
+    join_with: str,
+    former: Former | None,
 ) -> Coordinator:
     return Coordinator(
         request.config,
@@ -169,9 +211,11 @@ def _coordinator(
         resume_with=request.resume_with,
         schedule=schedule,
         now=time.monotonic,
-        run_id=secrets.token_hex(8),
+        run_id=former.snapshot.run_id if former else secrets.token_hex(8),
         accepted=request.accepted,
         num_cores=len(os.sched_getaffinity(0)),
+        journalled=True,
+        former=former,
     )
 
 
@@ -180,6 +224,7 @@ def _recorder(
     pass_on: Pass,
     handle: Callable[[events.Event], None],
     warn: Callable[[str], None],
+    journal: RunJournal,
 ) -> RunRecorder:
     """ConfigError: checkpoints cannot be kept where they are to be kept."""
     config = request.config
@@ -187,13 +232,51 @@ def _recorder(
     store.check(request.resume)
     seals = Seals(config.checkpoint.write_limit_s, at_once=store.seals_at_once)
     origin = Origin(_from_anywhere(config), request.job.origin, request.job.sha256)
-    return RunRecorder(config, store, seals, request.resume, origin, handle, warn, pass_on)
+    return RunRecorder(
+        config, store, seals, request.resume, origin, handle, warn, pass_on, journal=journal
+    )
 
 
-def _order(request: RunRequest, workers: Sequence[WorkerId], bundle: str) -> StartWorkers:
-    """To be started with the run."""
+def _pass(request: RunRequest, journal: Journal) -> Pass:
+    """A journal that others share says which generation this is, and that nobody else leads."""
+    run_dir, is_taken_over = request.run_dir, request.left_behind is not None
+    continues = is_taken_over or continues_in(run_dir, request.resume)
+    pass_on = Pass.of(run_dir, request.secret, request.config.network, continues=continues)
+    if not is_taken_over and not request.config.control.journal:
+        return pass_on
+    return replace(pass_on, generation=claim(journal, above=pass_on.generation - 1))
+
+
+def _run_journal(
+    request: RunRequest, journal: Journal, generation: int, warn: Callable[[str], None]
+) -> RunJournal:
+    config, job = request.config, request.job
+    left, waits = request.left_behind, bool(config.control.journal)
+    facts = RunFacts(
+        left.facts.launch if left else generation,
+        _from_anywhere(config),
+        job.reference,
+        job.sha256,
+        job.origin,
+        [str(fault) for fault in request.faults],
+    )
+    kept = RunJournal(journal, facts, warn, waits=waits)
+    if left is not None or waits:
+        kept.leads_already()
+    return kept
+
+
+def _launch(request: RunRequest, pass_on: Pass) -> int:
+    return request.left_behind.facts.launch if request.left_behind else pass_on.generation
+
+
+def _order(
+    request: RunRequest, workers: Sequence[WorkerId], bundle: str, launch: int
+) -> StartWorkers:
+    """To be started with the run; those of one that is taken over are there."""
     return StartWorkers(
-        workers=[str(worker) for worker in workers],
+        workers=[] if request.left_behind else [str(worker) for worker in workers],
+        launch=launch,
         job=request.job.reference,
         job_sha256=request.job.sha256,
         run_dir=str(request.run_dir),

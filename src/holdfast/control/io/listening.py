@@ -23,14 +23,9 @@ class Whereabouts:
 
 def listen(config: RunConfig, key: TlsKey | None = None) -> socket.socket:
     """``key``: TLS is spoken there."""
-    listener = _open(config)
-    return listener if key is None else TlsListener.of(listener, key)
-
-
-def _open(config: RunConfig) -> socket.socket:
     host, port = config.network.listen, config.control.port
     try:
-        return open_listener(host, port, backlog=_BACKLOG)
+        return listen_on(host, port, key)
     except OSError as why:
         if why.errno in (errno.EADDRINUSE, errno.EACCES):
             raise ConfigError(
@@ -41,6 +36,12 @@ def _open(config: RunConfig) -> socket.socket:
             f"network.listen={host}: cannot listen there ({why.strerror}); expected an address "
             "of this machine, or 0.0.0.0 or :: for all of them"
         ) from why
+
+
+def listen_on(host: str, port: int, key: TlsKey | None) -> socket.socket:
+    """OSError: that place is taken, or none of this machine."""
+    listener = open_listener(host, port, backlog=_BACKLOG)
+    return listener if key is None else TlsListener.of(listener, key)
 
 
 def whereabouts(config: RunConfig, listener: socket.socket) -> Whereabouts:

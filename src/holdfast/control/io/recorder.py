@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,9 +28,11 @@ from holdfast.control.effects import (
     SealFailed,
     SealResult,
     TrimLogs,
+    WriteDown,
 )
 from holdfast.control.io.private_files import make_private
 from holdfast.control.io.sealing import SealDone, Seals
+from holdfast.control.io.succession.run_journal import RunJournal
 from holdfast.errors import Argument, CheckpointError, ConfigError, ProtocolError, ResumeFrom
 from holdfast.host.scarce import patiently
 from holdfast.observability import events
@@ -109,6 +111,7 @@ class RunRecorder:
     usual_mask: int = 0o022
     kept: list[events.Event] = field(default_factory=list)
     sink: events.JsonLines | None = None
+    journal: RunJournal | None = None
 
     @property
     def run_dir(self) -> Path:
@@ -127,6 +130,9 @@ class RunRecorder:
                     self.origin, traits=effect.traits, fingerprint=effect.fingerprint
                 )
                 self._open()
+            case WriteDown():
+                if self.journal is not None:
+                    self.journal.write(effect.record)
             case SealCheckpoint():
                 self.seals.begin(effect, self._seal)
             case ReportStuck():
@@ -149,7 +155,26 @@ class RunRecorder:
             told.append(done.effect if isinstance(done, SealDone) else done)
         return told
 
+    def take_over(self, past: Sequence[events.Event]) -> None:
+        """The directory is there, and what is in it belongs to the run that goes on."""
+        self.sink = self._only_writer()
+        self.kept += past
+        try:
+            self.pass_on.write(self.run_dir)
+            self.store.take_over()
+        except OSError as why:
+            raise unwritable(self.run_dir, why) from why
+
+    def abandon(self) -> None:
+        """Somebody else goes on with the run: nothing more is said of it."""
+        if self.sink is not None:
+            self.sink.close()
+        if self.journal is not None:
+            self.journal.close()
+
     def close(self, summary: Summary, details: str) -> None:
+        if self.journal is not None:
+            self.journal.close()
         if self.sink is None:
             return
         self.sink.close()
@@ -176,6 +201,8 @@ class RunRecorder:
         try:
             make_private(self.run_dir, self.usual_mask)
             self.sink = self._only_writer()
+            if self.journal is not None:
+                self.journal.lead(self.pass_on.generation)
             self.pass_on.write(self.run_dir)
             note_address(self.run_dir, self.config.checkpoint.dir)
             self.store.open(self.resume)

@@ -35,6 +35,7 @@ MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
     OPERATOR: (messages.DrainMachine,),
     WORKER_ROLE: (
         messages.Hello,
+        messages.Reattach,
         messages.LayerCosts,
         messages.LogVolume,
         messages.LogState,
@@ -60,19 +61,29 @@ MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.Failed,
     ),
 }
-_BEFORE_HELLO = (messages.Hello, messages.Failed)
+_BEFORE_HELLO = (messages.Hello, messages.Reattach, messages.Failed)
 
 
 def refusal(
-    peer: Identity, generation: int, is_free: Callable[[str], bool], *, wants_agent: bool
+    peer: Identity,
+    generation: int,
+    is_free: Callable[[str], bool],
+    *,
+    wants_agent: bool,
+    launch: int = 0,
 ) -> str:
-    """Why there is no place for it; empty: there is. Whoever has only a ticket knows no launch."""
+    """Why there is no place for it; empty: there is. Whoever has only a ticket knows no launch.
+
+    ``launch``: the first of the coordinators that have taken over from each other; 0: none has.
+    """
     may_not_know = peer.role in (JOINER, AGENT, OPERATOR)
-    if peer.generation != generation and (peer.generation or not may_not_know):
+    known = peer.generation or (generation if may_not_know else 0)
+    if not (launch or generation) <= known <= generation:
         return f"it is of launch {peer.generation} of this run, which is at launch {generation}"
     if peer.role == AGENT and not wants_agent:
         return "nobody waits for an agent"
-    if peer.role == WORKER_ROLE and not is_free(peer.name):
+    may_return = peer.generation < generation  # it has to say what it was
+    if peer.role == WORKER_ROLE and not may_return and not is_free(peer.name):
         return "there is no place for you here"
     return "the coordinator is here" if peer.role == COORDINATOR else ""
 

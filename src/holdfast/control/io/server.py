@@ -29,8 +29,9 @@ from holdfast.control.io.in_order import InOrder
 from holdfast.control.io.last_words import Unheard
 from holdfast.control.io.rights import check_right, granted, refusal
 from holdfast.control.io.strangers import Stranger, Strangers, TakeCourier, send_away
+from holdfast.control.io.succession.signs import Signs
 from holdfast.control.io.worker_clocks import WorkerClocks
-from holdfast.errors import ConfigError, HoldfastError, PeerLost, ProtocolError
+from holdfast.errors import ConfigError, Deposed, HoldfastError, PeerLost, ProtocolError
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.codec import encode
@@ -71,14 +72,14 @@ class Server:
         self._start_workers, workers = start_workers, start_workers.config.workers
         self._silence_limit_s = workers.silence_limit_s
         self._selector = selectors.DefaultSelector()
-        self._unheard = Unheard(self._selector)
+        self._unheard, self._clocks = Unheard(self._selector), WorkerClocks()
         me = Identity(COORDINATOR, "", access.generation)
         most = len(coordinator.workers) + MORE_STRANGERS
         self.strangers = Strangers(self._selector, listener, access.secret, me, most, take_courier)
         self._peers: dict[Connection, Identity] = {}  # all who have proven who they are
         self._loading: dict[WorkerId, Connection] = {}  # have not said hello yet
         self._workers: dict[WorkerId, Connection] = {}
-        self._asking: dict[Connection, float] = {}  # who wants to join; until when it may stay
+        self._asking: dict[Connection, float] = {}  # wants to join, or back; until when it may stay
         self._agents = Agents(most_agents)
         line = Line(self._send, self._drop, self._apply, self._log)
         self._machines = MachineDesk(
@@ -89,10 +90,10 @@ class Server:
             bundle or BundleServer(None),
             line,
         )
-        self._clocks = WorkerClocks()
         self._effects = InOrder(self._do)
         self._encoded: tuple[messages.Message, bytes] | None = None
-        self._num_interrupts, self._ticked_s = 0, 0.0
+        self._num_interrupts, self._ticked_s, self._signs = 0, 0.0, Signs(coordinator)
+        self.deposed: Deposed | None = None  # another coordinator has taken over
 
     @property
     def num_peers(self) -> int:
@@ -109,7 +110,7 @@ class Server:
         """Until the run is over and its workers are gone."""
         self.strangers.open()
         started_s = time.monotonic()
-        while not self._coordinator.over:
+        while not self._coordinator.over and self.deposed is None:
             self.turn(TICK_S)
             now_s = time.monotonic()
             self._tick(now_s)
@@ -121,10 +122,11 @@ class Server:
             elif self._coordinator.starting and now_s - started_s > start_limit_s:
                 waited = f"workers.start_limit_s={start_limit_s:g} reached while "
                 self._fail(HoldfastError(waited + self._coordinator.waiting_for()))
-        self.wait_for_workers()
+        if self.deposed is None:
+            self.wait_for_workers()
 
     def close(self) -> None:
-        for agent in self._agents.connections:
+        for agent in self._agents.connections if self.deposed is None else ():
             self._send(agent, messages.Stop(reason="the run is over"))
         for connection in list(self._peers):
             self._drop(connection)
@@ -144,6 +146,7 @@ class Server:
             if number := self.strangers.count_refused(now_s):  # one line for many
                 self._log("strangers", f"{number} did not prove that they belong to the run")
             self._apply(self._clocks.due(self._workers, now_s))
+            self._apply(self._signs.due(self._workers, now_s))
             self._apply(self._coordinator.tick(now_s))
             self._hear_of_seals()
 
@@ -176,8 +179,9 @@ class Server:
         except OSError:  # it has hung up already
             sock.close()
             return
-        wants_agent = self._agents.has_place
-        why = refusal(peer, self._access.generation, self._is_free, wants_agent=wants_agent)
+        generation, launch = self._access.generation, self._start_workers.launch
+        wants = self._agents.has_place
+        why = refusal(peer, generation, self._is_free, wants_agent=wants, launch=launch)
         self._peers[connection] = peer
         self._selector.register(connection, selectors.EVENT_READ)
         if why:
@@ -186,7 +190,7 @@ class Server:
             self._drop(connection)
         elif peer.role == AGENT:
             self._agents.admit(connection)
-        elif peer.role in (JOINER, OPERATOR):
+        elif peer.role in (JOINER, OPERATOR) or not self._is_free(peer.name):
             self._asking[connection] = time.monotonic() + ASK_LIMIT_S
         else:
             self._loading[parse_worker(peer.name)] = connection
@@ -217,8 +221,8 @@ class Server:
 
     def _dispatch(self, connection: Connection, message: messages.Message) -> None:
         """ProtocolError: it has said what it may not say."""
-        is_loading = connection in self._loading.values()
-        check_right(self._peers[connection], message, has_said_hello=not is_loading)
+        has_said_hello = connection in self._workers.values()
+        check_right(self._peers[connection], message, has_said_hello=has_said_hello)
         if isinstance(message, messages.BundleAsk) and connection in self._asking:
             self._asking[connection] = time.monotonic() + ASK_LIMIT_S  # while it takes pieces
         if self._machines.hear(connection, message):
@@ -227,10 +231,24 @@ class Server:
             case messages.JoinRequest():
                 self._answer(connection, message)
                 return
+            case messages.Reattach():
+                self._take_back(connection, message)
+                return
             case messages.Hello():
                 worker = parse_worker(message.worker)
                 self._workers[worker] = self._loading.pop(worker)
         self._apply(self._handled(message))
+
+    def _take_back(self, connection: Connection, told: messages.Reattach) -> None:
+        worker = parse_worker(told.worker)
+        answer = self._signs.answer(told, is_new=self._loading.get(worker) is connection)
+        if answer is None:
+            self._asking.pop(connection, None)
+            self._workers[worker] = connection
+            return self._apply(self._handled(told))
+        self._send(connection, answer)
+        if isinstance(answer, messages.Begone):
+            self._drop(connection)
 
     def _handled(self, message: messages.Message) -> list[Effect]:
         now_s = time.monotonic()
@@ -294,6 +312,10 @@ class Server:
     def _perform_or_fail(self, effect: Effect) -> None:
         try:
             self._perform(effect)
+        except Deposed as why:
+            self.deposed = why
+            self._effects.stop()
+            return
         except HoldfastError as why:
             self._fail(why)
         self._hear_of_seals()

@@ -3,7 +3,8 @@
 What it does there once it has said hello is known elsewhere.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.checks import check_alike, check_built_alike, check_same_job
@@ -97,6 +98,15 @@ class Admission:
             fired = events.FaultFired(at_s=at_s, worker="", fault=str(fault), step=step, point="")
             effects += [Emit(fired), start]
         return effects
+
+    @property
+    def joins_used(self) -> AbstractSet[int]:
+        """Join faults that have fired, by their place in the list."""
+        return self._used
+
+    def recall(self, joins_used: Iterable[int]) -> None:
+        """As another coordinator has left it."""
+        self._used = set(joins_used)
 
     def fault_of(self, worker: WorkerId) -> str:
         """That it was started by; empty: by none."""

@@ -22,6 +22,10 @@ class ComingMachines:
         """Workers have been started."""
         return self._is_over
 
+    def take_over(self) -> None:
+        """Another coordinator has started them."""
+        self._is_over = True
+
     def tick(self, at_s: float) -> None:
         """HoldfastError: it was waited for long enough."""
         machines = self._run.config.machines

@@ -3,7 +3,7 @@
 The change that makes one a member is made elsewhere; so is the copy of its state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Emit, Send
@@ -44,15 +44,18 @@ class Joining:
     # --- it has come ---
 
     def on_hello(self, hello: messages.Hello, steps_left: int, at_s: float) -> list[Effect]:
-        ready, run = self.admission.welcome(hello, at_s), self._run
-        worker = parse_worker(hello.worker)
+        ready = self.admission.welcome(hello, at_s)
+        return [ready, *self._place(parse_worker(hello.worker), steps_left, at_s)]
+
+    def _place(self, worker: WorkerId, steps_left: int, at_s: float) -> list[Effect]:
+        run = self._run
         taken = {**run.stages, **run.placement.rolling_back, **self._joiners.stages}
         stage = self._plans.stage_for(worker, taken, steps_left)
         joiner = Joiner(stage, None, "it has come")
         if stage in run.placement.lost_stages and run.logs.is_replaying:
             self.hosts(worker, joiner)
-            return [ready]
-        return [ready, *self.give(worker, joiner, at_s)]
+            return []
+        return self.give(worker, joiner, at_s)
 
     def give(self, worker: WorkerId, joiner: Joiner, at_s: float) -> list[Effect]:
         self._joiners.put(worker, joiner)
@@ -63,6 +66,21 @@ class Joining:
     def on_ready(self, worker: WorkerId, at_s: float) -> list[Effect]:
         self._run.membership.handle(m.IsReady(worker, at_s))
         return self.copies.find_sources(at_s)
+
+    # --- another coordinator has taken over ---
+
+    def begins_again(self, worker: WorkerId, steps_left: int, at_s: float) -> list[Effect]:
+        """It was on the way before, and has come back: from the beginning."""
+        halt = Send(worker, messages.Halt(epoch=self._run.epoch))  # it may be copying
+        return [halt, *self._place(worker, steps_left, at_s)]
+
+    def stands_ready(self, worker: WorkerId, stage: int) -> None:
+        """It was going back to a checkpoint: it can be given any stage."""
+        self._joiners.put(worker, Joiner(stage, None, "it goes back"))
+
+    def tell_boundaries_to(self, workers: Iterable[WorkerId]) -> None:
+        """With the next Proceed: the word of it may have been lost."""
+        self._entered += workers
 
     # --- hosts of a stage that nobody holds ---
 

@@ -4,6 +4,7 @@ Only if every stage has a holder: else all go back or a stage is rebuilt, which 
 needs (``restarting.py``). The two count apart.
 """
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from holdfast.cluster import WorkerId
@@ -44,6 +45,11 @@ class Replacing:
         is_news = worker not in self._left_out
         self._left_out.add(worker)
         return is_news
+
+    @property
+    def left_out(self) -> AbstractSet[WorkerId]:
+        """Who is to stay away."""
+        return self._left_out
 
     def due(self, at_s: float) -> list[Effect]:
         """Whoever is to be started now. Asked again and again while training goes on."""

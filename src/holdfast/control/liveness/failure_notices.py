@@ -69,11 +69,11 @@ class FailureNotices:
         worker = parse_worker(name) if name else None
         if worker is None or not self._run.membership.knows(worker):
             return False
-        if isinstance(message, messages.Hello):
+        if isinstance(message, messages.Hello | messages.Reattach):
             self._processes.came(worker, message.pid)
             self._lost_machines.explained(worker)
             self._failure_detector.came(worker)
-        if isinstance(message, messages.Heartbeat):
+        if isinstance(message, messages.Heartbeat) or worker in self._run.stages:
             self._failure_detector.beat(worker)
         if not isinstance(message, _FROM_THE_AGENT):
             self._failure_detector.spoke(worker, at_s)

@@ -71,6 +71,14 @@ class Checkpoints:
         if self._run.config.gradients.mode == "fast":
             self._compared_from = reached + 1
 
+    @property
+    def compared_from(self) -> int:
+        return self._compared_from
+
+    def recall(self, compared_from: int) -> None:
+        """As another coordinator has left it."""
+        self._compared_from = compared_from
+
     # --- what workers say ---
 
     def on_part(self, part: messages.CheckpointPart) -> list[Effect]:

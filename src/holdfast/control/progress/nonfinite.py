@@ -6,6 +6,7 @@ it is: only other data could help. The state is worth a checkpoint.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.control.state.run import Run
@@ -15,6 +16,15 @@ from holdfast.protocol import messages
 _CURE = "lower the learning rate, set Job.clip_norm, or look at the data of these steps"
 
 
+class NonfiniteCount(NamedTuple):
+    first: int
+    last: int
+    where: str
+    num_good: int
+    num_trained: int
+    reason: str
+
+
 class Nonfinite:
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -22,6 +32,15 @@ class Nonfinite:
         self._where = ""  # it was seen first
         self._num_good = self._num_trained = 0
         self.reason = ""  # why the run is to end; empty: it goes on
+
+    def recall(self, known: NonfiniteCount) -> None:
+        """As another coordinator has left it."""
+        self._first, self._last, self._where, self._num_good, self._num_trained, self.reason = known
+
+    @property
+    def count(self) -> NonfiniteCount:
+        row = self._first, self._last, self._where
+        return NonfiniteCount(*row, self._num_good, self._num_trained, self.reason)
 
     def note(
         self,

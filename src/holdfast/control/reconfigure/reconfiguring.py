@@ -77,7 +77,11 @@ class Reconfigurations:
         self._current = change = self._current or Reconfiguration(at_s, first_s)
         for member in gone:
             change.lose(*member)
-        if not self._rolling_back.all_again:
+        # Who has not come back yet could not be told to stop.
+        return [] if self._run.phase is RunPhase.REGAINING else self._halt_left(change, at_s)
+
+    def _halt_left(self, change: Reconfiguration, at_s: float) -> list[Effect]:
+        if not change.dead or not self._rolling_back.all_again:
             return self._halt(change, at_s)
         change.drop_requests()
         return [*self._rolling_back.end_all(at_s), *self._halt(change, at_s)]
@@ -109,6 +113,22 @@ class Reconfigurations:
         if self._rebuilding.lost(worker):
             return self._halt(self._current, at_s)  # the others of the crew wait for it
         return self.tick(at_s)
+
+    # --- another coordinator has taken over ---
+
+    def await_all(self, at_s: float) -> None:
+        """All are to be asked what they have, as soon as they are back."""
+        self._current = Reconfiguration(at_s, at_s)
+        self._current.add("coordinator")
+
+    def all_are_back(self, at_s: float, *, was_returning: bool) -> list[Effect]:
+        """``was_returning``: nobody held a state any more that training could go on with."""
+        change = self._current
+        assert change is not None
+        self._run.lifecycle.enter(RunPhase.TRAINING)
+        if was_returning:
+            return self._roll_back(change, Rollback("all were going back already"), at_s)
+        return self._halt_left(change, at_s)
 
     # --- tell ---
 

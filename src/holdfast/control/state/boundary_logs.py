@@ -55,6 +55,15 @@ class BoundaryLogs:
     def choose(self, boundaries: Sequence[int], limits: Mapping[int, int]) -> None:
         self._boundaries, self._limits = tuple(boundaries), dict(limits)
 
+    @property
+    def history(self) -> tuple[int, int]:
+        """How many have begun before the present one, and its first step."""
+        return self._num_histories, self._began
+
+    def recall(self, num_histories: int, began: int) -> None:
+        """As another coordinator has left it."""
+        self._num_histories, self._began = num_histories, began
+
     def begin_anew(self, step: int) -> None:
         """All go back to ``step``: what was logged before is of no use."""
         self._num_histories, self._began = self._num_histories + 1, step

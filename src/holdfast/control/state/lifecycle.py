@@ -11,6 +11,7 @@ class RunPhase(Enum):
     BUILDING = auto()  # workers build their stages
     TRAINING = auto()
     RETURNING = auto()  # a stage was lost: all build anew, from a checkpoint
+    REGAINING = auto()  # another coordinator has taken over: it waits for the workers to come back
     FINISHED = auto()
     FAILED = auto()
 
@@ -18,11 +19,14 @@ class RunPhase(Enum):
 BEFORE_TRAINING = (RunPhase.STARTING, RunPhase.MEASURING, RunPhase.BUILDING)
 
 _NEXT: dict[RunPhase, frozenset[RunPhase]] = {
-    RunPhase.STARTING: frozenset({RunPhase.MEASURING, RunPhase.BUILDING, RunPhase.FAILED}),
+    RunPhase.STARTING: frozenset(
+        {RunPhase.MEASURING, RunPhase.BUILDING, RunPhase.REGAINING, RunPhase.FAILED}
+    ),
     RunPhase.MEASURING: frozenset({RunPhase.BUILDING, RunPhase.FAILED}),
     RunPhase.BUILDING: frozenset({RunPhase.TRAINING, RunPhase.FAILED}),
     RunPhase.TRAINING: frozenset({RunPhase.RETURNING, RunPhase.FINISHED, RunPhase.FAILED}),
     RunPhase.RETURNING: frozenset({RunPhase.TRAINING, RunPhase.FAILED}),
+    RunPhase.REGAINING: frozenset({RunPhase.TRAINING, RunPhase.FAILED}),
     RunPhase.FINISHED: frozenset(),
     RunPhase.FAILED: frozenset(),
 }
@@ -31,6 +35,7 @@ _NEXT: dict[RunPhase, frozenset[RunPhase]] = {
 class Lifecycle:
     def __init__(self) -> None:
         self._phase = RunPhase.STARTING
+        self._was_returning = False
 
     @property
     def phase(self) -> RunPhase:
@@ -39,6 +44,15 @@ class Lifecycle:
     @property
     def over(self) -> bool:
         return self._phase in (RunPhase.FINISHED, RunPhase.FAILED)
+
+    @property
+    def was_returning(self) -> bool:
+        """When another coordinator took over: all were building anew."""
+        return self._was_returning
+
+    def regain(self, *, was_returning: bool) -> None:
+        self.enter(RunPhase.REGAINING)
+        self._was_returning = was_returning
 
     def enter(self, phase: RunPhase) -> None:
         self._phase = moved("the run", _NEXT, self._phase, phase)

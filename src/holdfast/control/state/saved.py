@@ -67,6 +67,10 @@ class Saved:
             return f"Go on from the same checkpoint with: {command}"
         return "No checkpoint was written yet: start again (checkpoint.every_steps sets how often)"
 
+    def recall(self, sealed: int | None, rules: Sequence[SaveRule]) -> None:
+        """As another coordinator has left it; ``sealed``: as it is found on disk."""
+        self._sealed, self._rules = sealed, list(rules)
+
     def seal(self, step: int) -> None:
         if self.seals_at_once:
             self._before, self._sealed = self._sealed, step

@@ -88,7 +88,7 @@ class Recovered(Timed):
 
     epoch: int
     step: int
-    cause: str  # "death", "join", "move", "better plan", "interrupt", or some with " and "
+    cause: str  # "death", "join", "move", "interrupt", "coordinator", ... or some with " and "
     workers: tuple[str, ...]  # who was lost, has joined or moved
     fault_s: float  # when it happened; the first notice, if nobody knows
     notice_s: float
@@ -157,6 +157,15 @@ class ConnectionDropped(Timed):
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TookOver(Timed):
+    """The coordinator was lost; this one goes on for it, in the step where the workers are."""
+
+    step: int  # the first that is not finished
+    workers: tuple[str, ...]  # who still holds its state
+    took_s: float  # until they were back
+
+
 WorkerEvent: TypeAlias = (
     FaultFired
     | WorkerLost
@@ -173,4 +182,5 @@ WorkerEvent: TypeAlias = (
     | JoinFailed
     | JoinUnfinished
     | ConnectionDropped
+    | TookOver
 )

@@ -130,6 +130,13 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StillHere:
+    """coordinator -> worker, now and then: there is no need to look for another one."""
+
+    next_step: Step  # all steps before it are on record: nobody will ask for them again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """coordinator -> worker or agent: end now, in good order."""
 
@@ -148,5 +155,6 @@ LivenessMessage = (
     | WorkerWarning
     | Failed
     | Finished
+    | StillHere
     | Stop
 )

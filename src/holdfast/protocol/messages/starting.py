@@ -62,6 +62,32 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reattach:
+    """worker -> coordinator, first of all: it was a worker of the coordinator before, and has all
+    that it had then. What that one may not have heard follows. Answered with Begone if its place
+    is gone."""
+
+    worker: WorkerName
+    pid: Pid
+    host: Host  # as in its hello
+    port: Port
+    epoch: Number  # the highest that it was told of
+    building: Number  # stages that it was given and has not built yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begone:
+    """coordinator -> worker that has come back: its place is gone. It begins anew, as a joiner."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SayHello:
+    """coordinator -> worker that has come back: its hello was not heard; once more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureLayers:
     """coordinator -> one worker: time the layers, to cut them into equal stages."""
 
@@ -128,6 +154,9 @@ StartMessage = (
     JoinRequest
     | JoinGranted
     | Hello
+    | Reattach
+    | Begone
+    | SayHello
     | MeasureLayers
     | LayerCosts
     | Assign

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.config import RunConfig
-from holdfast.protocol.fields import Path, PlaceOrNone, Sha256, Sha256OrNone
+from holdfast.protocol.fields import Number, Path, PlaceOrNone, Sha256, Sha256OrNone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,4 +13,5 @@ class WhatToRun:
     run_dir: Path  # all that is named later is below it
     resumed: PlaceOrNone  # checkpoint that the run went on from; empty: none
     config: RunConfig
+    launch: Number = 0  # its first coordinator: who is of another one belongs to another run
     bundle: Sha256OrNone = ""  # that the job is in; empty: it is installed, or lies at that path

@@ -5,15 +5,21 @@ halt. Decides nothing itself.
 """
 
 import queue
+import select
 import threading
+import time
 from collections.abc import Callable
 
 from holdfast.errors import EpochPast, HoldfastError, PeerLost
 from holdfast.host.scarce import patiently
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
+from holdfast.protocol.successors import Successors
+from holdfast.runtime.link.retained import Retained
 from holdfast.transport.base import Transport
 
+SILENCE_S = 5.0  # of a coordinator that gives a sign every second
+_LOOK_S = 1.0
 _JOIN_LIMIT_S = 10.0
 
 
@@ -35,9 +41,19 @@ class ControlLink:
         transport: Transport,
         on_aside: Callable[[messages.Message], None],
         on_stopped: Callable[[], None] = lambda: None,
+        successors: Successors | None = None,
     ) -> None:
-        """``on_stopped`` is called once, when the worker is to end and may not be able to."""
+        """``on_stopped`` is called once, when the worker is to end and may not be able to.
+
+        ``successors``: who is looked for when the coordinator is gone; None: nobody.
+        """
         self._connection = connection
+        self._successors, self._retained = successors, Retained()
+        self._is_away = False  # the connection is broken, and there is no other yet
+        self._num_builds = 0  # stages that were given, and of which it was not told that they are
+        self._was_assigned = self._is_ending = False
+        self._newest_epoch = 0
+        self._heard_s: float | None = None  # last sign of a coordinator that gives some
         self._transport = transport
         self._on_aside, self._on_stopped = on_aside, on_stopped
         self._inbox: queue.Queue[messages.Message] = queue.Queue()
@@ -64,7 +80,19 @@ class ControlLink:
         if self._stopped is not None:  # a run of one worker waits for nobody: it hears it here
             raise self._stopped
         with self._lock:
+            self._num_builds -= isinstance(message, messages.Ready)
+            self._retained.note(message)
+            if not self._is_away:
+                self._try_to_send(message)
+
+    def _try_to_send(self, message: messages.Message) -> None:
+        try:
             self._connection.send(message)
+        except PeerLost:
+            if self._successors is None or not self._successors.limit_s:
+                raise
+            self._is_away = True
+            self._connection.shutdown()  # the reading thread looks for another one
 
     def check(self, epoch: int) -> None:
         """Raises if ``epoch`` is over, or the run is."""
@@ -88,25 +116,103 @@ class ControlLink:
 
     def drop(self) -> None:
         """As a process that dies: without a word."""
+        self._is_ending = True
         self._connection.shutdown()
 
     def close(self) -> None:
+        self._is_ending = True
         self._connection.shutdown()
         self._thread.join(_JOIN_LIMIT_S)
         self._connection.close()
 
     def _read(self) -> None:
-        try:
-            while True:
-                for message in self._connection.read():
-                    self._take(message)
-        except HoldfastError as why:  # the launcher is gone, or speaks nonsense
-            self._stop(Stopped(str(why), cut_off=isinstance(why, PeerLost)))
+        while True:
+            try:
+                while True:
+                    for message in self._read_some():
+                        self._take(message)
+            except PeerLost as why:
+                try:
+                    self._reattach(self._found(why))
+                except HoldfastError as last:
+                    self._stop(Stopped(str(last), cut_off=True))
+                    return
+            except HoldfastError as why:  # the launcher speaks nonsense
+                self._stop(Stopped(str(why)))
+                return
+
+    # --- another coordinator ---
+
+    def _read_some(self) -> list[messages.Message]:
+        """One that gives no sign for too long may be stopped, and another one may have its place;
+        it is left only for that one."""
+        if self._heard_s is None or self._successors is None:
+            return self._connection.read()
+        if select.select([self._connection], [], [], _LOOK_S)[0]:
+            self._heard_s = time.monotonic()
+            return self._connection.read()
+        if time.monotonic() - self._heard_s > SILENCE_S:
+            found = self._successors.look(is_alive=True)
+            if found is not None:
+                self._reattach(found)
+        return []
+
+    def _found(self, why: PeerLost) -> Connection:
+        """HoldfastError: there is no other, or this worker is to end."""
+        successors = self._successors
+        if successors is None or not successors.limit_s or self._has_ended():
+            raise why
+        with self._lock:
+            self._is_away = True
+        return successors.find(self._has_ended)
+
+    def _has_ended(self) -> bool:
+        return self._is_ending or self._stopped is not None
+
+    def _reattach(self, connection: Connection) -> None:
+        """It hears first who is there; then what the one before may not have heard."""
+        with self._lock:
+            before, self._connection = self._connection, connection
+            self._is_away, self._heard_s = False, None
+            before.shutdown()
+            if self._is_ending:
+                connection.shutdown()
+            for message in self._again():
+                if not self._is_away:
+                    self._try_to_send(message)
+        before.close()
+
+    def _again(self) -> list[messages.Message]:
+        """Of one that loads nothing: its hello comes as if nothing had been."""
+        hello = self._retained.hello
+        if hello is None:
+            return []
+        told = messages.Reattach(
+            worker=hello.worker,
+            pid=hello.pid,
+            host=hello.host,
+            port=hello.port,
+            epoch=self._newest_epoch,
+            building=self._num_builds,
+        )
+        return [told, *self._retained.all()] if self._was_assigned else [told]
 
     def _take(self, message: messages.Message) -> None:
+        self._newest_epoch = max(self._newest_epoch, getattr(message, "epoch", 0))
         match message:
             case messages.Stop():
                 self._stop(Stopped(message.reason, is_over=message.is_over))
+            case messages.Begone():
+                self._is_ending = True
+                self._stop(Stopped(message.reason, cut_off=True))
+            case messages.StillHere():
+                self._heard_s = time.monotonic()
+                with self._lock:
+                    self._retained.drop_before(message.next_step)
+            case messages.SayHello():
+                with self._lock:
+                    if self._retained.hello is not None:
+                        self._try_to_send(self._retained.hello)
             case (
                 messages.ShareState()
                 | messages.SaveAt()
@@ -127,6 +233,10 @@ class ControlLink:
                 self._transport.interrupt(message.epoch)
                 self._inbox.put(message)
             case _:
+                with self._lock:
+                    is_assign = isinstance(message, messages.Assign)
+                    self._num_builds += is_assign
+                    self._was_assigned = self._was_assigned or is_assign
                 self._inbox.put(message)
 
     def _do_aside(self, message: messages.Message) -> None:

@@ -9,6 +9,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -27,6 +28,7 @@ from holdfast.faults.injection import (
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.spec import WorkerSpec
+from holdfast.protocol.successors import Successors
 from holdfast.runtime.link.control_link import ControlLink, Stopped
 from holdfast.runtime.state.state_keeping import KeepingOf
 from holdfast.runtime.worker.failures import worker_failed
@@ -55,7 +57,7 @@ def run_process(spec: WorkerSpec, keeping_of: KeepingOf) -> int:
         access.secret,
         network.listen,
         advertise_host=network.advertise,
-        generation=access.generation,
+        generation=spec.launch or access.generation,
         limits=limits,
         encrypts=network.tensor_tls,
     )
@@ -75,7 +77,7 @@ def run_worker(
 ) -> int:
     """``woken``: this worker is a thread; set it to wake one that was made to hang."""
     try:
-        connection = _connected(spec)
+        connection, generation = _connected(spec)
     except HoldfastError:
         return 1  # the run is over already; there is nobody to tell
     link = ControlLink(
@@ -83,6 +85,7 @@ def run_worker(
         transport,
         lambda message: worker.aside(message),
         (lambda: None) if woken else end_soon,
+        _successors(spec, generation),
     )
 
     def die() -> None:
@@ -118,13 +121,23 @@ def run_worker(
     return 0
 
 
-def _connected(spec: WorkerSpec) -> Connection:
+def _connected(spec: WorkerSpec) -> tuple[Connection, int]:
     workers = spec.config.workers
     limit_s = workers.start_limit_s  # strangers may crowd the door
     silence_s = workers.silence_limit_s
-    return connect(spec.access, WORKER_ROLE, str(spec.worker), limit_s, silence_limit_s=silence_s)[
-        0
-    ]
+    return connect(spec.access, WORKER_ROLE, str(spec.worker), limit_s, silence_limit_s=silence_s)
+
+
+def _successors(spec: WorkerSpec, generation: int) -> Successors:
+    workers = spec.config.workers
+    return Successors(
+        replace(spec.access, generation=generation),
+        WORKER_ROLE,
+        str(spec.worker),
+        spec.run_dir,
+        limit_s=workers.orphan_limit_s,
+        silence_limit_s=workers.silence_limit_s,
+    )
 
 
 def end_soon() -> None:

@@ -32,7 +32,14 @@ class WorkerThreads:
         for name in order.workers:
             worker = parse_worker(name)
             spec = WorkerSpec(
-                worker, access, order.job, order.job_sha256, config, order.run_dir, order.resumed
+                worker,
+                access,
+                order.job,
+                order.job_sha256,
+                config,
+                order.run_dir,
+                order.resumed,
+                order.launch,
             )
             transport = LocalTransport(spec.worker, self._hub, limits=transport_limits(config))
             thread = threading.Thread(

@@ -83,6 +83,9 @@ class RemoteStore:
         if resume is not None and self._continues(resume):
             self._set_aside_after(resume.step)
 
+    def take_over(self) -> None:
+        self._launch = keys.newest_launch(self._bucket.sizes(keys.LAUNCHES))
+
     def _continues(self, resume: Checkpoint | None) -> bool:
         return resume is not None and resume.address == self.address
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
+from holdfast.control.io.agents.agent_line import AgentLine
 from holdfast.control.liveness.exits import describe
 from holdfast.errors import ConfigError, PeerLost
 from holdfast.host.network import unreached
@@ -93,8 +94,8 @@ class Agent:
         adapted: Callable[[StartWorkers], StartWorkers] = lambda order: order,
         leaves: Callable[[], Departure | None] = lambda: None,
     ) -> None:
-        self._connection = connection
-        self._access = access
+        self._selector = selectors.DefaultSelector()
+        self._line = AgentLine(connection, access, self._selector)
         self._prepare = prepare
         self._run_worker = run_worker
         self._say = say
@@ -106,40 +107,50 @@ class Agent:
         self._prepared: RunConfig | None = None
         self._children: dict[int, _Child] = {}
         self._waiting: dict[WorkerId, _Start] = {}
-        self._selector = selectors.DefaultSelector()
 
     def run(self) -> int:
         """0: the run is over; 1: the launcher is gone. ConfigError: there is no place for it."""
-        self._selector.register(self._connection, selectors.EVENT_READ)
         try:
-            self._connection.send(self._hello)
+            self._line.send(self._hello)
             while True:
                 if self._turn(self._pause_s()):
                     return 0
+                if self._line.look():
+                    self._say_again()
                 self._start_due()
                 self._beat()
                 if self._is_to_go():
                     return 0
         except PeerLost:
-            return 1  # the launcher is gone: take the workers along
+            return 1  # the launcher is gone, and nobody takes over: take the workers along
         finally:
             self._end_children()
+
+    def _say_again(self) -> None:
+        """To a coordinator that has taken over: who runs here, and who has ended meanwhile."""
+        running = [WorkerStarted(worker=c.worker, pid=c.pid) for c in self._children.values()]
+        self._leaves_by_s = math.inf
+        for message in [self._hello, *running, *self._line.take_unsaid()]:
+            self._line.send(message)
 
     def _turn(self, timeout_s: float) -> bool:
         """Handle what has happened; True when told to stop."""
         for key, _ in self._selector.select(timeout_s):
-            if key.fileobj is self._connection:
-                if any(self._obey(message) for message in self._connection.read()):
-                    return True
-            else:
+            if key.fd in self._children:
                 self._reap(self._children[key.fd])
+            elif key.fileobj is self._line.connection and self._is_told_to_stop():
+                return True
         return False
+
+    def _is_told_to_stop(self) -> bool:
+        return any(self._obey(message) for message in self._line.read())
 
     def _obey(self, message: Message) -> bool:
         match message:
             case StartWorkers():
                 message = self._adapted(message)
                 config = message.config
+                self._line.follow(message)
                 if config != self._prepared:  # the same for those that come later
                     self._prepare(config)
                     self._prepared = config
@@ -152,7 +163,7 @@ class Agent:
             case LookAt():
                 self._look_at(message.pid)
             case TryLinks(addresses=addresses):
-                self._connection.send(LinksTried(unreached=unreached(addresses, TRY_LINKS_S)))
+                self._line.send(LinksTried(unreached=unreached(addresses, TRY_LINKS_S)))
             case Stop():
                 self.ended_for = message.reason
                 return True
@@ -165,12 +176,13 @@ class Agent:
     def _spec(self, worker: str, order: StartWorkers, config: RunConfig) -> WorkerSpec:
         return WorkerSpec(
             parse_worker(worker),
-            self._access,
+            self._line.access,
             order.job,
             order.job_sha256,
             config,
             order.run_dir,
             order.resumed,
+            order.launch,
         )
 
     def _start(self, spec: WorkerSpec, num_tried: int = 0) -> None:
@@ -182,16 +194,17 @@ class Agent:
         except OSError as why:
             if num_tried == len(START_PAUSES_S):
                 reason = why.strerror or str(why)
-                self._connection.send(WorkerNotStarted(worker=name, reason=reason))
+                self._line.send(WorkerNotStarted(worker=name, reason=reason))
             else:
                 due_s = time.monotonic() + START_PAUSES_S[num_tried]
                 self._waiting[spec.worker] = _Start(spec, num_tried + 1, due_s)
         else:
-            self._connection.send(WorkerStarted(worker=name, pid=pid))
+            self._line.send(WorkerStarted(worker=name, pid=pid))
 
     def _pause_s(self) -> float:
         due_s = min((start.due_s for start in self._waiting.values()), default=math.inf)
-        return max(0.0, min(self._next_beat_s, due_s) - time.monotonic())
+        pause_s = max(0.0, min(self._next_beat_s, due_s) - time.monotonic())
+        return min(pause_s, self._line.pause_s)
 
     def _is_to_go(self) -> bool:
         """At once. Before that its workers are let go in good order, if there is time."""
@@ -199,7 +212,7 @@ class Agent:
         if departure is None:
             return False
         if self._leaves_by_s == math.inf:
-            self._connection.send(Leaving(reason=departure.reason))
+            self._line.send(Leaving(reason=departure.reason))
             self.ended_for = "it was told to leave, and has waited long enough"
         self._leaves_by_s = min(self._leaves_by_s, now_s + departure.within_s)
         return now_s >= self._leaves_by_s
@@ -208,7 +221,7 @@ class Agent:
         now_s = time.monotonic()
         if now_s >= self._next_beat_s:
             self._next_beat_s = now_s + self._beat_s
-            self._connection.send(AgentBeat())
+            self._line.send(AgentBeat())
 
     def _start_due(self) -> None:
         for start in list(self._waiting.values()):
@@ -251,7 +264,8 @@ class Agent:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == parent:  # else the agent died before the line above took effect
                 # The descriptors only: shutting the shared connection down would end the agent's.
-                os.close(self._connection.fileno())
+                if self._line.connection is not None:
+                    os.close(self._line.connection.fileno())
                 self._selector.close()
                 for pidfd in self._children:
                     os.close(pidfd)
@@ -271,7 +285,7 @@ class Agent:
     def _look_at(self, pid: int) -> None:
         for child in self._children.values():
             if child.pid == pid and process_state(pid) in _RUNS:
-                self._connection.send(WorkerRuns(worker=child.worker, pid=pid))
+                self._line.send(WorkerRuns(worker=child.worker, pid=pid))
 
     def _reap(self, child: _Child) -> None:
         self._selector.unregister(child.pidfd)
@@ -280,12 +294,12 @@ class Agent:
         _, status = os.waitpid(child.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         exited = WorkerExited(worker=child.worker, pid=child.pid, how=describe(code), code=code)
-        self._connection.send(exited)
+        self._line.send(exited)
 
     def _end_children(self) -> None:
         """Wait a little for those that end by themselves, then kill the rest."""
         deadline_s = time.monotonic() + STOP_GRACE_S
-        self._selector.unregister(self._connection)
+        self._line.stop_reading()
         while self._children and time.monotonic() < deadline_s:
             for key, _ in self._selector.select(0.1):
                 self._reap_quietly(self._children[key.fd])

@@ -5,6 +5,7 @@ Knows which faults have fired: they are not given to anybody again.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 from holdfast.cluster import WorkerId
 from holdfast.faults.fault import Fault, FaultKind
@@ -23,6 +24,26 @@ class Assignments:
     def parts(self) -> Mapping[str, tuple[WorkerId, int]]:
         """Directories that parts are written to: whose each is, and of which stage."""
         return self._parts
+
+    @property
+    def num_given(self) -> int:
+        """Directories for parts, so far."""
+        return self._num_given
+
+    @property
+    def fired(self) -> AbstractSet[str]:
+        """Faults."""
+        return self._fired
+
+    def recall(
+        self, parts: Mapping[str, tuple[WorkerId, int]], num_given: int, fired: Iterable[str]
+    ) -> None:
+        """As another coordinator has left it."""
+        self._parts, self._num_given, self._fired = dict(parts), num_given, set(fired)
+
+    def regain(self, worker: WorkerId, num_builds: int) -> None:
+        """It has come back, and says what it was given and has not built yet."""
+        self._builds[worker] = num_builds
 
     def num_builds(self, worker: WorkerId) -> int:
         """Stages that it was given and has not built yet."""

@@ -4,7 +4,7 @@ Pure: no sockets, no threads, no clock. Stimuli come in, commands come out. Whic
 holds, and what is planned when one is lost, is not known here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -140,6 +140,7 @@ class Membership:
         }
         self._story = {w: [f"known, {phase.name}"] for w, phase in self._phase.items()}
         self._found: dict[tuple[WorkerPhase, ...], list[WorkerId]] = {}  # until somebody changes
+        self._num_changes = 0
 
     def handle(self, stimulus: Stimulus) -> tuple[Command, ...]:
         worker = stimulus.worker
@@ -150,10 +151,23 @@ class Membership:
         if after is not before:
             self._found.clear()
         self._phase[worker] = after
+        self._num_changes += before is not after
         if (before, kind) != (after, StateCopied):  # a long copy is no news a step
             line = f"{stimulus.at_s:.2f}s {kind.__name__}: {before.name} -> {after.name}"
             self._story[worker].append(line)
         return commands
+
+    def recall(self, phases: Mapping[WorkerId, WorkerPhase]) -> None:
+        """As another coordinator has left them."""
+        self._found.clear()
+        for worker, phase in phases.items():
+            self._phase[worker] = phase
+            self._story[worker].append(f"taken over, {phase.name}")
+
+    @property
+    def num_changes(self) -> int:
+        """Of phases, so far."""
+        return self._num_changes
 
     def phase(self, worker: WorkerId) -> WorkerPhase:
         return self._phase[worker]

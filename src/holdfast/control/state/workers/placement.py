@@ -47,6 +47,10 @@ class Placement:
         self._epoch += 1
         return self._epoch
 
+    def recall(self, epoch: int, stages: Mapping[WorkerId, int]) -> None:
+        """As another coordinator has left it."""
+        self._epoch, self._stages = epoch, dict(stages)
+
     def hold(self, worker: WorkerId, stage: int) -> None:
         self._stages[worker], self._by_stage = stage, None
 

@@ -1,0 +1,27 @@
+"""What the events of a run tell whoever takes it over: what came before, how far it had come."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+from holdfast.observability import events
+
+
+def past_events(run_dir: Path) -> list[events.Event]:
+    """As a summary wants them; nothing if they cannot be read, or are on another machine."""
+    try:
+        found = events.read_events(run_dir / events.EVENTS_FILE)
+    except ConfigError:
+        return []
+    return [event for event in found if not isinstance(event, events.WorkerStep)]
+
+
+def steps_finished(past: Sequence[events.Event]) -> int:
+    """All steps before this one."""
+    reached = 0
+    for event in past:
+        if isinstance(event, events.StepFinished):
+            reached = event.step + 1
+        elif isinstance(event, events.WentBack):
+            reached = event.to_step
+    return reached
