@@ -357,3 +357,13 @@ def test_a_worker_that_cannot_be_started_is_told_and_the_others_go_on(scarce):
     assert process_state(started.pid) not in ("", "Z")
     scarce.connection.send(Stop(reason="done"))
     assert scarce.end()[2].count("refused") == 4
+
+
+def test_the_last_word_is_heard_although_a_beat_fails_first(launcher):
+    """The run is over: whoever still beats must not take that for the death of the launcher."""
+    launcher.start(STUBBORN)
+    os.kill(launcher.agent.pid, signal.SIGSTOP)
+    launcher.connection.send(Stop(reason="the run is over"))
+    launcher.connection.close()
+    os.kill(launcher.agent.pid, signal.SIGCONT)
+    assert launcher.end()[0] == 0

@@ -128,11 +128,19 @@ class Server:
     def close(self) -> None:
         for agent in self._agents.connections if self.deposed is None else ():
             self._send(agent, messages.Stop(reason="the run is over"))
+        # Whoever closes first may cost the other side the last word: they are to hang up.
+        deadline_s = time.monotonic() + STOP_LIMIT_S
+        while self._may_hear_agents and time.monotonic() < deadline_s:
+            self.turn(TICK_S)
         for connection in list(self._peers):
             self._drop(connection)
         self.strangers.close()
         self._selector.close()
         self._listener.close()
+
+    @property
+    def _may_hear_agents(self) -> bool:
+        return bool(self._agents.connections) and self.deposed is None
 
     def _tick(self, now_s: float) -> None:
         while self._num_interrupts:

@@ -113,7 +113,7 @@ class Agent:
         try:
             self._line.send(self._hello)
             while True:
-                if self._turn(self._pause_s()):
+                if self._turn(self._pause_s()) or self._is_told_to_stop(at_last=True):
                     return 0
                 if self._line.look():
                     self._say_again()
@@ -142,8 +142,10 @@ class Agent:
                 return True
         return False
 
-    def _is_told_to_stop(self) -> bool:
-        return any(self._obey(message) for message in self._line.read())
+    def _is_told_to_stop(self, *, at_last: bool = False) -> bool:
+        """``at_last``: by what was heard when the line broke."""
+        heard = self._line.take_last_words() if at_last else self._line.read()
+        return any(self._obey(message) for message in heard)
 
     def _obey(self, message: Message) -> bool:
         match message:

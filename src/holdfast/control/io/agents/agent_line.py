@@ -7,11 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from holdfast.auth.handshake import AGENT
-from holdfast.errors import PeerLost
+from holdfast.errors import HoldfastError, PeerLost
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import Message, StartWorkers, WorkerExited, WorkerStarted
 from holdfast.protocol.spec import Access
 from holdfast.protocol.successors import PAUSE_S, GivenUp, Successors
+
+_LAST_WORDS_S = 0.01  # they are here, or lost
 
 
 class AgentLine:
@@ -25,6 +27,7 @@ class AgentLine:
         self._selector = selector
         self._successors: Successors | None = None
         self._until_s = self._next_s = 0.0
+        self._last_words: list[Message] = []  # read after a send had failed
         self._unsaid: list[Message] = []  # of processes that have ended since it broke
         self._selector.register(connection, selectors.EVENT_READ)
 
@@ -56,16 +59,35 @@ class AgentLine:
             self._unsaid += [WorkerStarted(worker=message.worker, pid=message.pid), message]
 
     def _lose(self, why: PeerLost) -> None:
+        self._last_words += self._read_to_the_end()
         self.close()
-        if self._successors is None or not self._successors.limit_s:
+        limit_s = 0.0 if self._successors is None else self._successors.limit_s
+        if not limit_s and not self._last_words:  # else it may have said that the run is over
             raise why
-        self._until_s = time.monotonic() + self._successors.limit_s
+        self._until_s = time.monotonic() + limit_s
+
+    def take_last_words(self) -> list[Message]:
+        """Of a coordinator that is gone."""
+        heard, self._last_words = self._last_words, []
+        return heard
+
+    def _read_to_the_end(self) -> list[Message]:
+        """What it has said before it hung up, or was found to be gone."""
+        found: list[Message] = []
+        with suppress(HoldfastError):
+            while self.connection is not None and (
+                more := self.connection.read_within(_LAST_WORDS_S)
+            ):
+                found += more
+        return found
 
     def look(self) -> bool:
         """Whether there is a new coordinator. PeerLost: there will be none."""
         now_s = time.monotonic()
-        if self.connection is not None or self._successors is None or now_s < self._next_s:
+        if self.connection is not None or now_s < self._next_s:
             return False
+        if self._successors is None:
+            raise PeerLost("the coordinator is gone")
         self._next_s = now_s + PAUSE_S
         if now_s > self._until_s:
             raise PeerLost("nobody has taken over the run")
