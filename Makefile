@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder 
 # What samples are drawn from where they are drawn anew each time.
 SEED := $(or $(HOLDFAST_SEED),$(shell date +%s))
 
-.PHONY: install demo demo-cluster test test-all check docs refresh-docs bench chaos clean
+.PHONY: install demo demo-cluster test test-all test-cluster check docs refresh-docs bench chaos clean
 
 install: $(READY)
 
@@ -35,12 +35,17 @@ check: $(READY)
 
 # Always the same samples.
 test: check
-	env -u HOLDFAST_SEED $(PYTEST) -m 'not wide' $(TESTS)
+	env -u HOLDFAST_SEED $(PYTEST) -m 'not wide and not cluster' $(TESTS)
 
 # What make test leaves out, and other samples each time.
 test-all: $(READY)
 	@echo HOLDFAST_SEED=$(SEED)
-	HOLDFAST_SEED=$(SEED) $(PYTEST) -m 'wide or hypothesis' --hypothesis-seed $(SEED) $(TESTS)
+	HOLDFAST_SEED=$(SEED) $(PYTEST) -m '(wide or hypothesis) and not cluster' --hypothesis-seed $(SEED) $(TESTS)
+
+# Several machines in namespaces, ssh, Slurm, Ray, a coordinator that dies: one test at a time.
+test-cluster: $(READY)
+	@echo HOLDFAST_SEED=$(SEED)
+	HOLDFAST_SEED=$(SEED) $(BIN)/pytest -rs -m cluster $(TESTS)
 
 # The site, in an environment of its own: what tests and bits depend on stays as it is.
 DOCS_BIN := .venv-docs/bin

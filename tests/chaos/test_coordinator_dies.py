@@ -7,7 +7,7 @@ import pytest
 from helpers.seed import SEED
 from helpers.sweeps.chaos import Executions
 from helpers.sweeps.twin import STEPS, Twin, TwinStory
-from helpers.wide import first
+from helpers.wide import first_two
 from holdfast.errors import Deposed
 from holdfast.observability import events
 
@@ -37,7 +37,7 @@ def test_the_calm_run_has_a_death_a_join_and_a_switch(calm):
     assert calm.done_again() == []
 
 
-@pytest.mark.parametrize("number", first(3, range(NUM_POINTS)))
+@pytest.mark.parametrize("number", first_two(3, 12, range(NUM_POINTS)))
 def test_it_may_die_at_any_message_or_timer(twin, calm, number):
     dies_at = random.Random(f"{SEED}-{number}").randint(1, calm.num_stimuli - 10)
     story = twin.run(dies_at, seed=number)

@@ -12,6 +12,13 @@ def first(num: int, cases: Iterable[Any]) -> list[Any]:
     return [*cases[:num], *map(wide, cases[num:])]
 
 
+def first_two(num: int, more: int, cases: Iterable[Any]) -> list[Any]:
+    """The first every time, then some as wide tests, the others left to ``make test-cluster``."""
+    cases = list(cases)
+    rest = [pytest.param(*_values(case), marks=pytest.mark.cluster) for case in cases[num + more :]]
+    return [*first(num, cases[: num + more]), *rest]
+
+
 def every(num: int, cases: Iterable[Any]) -> list[Any]:
     """Each ``num``-th case every time, from the first on: a fair sample of a shuffled list."""
     return [wide(case) if at % num else case for at, case in enumerate(cases)]
@@ -23,5 +30,8 @@ def where(chosen: Callable[[Any], bool], cases: Iterable[Any]) -> list[Any]:
 
 
 def wide(case: Any) -> Any:
-    values = case if isinstance(case, tuple) else (case,)
-    return pytest.param(*values, marks=pytest.mark.wide)
+    return pytest.param(*_values(case), marks=pytest.mark.wide)
+
+
+def _values(case: Any) -> tuple[Any, ...]:
+    return case if isinstance(case, tuple) else (case,)

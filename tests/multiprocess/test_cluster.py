@@ -56,27 +56,31 @@ def begun(machines: tuple[Host, ...], folder: Path, *words: str) -> ClusterRun:
     return run
 
 
-def test_four_machines_give_the_bits_of_one(four, undisturbed, tmp_path):
+def test_four_machines_lose_a_worker_and_a_machine_and_give_the_bits_of_one(
+    four, undisturbed, tmp_path
+):
     run = begun(four, tmp_path)
-    run.pace(0)
-    assert run.sha256() == undisturbed
-    assert {agent.wait(30) for agent in run.agents.values()} == {0}
     assert not run.all_of(WorkerLost)
-
-
-def test_a_killed_worker(four, undisturbed, tmp_path):
-    run = begun(four, tmp_path)
     [ready] = [e for e in run.all_of(WorkerReady) if e.worker == "1.1"]
     there = next(host for host in four if host.ipv4 == ready.machine)
     there.run(["kill", "-9", str(ready.pid)])
     [lost] = run.wait_for(WorkerLost)
     run.wait_for(WorkerJoined)
-    run.pace(0)
-    assert run.sha256() == undisturbed
     assert (lost.worker, lost.cause) == ("1.1", "signal SIGKILL")
     assert not run.all_of(MachineLost)
+    dies = next(host for host in reversed(four[1:]) if host is not there)
+    dies.power_off(silently=True)
+    [machine] = run.wait_for(MachineLost)
+    run.wait_for(Recovered, 3)
+    run.pace(0)
+    assert run.sha256() == undisturbed
+    assert (machine.machine, len(machine.workers)) == (dies.name, 2)
+    assert len(run.all_of(WorkerLost)) == 3
+    live = [agent for name, agent in run.agents.items() if name != dies.name]
+    assert {agent.wait(30) for agent in live} == {0}
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("silently", [True, False], ids=["silently", "with a last word"])
 def test_a_machine_that_dies_is_one_event(four, undisturbed, tmp_path, silently):
     run = begun(four, tmp_path)

@@ -33,6 +33,7 @@ def two() -> Iterator[tuple[Host, ...]]:
         yield machines
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("listen", "advertise", "own_words"),
     [

@@ -181,6 +181,7 @@ def test_partitions_that_are_healed(four, undisturbed, tmp_path):
     run.ends_as(undisturbed)
 
 
+@pytest.mark.cluster
 def test_links_that_fail_one_after_the_other(four, undisturbed, tmp_path):
     run = Disturbed(four, tmp_path)
     run.split(four[:3], four[3:])

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from holdfast.api.job_source import job_source
 from holdfast.bundle.locating import job_here
 from holdfast.bundle.packing import pack
@@ -97,6 +99,7 @@ def loaded(jobs: list[tuple[str, str]], sha256: str) -> list[list[dict[str, str]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.wide
 def test_a_job_from_its_bundle_has_the_traits_and_layers_of_the_original(
     tmp_path: Path, monkeypatch
 ) -> None:
