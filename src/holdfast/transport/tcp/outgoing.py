@@ -301,8 +301,8 @@ class Outgoing(Outbox[Departing]):
                     self._write(message, connection, acknowledged)
                 elif self._unconfirmed:
                     acknowledged.look()
-                    wait_s = LOOK_S if wait_s is None else min(wait_s, LOOK_S)
-                ready = poll.poll(None if wait_s is None else wait_s * 1000)
+                # What the caller's thread has written rouses nobody here.
+                ready = poll.poll(1000 * (LOOK_S if wait_s is None else min(wait_s, LOOK_S)))
                 self._take_news(connection, {descriptor for descriptor, _ in ready})
         finally:
             with self._changed:
