@@ -58,6 +58,8 @@ class RunJournal:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Deposed: nothing that follows may be done."""
+        if not self._leads:
+            return  # nothing was opened yet that anybody could take over
         whole = {"run": self._facts, "snapshot": record}
         while True:
             try:
