@@ -20,7 +20,7 @@ import pytest
 BUDGETS = {
     "unit": (190, 60),
     "contract": (125, 100),
-    "multiprocess": (215, 1500),
+    "multiprocess": (215, 1250),
     "chaos": (115, 340),
     "bench": (10, 400),
 }

@@ -23,7 +23,7 @@ WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
     pytest.mark.multiprocess,
-    pytest.mark.wide,
+    pytest.mark.cluster,
     pytest.mark.timeout(900),
 ]
 STEPS, MICROBATCHES = 60, 8
@@ -80,7 +80,6 @@ def test_four_machines_lose_a_worker_and_a_machine_and_give_the_bits_of_one(
     assert {agent.wait(30) for agent in live} == {0}
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("silently", [True, False], ids=["silently", "with a last word"])
 def test_a_machine_that_dies_is_one_event(four, undisturbed, tmp_path, silently):
     run = begun(four, tmp_path)

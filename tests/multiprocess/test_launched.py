@@ -31,7 +31,7 @@ from holdfast.observability.events import (
 )
 from holdfast.observability.summary import SUMMARY_FILE
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.wide, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.cluster, pytest.mark.timeout(900)]
 LIMIT_S = 600
 WHY_NOT = why_not()
 SRC = Path(holdfast.__file__).parents[1]
@@ -99,7 +99,6 @@ def test_hosts_that_cannot_be_reached_end_a_run_in_one_line(job, tmp_path):
 # --- Kubernetes ---
 
 
-@pytest.mark.cluster
 def test_the_entry_points_of_pods_train_together(job, undisturbed, tmp_path):
     """By hand, as the kubelet would: volumes, variables, command; names and ports are ours."""
     port = free_port()
@@ -185,7 +184,6 @@ def slurm(tmp_path):
         yield environment | {"PYTHONPATH": str(SRC)}
 
 
-@pytest.mark.cluster
 def test_the_script_for_slurm_trains_on_two_nodes_to_the_same_bits(
     job, undisturbed, slurm, tmp_path
 ):
@@ -197,7 +195,6 @@ def test_the_script_for_slurm_trains_on_two_nodes_to_the_same_bits(
         assert f"{node} | holdfast agent: {node} with 2 slots" in said
 
 
-@pytest.mark.cluster
 def test_a_job_of_slurm_that_is_told_to_end_saves_and_goes_on_later(
     job, undisturbed, slurm, tmp_path
 ):
@@ -234,7 +231,6 @@ RAY_LIMIT_S = 120.0
 RAY_COMMON = ["--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
 
 
-@pytest.mark.cluster
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_agents_on_three_nodes_of_ray_survive_the_loss_of_one(job, undisturbed, tmp_path):
     if importlib.util.find_spec("ray") is None:

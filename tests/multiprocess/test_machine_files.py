@@ -24,7 +24,7 @@ WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
     pytest.mark.multiprocess,
-    pytest.mark.wide,
+    pytest.mark.cluster,
     pytest.mark.timeout(900),
 ]
 SETTINGS = ["network.listen=0.0.0.0", "checkpoint.every_steps=4", "checkpoint.keep=20"]
@@ -77,7 +77,6 @@ def test_a_worker_of_another_machine_writes_its_part_of_checkpoints(two, undistu
     assert summary["parameters_sha256"] == undisturbed
 
 
-@pytest.mark.cluster
 def test_a_worker_of_another_machine_loads_a_checkpoint(two, undisturbed, tmp_path):
     here, there = two
     run = with_joiner(here, there, tmp_path)
@@ -89,7 +88,6 @@ def test_a_worker_of_another_machine_loads_a_checkpoint(two, undisturbed, tmp_pa
     assert not here.file(f"{RUN_DIR}/log").exists()
 
 
-@pytest.mark.cluster
 def test_a_lost_stage_is_replayed_from_the_logs_of_two_machines(two, undisturbed, tmp_path):
     here, there = two
     run = with_joiner(here, there, tmp_path, "recovery.log=boundary", "workers.restarts=0")

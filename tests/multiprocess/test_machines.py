@@ -13,7 +13,7 @@ WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
     pytest.mark.multiprocess,
-    pytest.mark.wide,
+    pytest.mark.cluster,
     pytest.mark.timeout(900),
 ]
 
@@ -33,7 +33,6 @@ def two() -> Iterator[tuple[Host, ...]]:
         yield machines
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("listen", "advertise", "own_words"),
     [

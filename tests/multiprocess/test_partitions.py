@@ -28,7 +28,7 @@ WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
     pytest.mark.multiprocess,
-    pytest.mark.wide,
+    pytest.mark.cluster,
     pytest.mark.timeout(1500),
 ]
 LIMIT_S = 300.0
@@ -181,7 +181,6 @@ def test_partitions_that_are_healed(four, undisturbed, tmp_path):
     run.ends_as(undisturbed)
 
 
-@pytest.mark.cluster
 def test_links_that_fail_one_after_the_other(four, undisturbed, tmp_path):
     run = Disturbed(four, tmp_path)
     run.split(four[:3], four[3:])

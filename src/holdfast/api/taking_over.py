@@ -64,6 +64,7 @@ def _request(run_dir: Path, config: RunConfig, left: LeftBehind, secret: bytes) 
         faults=tuple(parse_fault(text) for text in facts.faults),
         secret=secret if kept_secret(run_dir) is None else None,
         left_behind=left,
+        ticket=run_dir.with_name(f"{run_dir.name}.ticket") if config.machines.count else None,
     )
 
 

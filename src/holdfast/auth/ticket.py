@@ -15,7 +15,6 @@ from holdfast.auth.secret import write_private
 from holdfast.errors import ConfigError
 from holdfast.names import SHA256
 
-TICKET_FILE = "ticket.json"  # inside the directory of a run
 VERSION = 1
 _MOST_BYTES = 64 << 10
 

@@ -31,6 +31,7 @@ class TlsSocket(ssl.SSLSocket):
 
     _lock: threading.Lock  # of the connection; held for moments
     _sending: threading.Lock  # held until a message is on its way: none gets into another
+    _sslobj: object | None  # of Python; None: it is being made, or was closed
     _limit_s: float | None = None
     _left: bytes | memoryview = (
         b""  # what the kernel has not taken; OpenSSL wants to be given the same again
@@ -74,6 +75,8 @@ class TlsSocket(ssl.SSLSocket):
     # --- reading ---
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        if self._sslobj is None:  # asked by Python itself while it is made, of a reset connection
+            return socket.socket.recv(self, buflen, flags)
         if not self._locked(self.pending):
             self.wait(0.0 if flags & socket.MSG_DONTWAIT else self._limit_s)
         return self._locked(super().recv, buflen)
@@ -160,6 +163,7 @@ def secured(context: ssl.SSLContext, sock: socket.socket, *, is_server: bool) ->
     """It has the descriptor now; ``sock`` is as good as closed. Then :meth:`TlsSocket.shake`."""
     # What each side says last in the handshake and first after it would wait for 40 ms in between.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.getpeername()  # OSError: it was reset already
     made = context.wrap_socket(sock, server_side=is_server, do_handshake_on_connect=False)
     assert isinstance(made, TlsSocket)
     made._lock, made._sending = threading.Lock(), threading.Lock()

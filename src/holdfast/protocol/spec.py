@@ -43,6 +43,11 @@ class WorkerSpec:
     resumed: str = ""  # checkpoint that the run went on from; empty: none
     launch: int = 0  # its first coordinator; 0: the one that it was started by
 
+    @property
+    def first_launch(self) -> int:
+        """Of the coordinators that took over from each other: all workers are known by that."""
+        return self.launch or self.access.generation
+
     def to_text(self) -> str:
         """All but the secret, which goes by a pipe."""
         values = {

@@ -1,8 +1,10 @@
 """A port that speaks TLS: who gets in, who does not, and what it costs to try."""
 
 import contextlib
+import selectors
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,9 +17,10 @@ from helpers.certificates import LIMIT_S, tls_key
 from helpers.harness.transport_harness import Background
 from helpers.live import wait_until
 from holdfast.auth.handshake import AGENT, COORDINATOR, Caller, Identity, answer, call
-from holdfast.auth.tls import TlsServer, calling, greet
+from holdfast.auth.tls import TlsListener, TlsServer, calling, greet
 from holdfast.config import RunConfig
 from holdfast.control.io.listening import listen
+from holdfast.control.io.strangers import Strangers
 from holdfast.errors import HandshakeBroken, HandshakeFailed
 from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.spec import Access
@@ -193,6 +196,27 @@ def test_garbage_is_refused_and_counted(run, data):
         stranger.shutdown(socket.SHUT_WR)
     refused(run)
     assert_still_serves(run)
+
+
+def test_who_resets_the_connection_before_tls_begins_ends_nothing():
+    """Python reads from such a socket while it is made: that was the end of the whole loop."""
+    with TlsListener.of(socket.create_server(("127.0.0.1", 0)), tls_key()) as listener:
+        selector = selectors.DefaultSelector()
+        me = Identity(COORDINATOR, "", 1)
+        strangers = Strangers(selector, listener, bytes(32), me, 10)
+        strangers.open()
+        caller = socket.create_connection(listener.getsockname())
+        caller.send(b"\x16\x03\x01")
+        knocks = selector.select(LIMIT_S)
+        assert [key.fileobj for key, _ in knocks] == [listener]
+        strangers.accept()
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.close()
+        [(key, _)] = selector.select(LIMIT_S)
+        assert strangers.read(key.fileobj) is None
+        assert (len(strangers), strangers.num_refused) == (0, 1)
+        strangers.close()
+        selector.close()
 
 
 def test_tls_1_2_is_refused(run):

@@ -15,18 +15,18 @@ import holdfast
 from holdfast.addresses import HOST, is_host, parse_host_port
 from holdfast.auth.handshake import AGENT
 from holdfast.auth.secret import hand_over, taken_over
-from holdfast.auth.ticket import TICKET_FILE, Ticket, encoded, parse_ticket, read_ticket
+from holdfast.auth.ticket import Ticket, encoded, parse_ticket, read_ticket
 from holdfast.bundle.fetching import fetch
 from holdfast.bundle.locating import job_here
 from holdfast.bundle.unpacking import cached, default_cache
 from holdfast.cli import help_text
-from holdfast.cli.cluster.departure import Departures
+from holdfast.cli.cluster.departure import Departures, end_when_told
 from holdfast.cli.terminal import signals
 from holdfast.cli.terminal.complaints import complain, say
 from holdfast.cli.worker import come_again, own_network
 from holdfast.config import RunConfig
 from holdfast.control.io.agents.agent import Agent
-from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
+from holdfast.errors import ConfigError, HandshakeBroken, HandshakeFailed, HoldfastError
 from holdfast.host import instruction_set, resources
 from holdfast.names import MACHINE, MOST_SLOTS
 from holdfast.protocol import messages
@@ -47,6 +47,7 @@ _TRY_PAUSE_S = 1.0
 _CALL_S = 10.0  # of one try: who calls anew notices sooner that a network is healed
 _ANSWER_LIMIT_S, _BUNDLE_LIMIT_S = 30.0, 600.0
 _TICKET_FD, _KNOWS = "HOLDFAST_TICKET_FD", "HOLDFAST_AGENT"
+_WAS_THERE = "HOLDFAST_AGENT_WAS_THERE"  # this machine has been part of the run
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -54,8 +55,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "agent",
         help="let a run use this machine",
         description="Start and watch workers on this machine for a run on another one.\n"
-        f"'holdfast train --machines N' writes the ticket, {TICKET_FILE}, into its run\n"
-        "directory: bring it here by a safe way, readable for you only.",
+        "'holdfast train --machines N' writes the ticket, RUN_DIR.ticket: bring it here\n"
+        "by a safe way, readable for you only.",
         **help_text.parts(_EXAMPLES, codes=_CODES),
     )
     parser.add_argument("--ticket", metavar="FILE", help="of the run; - for standard input")
@@ -110,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.ticket:
         raise ConfigError("agent: expected --ticket FILE, which 'holdfast train --machines' writes")
     _check(args)
+    end_when_told()
     ticket = _ticket(args.ticket)
     if not os.environ.pop(_KNOWS, ""):
         _ask(args, ticket)
@@ -156,14 +158,16 @@ def _reached(args: argparse.Namespace, ticket: Ticket) -> tuple[Connection, Acce
             limit_s = min(max(left_s, _TRY_PAUSE_S), _CALL_S)
             connection, generation = connect(access, AGENT, "", limit_s)
             return connection, replace(access, generation=generation)
-        except HandshakeFailed as why:
-            raise ConfigError(
-                f"--ticket {args.ticket}: no run with this secret is at {access} ({why}); the "
-                "ticket is old, or of another run"
-            ) from why
         except HoldfastError as why:
-            if left_s < _TRY_PAUSE_S:
+            is_other = isinstance(why, HandshakeFailed) and not isinstance(why, HandshakeBroken)
+            if is_other:
                 raise ConfigError(
+                    f"--ticket {args.ticket}: no run with this secret is at {access} ({why}); the "
+                    "ticket is old, or of another run"
+                ) from why
+            if left_s < _TRY_PAUSE_S:
+                kind = HoldfastError if os.environ.get(_WAS_THERE) else ConfigError
+                raise kind(
                     f"--ticket {args.ticket}: nobody answers at {access} ({why}); is the run "
                     "there, and its port open?"
                 ) from why
@@ -234,7 +238,7 @@ def _run_for(args: argparse.Namespace, ticket: Ticket) -> int:
         code = agent.run()
     if code:
         say(f"holdfast agent: the run at {ticket.address} is not heard any more; trying again")
-        _begin_again(ticket, dict(os.environ))
+        _begin_again(ticket, os.environ | {_WAS_THERE: "1"})
     say(f"holdfast agent: {agent.ended_for}")
     return code
 

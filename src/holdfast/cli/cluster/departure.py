@@ -3,15 +3,24 @@
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import FrameType
 
 from holdfast.cli.terminal.complaints import say
+from holdfast.cli.terminal.signals import Repeats
 from holdfast.control.io.agents.agent import Departure
 from holdfast.protocol.signals import ENDING
 
 _POLL_S = 5.0
+
+
+def end_when_told() -> None:
+    """While nothing is there to be handed over. The first process of a container has no other way
+    to hear of it."""
+    for number in ENDING:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 class Departures:
@@ -22,6 +31,8 @@ class Departures:
         self._file = Path(file) if file else None
         self._command = shlex.split(command) if command else []
         self._signals: list[int] = []
+        self._repeats = Repeats()
+        self._has_complained = False
         self._process: subprocess.Popen[bytes] | None = None
         self._polled_s = 0.0
         self._found: Departure | None = None
@@ -32,7 +43,8 @@ class Departures:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        self._signals.append(number)
+        if self._repeats.counts(number):
+            self._signals.append(number)
 
     def __call__(self) -> Departure | None:
         if len(self._signals) > 1:
@@ -47,17 +59,28 @@ class Departures:
     def _reason(self) -> str:
         if self._signals:
             return f"it got {signal.Signals(self._signals[0]).name}"
-        if self._file is not None and self._file.exists():
-            return f"there is a file {self._file}"
-        if self._command and self._command_says_so():
-            return f"{self._command[0]} says so"
+        try:
+            if self._file is not None and self._file.exists():
+                return f"there is a file {self._file}"
+            if self._command and self._command_says_so():
+                return f"{self._command[0]} says so"
+        except OSError as why:
+            self._complain(why)
         return ""
+
+    def _complain(self, why: OSError) -> None:
+        """Once: the machine may go all the same, and its workers have other things to do."""
+        if not self._has_complained:
+            self._has_complained = True
+            say(f"holdfast agent: --drain-file or --drain-command: {why}; tried again")
 
     def _command_says_so(self) -> bool:
         """Run now and then; exit code 0: the machine is to go."""
         if self._process is not None:
             code = self._process.poll()
             if code is None:
+                if time.monotonic() - self._polled_s > _POLL_S:
+                    self._process.kill()  # or nothing that comes later is heard
                 return False
             self._process = None
             return code == 0

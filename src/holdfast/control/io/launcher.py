@@ -244,7 +244,9 @@ def _pass(request: RunRequest, journal: Journal) -> Pass:
     pass_on = Pass.of(run_dir, request.secret, request.config.network, continues=continues)
     if not is_taken_over and not request.config.control.journal:
         return pass_on
-    return replace(pass_on, generation=claim(journal, above=pass_on.generation - 1))
+    generation = claim(journal, above=pass_on.generation - 1)
+    launch = request.left_behind.facts.launch if request.left_behind else 0
+    return replace(pass_on, generation=generation, launch=launch)
 
 
 def _run_journal(

@@ -55,6 +55,7 @@ class Pass:
     generation: int  # which launch of the run in its directory
     given: bool  # the user has it already, and says where
     key: TlsKey | None = None  # of TLS; None: the run is without
+    launch: int = 0  # whose workers there are, if this one takes over from it
 
     @classmethod
     def of(
@@ -83,7 +84,7 @@ class Pass:
 
     def write(self, run_dir: Path) -> None:
         write_generation(run_dir, self.generation)
-        Home.of(str(run_dir), self.secret, self.generation).leave_mark()
+        Home.of(str(run_dir), self.secret, self.launch or self.generation).leave_mark()
         if not self.given:
             write_secret(run_dir, self.secret)
         if self.key is not None:

@@ -193,7 +193,9 @@ class Server:
         self._peers[connection] = peer
         self._selector.register(connection, selectors.EVENT_READ)
         if why:
-            self._send(connection, messages.Stop(reason=why))
+            is_old = peer.role == AGENT and peer.generation not in (0, generation)
+            no = messages.Begone if is_old else messages.Stop  # it may come as a new one
+            self._send(connection, no(reason=why))
             self._log(str(peer), why)
             self._drop(connection)
         elif peer.role == AGENT:
@@ -244,6 +246,8 @@ class Server:
                 return
             case messages.Hello():
                 worker = parse_worker(message.worker)
+                if self._loading.get(worker) is not connection:
+                    raise ProtocolError(f"{self._peers[connection]}: has no place to say hello in")
                 self._workers[worker] = self._loading.pop(worker)
         self._apply(self._handled(message))
 

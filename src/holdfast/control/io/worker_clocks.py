@@ -47,7 +47,7 @@ class WorkerClocks:
         Nobody speaks of what is to come: no time is later than ``now_s``.
         """
         match message:
-            case messages.Hello():
+            case messages.Hello() | messages.Reattach():
                 self._came(message, now_s)
             case messages.ClockTold():
                 self._answered(message, now_s)
@@ -62,7 +62,7 @@ class WorkerClocks:
                     return replace(message, operations=_shifted(operations, shift_s))
         return message
 
-    def _came(self, hello: messages.Hello, now_s: float) -> None:
+    def _came(self, hello: messages.Hello | messages.Reattach, now_s: float) -> None:
         worker = parse_worker(hello.worker)
         self._clocks.pop(worker, None)
         if not _is_here(hello.host):

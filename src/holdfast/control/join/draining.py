@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Effect, Emit, ReleaseMachine
 from holdfast.control.join.moving import MoveOrder, Moving
-from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.run import Run
 from holdfast.errors import ConfigError
 from holdfast.observability import events
@@ -27,8 +26,8 @@ class Draining:
         run = self._run
         if name not in run.machines.here:
             raise ConfigError(f"machine {name}: expected one of {run.machines.named()}")
-        if not run.config.machines.count or run.phase is not RunPhase.TRAINING:
-            raise ConfigError(f"machine {name} cannot be drained: the run is not training")
+        if not run.config.machines.count:
+            raise ConfigError(f"machine {name} cannot be drained: all workers run there")
 
     def ask(self, name: str, reason: str, at_s: float) -> list[Effect]:
         run = self._run
@@ -36,8 +35,6 @@ class Draining:
             return []
         run.machines.drain(name)
         self._asked_s[name] = at_s
-        if run.machines.are_all_draining:
-            run.ending.ask(f"every machine is to leave ({reason})", at_s)
         workers = tuple(map(str, run.machines.on(name)))
         return [Emit(events.MachineDrains(at_s=at_s, machine=name, reason=reason, workers=workers))]
 
@@ -46,6 +43,9 @@ class Draining:
         run, here = self._run, self._run.machines.here
         self._asked_s = {name: since_s for name, since_s in self._asked_s.items() if name in here}
         effects: list[Effect] = []
+        if self._asked_s and run.machines.are_all_draining:
+            run.ending.ask("every machine is to leave", at_s)
+            return effects
         for name, since_s in list(self._asked_s.items()):
             workers = run.machines.on(name)
             if workers:

@@ -34,6 +34,7 @@ class Processes:
 
     def started(self, worker: WorkerId, pid: int) -> None:
         self._pids[worker] = pid
+        self._fenced.discard((worker, pid))  # another one, on another machine
 
     def pid_of(self, worker: WorkerId) -> int | None:
         return self._pids.get(worker)

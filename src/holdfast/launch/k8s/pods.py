@@ -85,7 +85,7 @@ def machine_pod(run: K8sRun) -> dict[str, Any]:
         **_probes(_CONNECTED),
         **_common(),
     }
-    volumes = [_secret_volume(run), {"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    volumes = [_secret_volume(run, TICKET_KEY), {"name": "shm", "emptyDir": {"medium": "Memory"}}]
     return _pod(container, volumes, _spread(run))
 
 
@@ -182,8 +182,12 @@ def _spread(run: K8sRun) -> dict[str, Any]:
     }
 
 
-def _secret_volume(run: K8sRun) -> dict[str, Any]:
-    return {"name": "ticket", "secret": {"secretName": run.secret, "defaultMode": 0o444}}
+def _secret_volume(run: K8sRun, *keys: str) -> dict[str, Any]:
+    """``keys``: only these of the secret; the key of the coordinator is nobody else's."""
+    secret: dict[str, Any] = {"secretName": run.secret, "defaultMode": 0o444}
+    if keys:
+        secret["items"] = [{"key": key, "path": key} for key in keys]
+    return {"name": "ticket", "secret": secret}
 
 
 def _mount(name: str, path: str) -> dict[str, Any]:

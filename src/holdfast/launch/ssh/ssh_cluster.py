@@ -1,5 +1,6 @@
 """Agents on machines that ssh reaches. Each connection lives as long as its agent."""
 
+import math
 import time
 from collections import deque
 from pathlib import Path
@@ -47,7 +48,9 @@ class _Session:
         if code is None:
             return None
         self.program.end(0.0)
-        self.program, self.again_s = None, time.monotonic() + _AGAIN_S
+        again_s = time.monotonic() + _AGAIN_S
+        # One that has ended well was drained, or the run is over.
+        self.program, self.again_s = None, again_s if code else math.inf
         return self._news(self._ended(code))
 
     def listen(self) -> None:

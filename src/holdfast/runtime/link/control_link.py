@@ -148,7 +148,9 @@ class ControlLink:
         it is left only for that one."""
         if self._heard_s is None or self._successors is None:
             return self._connection.read()
-        if select.select([self._connection], [], [], _LOOK_S)[0]:
+        poll = select.poll()  # select knows no descriptor from 1024 on
+        poll.register(self._connection.fileno(), select.POLLIN)
+        if poll.poll(_LOOK_S * 1000):
             self._heard_s = time.monotonic()
             return self._connection.read()
         if time.monotonic() - self._heard_s > SILENCE_S:

@@ -57,7 +57,7 @@ def run_process(spec: WorkerSpec, keeping_of: KeepingOf) -> int:
         access.secret,
         network.listen,
         advertise_host=network.advertise,
-        generation=spec.launch or access.generation,
+        generation=spec.first_launch,
         limits=limits,
         encrypts=network.tensor_tls,
     )

@@ -24,21 +24,21 @@ def places_of(spec: WorkerSpec, *, is_process: bool) -> Places:
         access.host,
         access.port,
         access.secret,
-        access.generation,
+        spec.first_launch,
         name=str(spec.worker),
         to_role=COORDINATOR,
         limit_s=spec.config.checkpoint.write_limit_s,
         tls=bool(access.certificate),
         certificate=access.certificate,
     )
-    home = Home.of(spec.run_dir, access.secret, access.generation)
+    home = Home.of(spec.run_dir, access.secret, spec.first_launch)
     return replace(places, home=home, courier=courier)
 
 
 def log_service(spec: WorkerSpec) -> FileService:
     """Serves all logs of the run on this machine, also those of workers that are gone."""
     places = places_of(spec, is_process=True)
-    return FileService(LogShelf(places.log_roots).answer, spec.access.generation)
+    return FileService(LogShelf(places.log_roots).answer, spec.first_launch)
 
 
 def tidy_aside(places: Places, order: messages.TidyLogs) -> None:

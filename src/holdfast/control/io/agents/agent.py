@@ -28,6 +28,7 @@ from holdfast.protocol.messages import (
     AgentBeat,
     AgentHello,
     AgentRefused,
+    Begone,
     Leaving,
     LinksTried,
     LookAt,
@@ -169,6 +170,8 @@ class Agent:
             case Stop():
                 self.ended_for = message.reason
                 return True
+            case Begone():
+                raise PeerLost(message.reason)
             case AgentRefused():
                 raise ConfigError(message.reason)
             case _:
