@@ -13,7 +13,7 @@ from holdfast.auth.handshake import (
     Identity,
 )
 from holdfast.cluster import WorkerId
-from holdfast.errors import ProtocolError
+from holdfast.errors import ConfigError, ProtocolError
 from holdfast.protocol import messages
 from holdfast.protocol.messages.what_to_run import WhatToRun
 
@@ -91,6 +91,20 @@ def refusal(
 def granted(worker: WorkerId, order: messages.StartWorkers) -> messages.JoinGranted:
     """It may join: under which name, and what it has to load."""
     return messages.JoinGranted(worker=str(worker), **_what(order))
+
+
+def join_answer(grant: Callable[[], WorkerId], order: messages.StartWorkers) -> messages.Message:
+    """To whoever wants to join."""
+    try:
+        return granted(grant(), order)
+    except ConfigError as why:
+        return messages.Stop(reason=str(why))
+
+
+def sent_away(peer: Identity, generation: int, why: str) -> messages.Message:
+    """An agent of an earlier launch may come as a new one."""
+    is_old = peer.role == AGENT and peer.generation not in (0, generation)
+    return messages.Begone(reason=why) if is_old else messages.Stop(reason=why)
 
 
 def told(order: messages.StartWorkers) -> messages.RunTold:

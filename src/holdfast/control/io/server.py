@@ -4,6 +4,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, OPERATOR, Identity
 from holdfast.auth.stamps import Stamps
@@ -27,11 +28,11 @@ from holdfast.control.io.agents.agent_connections import Agents
 from holdfast.control.io.agents.machine_desk import Line, MachineDesk
 from holdfast.control.io.in_order import InOrder
 from holdfast.control.io.last_words import Unheard
-from holdfast.control.io.rights import check_right, granted, refusal
+from holdfast.control.io.rights import check_right, join_answer, refusal, sent_away
 from holdfast.control.io.strangers import Stranger, Strangers, TakeCourier, send_away
 from holdfast.control.io.succession.signs import Signs
 from holdfast.control.io.worker_clocks import WorkerClocks
-from holdfast.errors import ConfigError, Deposed, HoldfastError, PeerLost, ProtocolError
+from holdfast.errors import Deposed, HoldfastError, PeerLost, ProtocolError
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.codec import encode
@@ -82,14 +83,8 @@ class Server:
         self._asking: dict[Connection, float] = {}  # wants to join, or back; until when it may stay
         self._agents = Agents(most_agents)
         line = Line(self._send, self._drop, self._apply, self._log)
-        self._machines = MachineDesk(
-            coordinator,
-            self._agents,
-            start_workers,
-            start_more,
-            bundle or BundleServer(None),
-            line,
-        )
+        supplies = start_more, bundle or BundleServer(None)
+        self._machines = MachineDesk(coordinator, self._agents, start_workers, *supplies, line)
         self._effects = InOrder(self._do)
         self._encoded: tuple[messages.Message, bytes] | None = None
         self._num_interrupts, self._ticked_s, self._signs = 0, 0.0, Signs(coordinator)
@@ -129,18 +124,12 @@ class Server:
         for agent in self._agents.connections if self.deposed is None else ():
             self._send(agent, messages.Stop(reason="the run is over"))
         # Whoever closes first may cost the other side the last word: they are to hang up.
-        deadline_s = time.monotonic() + STOP_LIMIT_S
-        while self._may_hear_agents and time.monotonic() < deadline_s:
-            self.turn(TICK_S)
+        self._turn_while(lambda: self._agents.connections and self.deposed is None)
         for connection in list(self._peers):
             self._drop(connection)
         self.strangers.close()
         self._selector.close()
         self._listener.close()
-
-    @property
-    def _may_hear_agents(self) -> bool:
-        return bool(self._agents.connections) and self.deposed is None
 
     def _tick(self, now_s: float) -> None:
         while self._num_interrupts:
@@ -162,9 +151,12 @@ class Server:
         """They were told to stop; those that do not are killed by the agent in close()."""
         for connection in list(self._loading.values()):
             self._send(connection, messages.Stop(reason="the run is over"))
+        self._turn_while(lambda: self._agents.are_running or self._workers)
+
+    def _turn_while(self, goes_on: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + STOP_LIMIT_S
-        while (self._agents.are_running or self._workers) and time.monotonic() < deadline_s:
-            self.turn(0.05)
+        while goes_on() and time.monotonic() < deadline_s:
+            self.turn(TICK_S)
 
     # --- what comes in ---
 
@@ -193,9 +185,7 @@ class Server:
         self._peers[connection] = peer
         self._selector.register(connection, selectors.EVENT_READ)
         if why:
-            is_old = peer.role == AGENT and peer.generation not in (0, generation)
-            no = messages.Begone if is_old else messages.Stop  # it may come as a new one
-            self._send(connection, no(reason=why))
+            self._send(connection, sent_away(peer, generation, why))
             self._log(str(peer), why)
             self._drop(connection)
         elif peer.role == AGENT:
@@ -275,11 +265,8 @@ class Server:
 
     def _answer(self, connection: Connection, request: messages.JoinRequest) -> None:
         order = self._start_workers
-        try:
-            worker = self._coordinator.grant(request, order.job_sha256, time.monotonic())
-            self._send(connection, granted(worker, order))
-        except ConfigError as why:
-            self._send(connection, messages.Stop(reason=str(why)))
+        grant = partial(self._coordinator.grant, request, order.job_sha256, time.monotonic())
+        self._send(connection, join_answer(grant, order))
         self._drop(connection)
 
     # --- what is to be done ---
