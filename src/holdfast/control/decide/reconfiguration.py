@@ -14,6 +14,7 @@ from holdfast.control.inventory.lost_work import Dead
 from holdfast.control.join.joiner import Joiner
 from holdfast.control.state.transition import moved
 from holdfast.protocol import messages
+from holdfast.protocol.records import VerdictRow
 
 
 class ReconfigurationPhase(Enum):
@@ -71,6 +72,9 @@ class Reconfiguration:
     halted_s: float = 0.0
     busy_s: dict[WorkerId, float] = field(default_factory=dict)  # last seen so, since it was told
     inventories: dict[WorkerId, messages.Inventory] = field(default_factory=dict)
+    heard: dict[WorkerId, dict[int, VerdictRow]] = field(default_factory=dict)
+    """Verdicts, by who has told of them since it began. They stay true when their teller is gone,
+    and a stage may have been rebuilt with one that nobody else has heard."""
     plan_s: float = 0.0
     step: int = 0
     redone: int = 0
@@ -113,7 +117,7 @@ class Reconfiguration:
             self.fault_s = min(self.fault_s, fault_s)
 
     def give_up_stage(self, worker: WorkerId, stage: int) -> None:
-        """A member is to hold another stage; what it has told counts no more."""
+        """A member is to hold another stage; of what it has told only the verdicts count."""
         self.left.append((worker, stage))
         self.add("move", worker)
 
@@ -140,6 +144,7 @@ class Reconfiguration:
 
     def note_inventory(self, worker: WorkerId, inventory: messages.Inventory) -> None:
         self.inventories[worker] = inventory
+        self.heard.setdefault(worker, {}).update(inventory.verdicts)
 
     def note_busy(self, worker: WorkerId, at_s: float) -> None:
         self.busy_s[worker] = at_s
@@ -162,6 +167,7 @@ class Reconfiguration:
         self.dead.clear()
         self.left.clear()
         self.lost_work.clear()
+        self.heard.clear()
         self.plan_s = at_s
 
     def note_resumed(self, worker: WorkerId, at_s: float) -> None:

@@ -61,6 +61,7 @@ class Situations:
             {worker: inventories[worker] for worker in stages},
             staggered=run.settings.staggered,
             end_step=run.ending.end_step,
+            heard=change.heard,
             dead=[
                 *noted,
                 *(d for w, stage in (*lost, *gone) for d in self._tracker.dead(w, stage)),

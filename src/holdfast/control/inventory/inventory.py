@@ -7,6 +7,7 @@ Decides nothing: who runs what is left to the planner. Knows no lanes.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isnan
+from types import MappingProxyType
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
@@ -78,17 +79,24 @@ def _kept(inventory: Inventory) -> dict[int, KeptFacts]:
     }
 
 
-def verdicts_of(everyone: Iterable[MemberInventory]) -> dict[int, VerdictRow]:
-    """All that anyone has heard. A step's verdict is the same everywhere, or bits differ."""
+def verdicts_of(
+    everyone: Iterable[MemberInventory],
+    heard: Mapping[WorkerId, Mapping[int, VerdictRow]] = MappingProxyType({}),
+) -> dict[int, VerdictRow]:
+    """All that anyone has heard. A step's verdict is the same everywhere, or bits differ.
+
+    ``heard``: what was told before, also by some who are no members any more.
+    """
     verdicts: dict[int, VerdictRow] = {}
     heard_by: dict[int, WorkerId] = {}
-    for member in everyone:
-        for step, verdict in member.verdicts.items():
+    told = [(member.worker, member.verdicts) for member in everyone]
+    for worker, own in (*told, *heard.items()):
+        for step, verdict in own.items():
             known = verdicts.setdefault(step, verdict)
-            first = heard_by.setdefault(step, member.worker)
+            first = heard_by.setdefault(step, worker)
             if not _same(known, verdict):
                 raise ProtocolError(
-                    f"workers {first} and {member.worker} tell of different verdicts of step "
+                    f"workers {first} and {worker} tell of different verdicts of step "
                     f"{step}: {known} and {verdict}; expected the same bits everywhere"
                 )
     return dict(sorted(verdicts.items()))

@@ -6,6 +6,7 @@ and not what runs after the half-done steps.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from holdfast.cluster import WorkerId
 from holdfast.control.inventory.inventory import MemberInventory, attempt_of, verdicts_of
@@ -45,8 +46,10 @@ def remainders(
     staggered: bool,
     end_step: int,
     dead: Sequence[Dead] = (),
+    heard: Mapping[WorkerId, Mapping[int, VerdictRow]] = MappingProxyType({}),
 ) -> Remainders:
     """``stages``: every member and the stage it holds; ``inventories``: one of each of them.
+    ``heard``: verdicts that were told before, also by some who are no members any more.
 
     ScheduleError if the members cannot end the steps: then only going back helps.
     """
@@ -55,7 +58,7 @@ def remainders(
         MemberInventory.read(worker, stages[worker], inventories[worker])
         for worker in sorted(stages)
     ]
-    verdicts = verdicts_of(everyone)
+    verdicts = verdicts_of(everyone, heard)
     newest = max(member.reduced for member in everyone)
     if newest - min(member.reduced for member in everyone) > _MOST_APART:
         raise ScheduleError(f"members are more than {_MOST_APART} steps apart: go back")

@@ -26,9 +26,11 @@ class LoggingWorld(World):
         super().__init__(*shape, recovery=LOG | (recovery or {}), **more)
         self.replays = True
         self.fails_before = 0  # the log ends before this step, if that is not 0
+        self.deaf: set[str] = set()  # who has not heard the newest verdict yet
 
     def told(self, actor: Actor, epoch: int, **changes: Any) -> messages.Inventory:
-        heard = {actor.reduced - 1: VerdictRow(1.0, None, False)} if actor.reduced > 0 else {}
+        newest = actor.reduced - (2 if actor.name in self.deaf else 1)
+        heard = {newest: VerdictRow(1.0, None, False)} if newest >= 0 else {}
         return super().told(actor, epoch, **({"verdicts": heard} | changes))
 
     def _answer(self, actor: Actor, message: messages.Message) -> None:
@@ -535,6 +537,27 @@ def test_if_nobody_can_be_started_a_member_of_another_stage_takes_it_over() -> N
     assert world.stages == {"0.0": 0, "1.0": 1}
     (moved,) = emitted(effects, events.WorkerMoved)
     assert (moved.worker, moved.from_stage, moved.to_stage) == ("1.0", 0, 1)
+    assert_all_is_well(world)
+
+
+@pytest.mark.parametrize("pipelines", [2, 3])
+def test_a_verdict_that_only_the_one_who_moves_has_heard_is_told_to_the_others(pipelines) -> None:
+    """The stage was rebuilt with it: its new holder tells nothing of that step any more, and
+    the others would wait for it for ever."""
+    world = in_step_6(pipelines, 2, workers={"restarts": 0})
+    *others, moves = [f"{pipeline}.0" for pipeline in range(pipelines)]
+    world.replays, world.deaf = False, set(others)
+    for pipeline in range(pipelines):
+        world.die(f"{pipeline}.1")
+    order = replays(world.settle())["0.0"]
+    assert (order.version, order.crew) == (6, others)
+    world.replays, world.deaf = True, {*others, moves}  # what it had heard went with its stage
+    for gone in others[1:]:  # all are asked anew
+        world.die(gone)
+    world.handle(replayed("0.0", world.run.run.epoch))
+    proceed = sent(world.settle(), messages.Proceed)["0.0"]
+    assert proceed.stages == {"0.0": 0, moves: 1}
+    assert 5 in proceed.verdicts
     assert_all_is_well(world)
 
 
