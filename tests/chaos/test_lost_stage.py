@@ -231,6 +231,28 @@ def test_if_nobody_is_started_somebody_of_another_stage_takes_it_over(arena, tab
     arena.clean(story)
 
 
+# Whoever takes it over may be the only one that has heard how the last step was judged: who has
+# is a matter of microseconds.
+TAKEN_OVER = [
+    ["kill 0.1 @ 5.reduced", "kill 1.1 @ 5.halt"],
+    ["kill 0.0 @ 4.F2", "kill 1.0 @ 5.told"],
+    ["kill 1.0 @ 4.told", "kill 0.0 @ 4.halt"],
+    ["kill 1.1 @ 5.settled", "kill 0.1 @ 5.settled"],
+]
+
+
+@pytest.mark.parametrize("faults", first(1, TAKEN_OVER), ids=str)
+@pytest.mark.parametrize("turn", first(1, range(3)))
+def test_whoever_takes_it_over_leaves_nobody_waiting_for_a_verdict(arena, table, faults, turn):
+    layout = LAYOUTS["2x2"]
+    story = arena.run(layout, faults, *LOG, "workers.restarts=0", steps=STEPS)
+    table.add("others", story)
+    checks.assert_same(story, arena.undisturbed(layout, steps=STEPS))
+    assert not story.went_back, str(story)
+    table.well(story)
+    arena.clean(story)
+
+
 def test_if_nobody_can_hold_it_the_run_ends_with_one_clear_line(arena):
     story = arena.run(ONE, LATER.faults, *LOG, "workers.restarts=0", steps=STEPS)
     assert (story.stacks, story.outcome.exit_code) == ("", 1), str(story)
