@@ -42,13 +42,16 @@ class ControlLink:
         on_aside: Callable[[messages.Message], None],
         on_stopped: Callable[[], None] = lambda: None,
         successors: Successors | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """``on_stopped`` is called once, when the worker is to end and may not be able to.
 
-        ``successors``: who is looked for when the coordinator is gone; None: nobody.
+        ``successors``: who is looked for when the coordinator is gone; None: nobody. ``is_over``:
+        nobody will come any more, whatever was heard.
         """
         self._connection = connection
         self._successors, self._retained = successors, Retained()
+        self._nobody_comes = is_over
         self._is_away = False  # the connection is broken, and there is no other yet
         self._num_builds = 0  # stages that were given, and of which it was not told that they are
         self._was_assigned = self._is_ending = False
@@ -169,7 +172,7 @@ class ControlLink:
         return successors.find(self._has_ended)
 
     def _has_ended(self) -> bool:
-        return self._is_ending or self._stopped is not None
+        return self._is_ending or self._stopped is not None or self._nobody_comes()
 
     def _reattach(self, connection: Connection) -> None:
         """It hears first who is there; then what the one before may not have heard."""

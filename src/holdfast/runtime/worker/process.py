@@ -86,6 +86,7 @@ def run_worker(
         lambda message: worker.aside(message),
         (lambda: None) if woken else end_soon,
         _successors(spec, generation),
+        (lambda: False) if woken is None else woken.is_set,
     )
 
     def die() -> None:
