@@ -90,7 +90,10 @@ def test_a_killed_launcher_is_taken_over_from_in_the_same_step(folder, job, calm
 @pytest.mark.multiprocess
 def test_without_workers_it_goes_on_from_the_checkpoint_and_says_so(folder, job, calm):
     run_dir = folder / "nobody"
-    process = begun(job, run_dir, *runs.settings("workers.orphan_limit_s=1"))
+    settings = runs.settings("workers.orphan_limit_s=1", "checkpoint.every_steps=2")
+    process = begun(job, run_dir, *settings)
+    manifests = "checkpoints/step-*/manifest.json"
+    live.wait_until(lambda: list(run_dir.glob(manifests)), "a checkpoint")
     address = live.address_of(events.read_events(run_dir / events.EVENTS_FILE))
     killed(process)
     live.wait_until(lambda: not live.processes_of(address), "orphans to end")

@@ -57,6 +57,12 @@ class Starting:
         self._suspicion = self._suspicion or (at_s, HoldfastError(f"worker {worker} {what}"))
         return []
 
+    def ended(self, why: HoldfastError, at_s: float) -> list[Effect]:
+        """A process has ended; what it has said itself of that may be read a moment later."""
+        since_s = at_s if self._suspicion is None else self._suspicion[0]
+        self._suspicion = since_s, why
+        return []
+
     def tick(self, at_s: float) -> None:
         if self._suspicion and at_s - self._suspicion[0] > SUSPICION_S:
             raise self._suspicion[1]

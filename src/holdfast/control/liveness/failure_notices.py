@@ -103,7 +103,7 @@ class FailureNotices:
     def on_exited(self, exited: messages.WorkerExited, at_s: float) -> list[Effect]:
         worker = parse_worker(exited.worker)
         if self._run.phase in BEFORE_TRAINING:
-            return self._exited_early(exited)
+            return self._exited_early(exited, at_s)
         pid = self._processes.pid_of(worker)
         if pid is not None and pid != exited.pid:
             return []  # a process that somebody else has replaced
@@ -140,13 +140,14 @@ class FailureNotices:
         )
         return [Emit(events.Warned(at_s=at_s, reason=reason))]
 
-    def _exited_early(self, exited: messages.WorkerExited) -> list[Effect]:
+    def _exited_early(self, exited: messages.WorkerExited, at_s: float) -> list[Effect]:
         if exited.worker in self._complained:
             return []  # tick() ends the run if nobody says what became of the one it lost
-        raise HoldfastError(
+        why = HoldfastError(
             f"worker {exited.worker} (pid {exited.pid}) ended with {exited.how} before training "
             f"started; all workers were stopped. {self._run.advice}"
         )
+        return self._starting.ended(why, at_s)
 
     def closed(self, worker: WorkerId, at_s: float) -> list[Effect]:
         if self._run.phase in BEFORE_TRAINING:

@@ -275,6 +275,8 @@ def test_a_worker_that_ends_before_training_ends_the_run_and_is_named(in_phase) 
     else:
         world.come("0.0")
     world.handle(exited("0.0"))
+    assert world.run.phase is not RunPhase.FAILED  # its own word may come a moment later
+    world.take(world.run.tick(world.at_s + 1.0))
     assert world.run.phase is RunPhase.FAILED
     for word in ("worker 0.0", "pid 1000", "SIGKILL", "before training started"):
         assert word in str(world.run.failure)
@@ -286,6 +288,7 @@ def test_before_training_the_agent_has_a_moment_to_explain_a_closed_connection()
     assert world.take(world.run.lost_connection("1.0", 5.0)) == []
     assert world.take(world.run.tick(5.0 + starting.SUSPICION_S / 2)) == []
     world.handle(exited("1.0"))
+    world.take(world.run.tick(5.1 + starting.SUSPICION_S))
     assert "SIGKILL" in str(world.run.failure)
 
 
