@@ -56,7 +56,7 @@ def assert_resumes(live, undisturbed, kind=runs.threads):
 
 @pytest.mark.wide
 def test_a_killed_launcher_leaves_nobody_behind_and_its_run_can_be_resumed(start, undisturbed):
-    live = start("checkpoint.every_steps=1")
+    live = start("checkpoint.every_steps=1", "workers.orphan_limit_s=0")
     live.kill("1.0")
     live.wait_for(WorkerLost, worker="1.0")
     by_hand = live.join()

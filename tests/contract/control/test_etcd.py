@@ -155,6 +155,7 @@ def append_many(journal: Journal) -> None:
         journal.append({"number": number, "text": "x" * 50_000}, limit_s=3.0)
 
 
+@pytest.mark.cluster
 def test_a_full_etcd_refuses_records_and_the_leader_stays(tmp_path, opened):
     cluster = EtcdCluster(tmp_path, 1)
     try:
