@@ -85,8 +85,7 @@ def run_worker(
         transport,
         lambda message: worker.aside(message),
         (lambda: None) if woken else end_soon,
-        _successors(spec, generation),
-        (lambda: False) if woken is None else woken.is_set,
+        *(_successors(spec, generation), woken.is_set if woken else _goes_on),
     )
 
     def die() -> None:
@@ -120,6 +119,11 @@ def run_worker(
         link.close()
         worker.close()
     return 0
+
+
+def _goes_on() -> bool:
+    """A process looks for another coordinator as long as it may."""
+    return False
 
 
 def _connected(spec: WorkerSpec) -> tuple[Connection, int]:
