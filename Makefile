@@ -43,9 +43,13 @@ test-all: $(READY)
 	HOLDFAST_SEED=$(SEED) $(PYTEST) -m '(wide or hypothesis) and not cluster' --hypothesis-seed $(SEED) $(TESTS)
 
 # Several machines in namespaces, ssh, Slurm, Ray, a coordinator that dies: one test at a time.
-test-cluster: $(READY)
+test-cluster: .venv/ready-cluster
 	@echo HOLDFAST_SEED=$(SEED)
 	HOLDFAST_SEED=$(SEED) $(BIN)/pytest -rs -m cluster $(TESTS)
+
+.venv/ready-cluster: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	touch $@
 
 # The site, in an environment of its own: what tests and bits depend on stays as it is.
 DOCS_BIN := .venv-docs/bin
@@ -71,6 +75,8 @@ bench: $(READY)
 	$(BIN)/python bench/failslow.py
 	$(BIN)/python bench/journal.py
 	$(BIN)/python bench/tls.py
+	$(BIN)/python bench/log_copies.py
+	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/peers_torchft.py
 
 chaos: export HOLDFAST_SEED = $(SEED)

@@ -1,16 +1,18 @@
 """Control at scale: the real launcher against simulated workers, over real connections.
 
 One process has all that a launcher has: coordinator, server, planner, event file. Others have the
-workers, hundreds in each, eight on a machine, one step a second. They compute nothing. Then some
-workers are killed, and a whole machine.
+machines, dozens in each: an agent and eight workers, one step a second (above 1,024 workers as many
+fewer as there are more of them). They compute nothing. Then some workers are killed, and a whole
+machine.
 
     .venv/bin/python bench/scale.py [--workers 64 256 1024 4096] [--steps 10] [--kills 3]
 
-``cpu_share``: processor time of the launcher's process while all train, over wall time.
-``notice_to_proceed_s``: from the first notice of a death until the last worker has the new plan,
-the longest; ``machine_to_proceed_s``: the same for eight workers of a machine at once;
-``recovery_cpu_s``: processor time of the launcher for a death, the most, which other work on the
-same cores does not change.
+``cpu_share``: processor time of the launcher's process for a second of training, after the steps
+in which all tell of all their operations. ``notice_to_proceed_s``: from the first notice of a
+death until the new plan was sent to the last worker, the longest; ``machine_to_proceed_s``: the
+same for eight workers of a machine at once; ``recovery_cpu_s``: processor time of the launcher for
+a death, the most, which other work on the same cores changes least. ``memory_mb``: the most that
+the launcher's process has had.
 """
 
 import argparse
@@ -33,24 +35,27 @@ from typing import Any
 from holdfast.cluster import WorkerId
 from holdfast.config import config_from
 from holdfast.control.io.launcher import Launcher, RunRequest
+from holdfast.control.io.server import Server
 from holdfast.control.reconfigure.policies import OURS
 from holdfast.errors import HoldfastError
 from holdfast.job_reference import JobSource
 from holdfast.observability import events
 from holdfast.planner.service import warm_up
-from holdfast.protocol.messages import StartWorkers
+from holdfast.protocol import messages
+from holdfast.protocol.connection import Connection
 from holdfast.protocol.spec import Access
 from holdfast.schedule.operation import Shape
-from scale_workers import STEP_S, simulate
+from scale_workers import simulate
 
 STAGES, PER_PIPELINE = 8, 8  # and a machine has as many slots as there are stages
+WORKERS_A_SECOND = 1024  # that end a step, at most: simulated ones share the cores
 MOST_STEPS = 10_000
-WARM_UP_STEPS = 5
+WARM_UP_STEPS = 17  # all tell of all operations in the first 16
 START_LIMIT_S = 600.0
 RECOVERY_LIMIT_S = 120.0
 END_LIMIT_S = 10.0
 MORE_DESCRIPTORS = 200
-WIDTHS = (8, 11, 9, 11, 7, 7, 8)
+WIDTHS = (8, 11, 9, 11, 7, 7, 8, 8)
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -61,7 +66,8 @@ class Figures:
     machine_to_proceed_s: float
     recovery_cpu_s: float
     memory_mb: float
-    step_s: float  # as the coordinator has seen it: it falls behind if it is above 1
+    step_s: float  # as the coordinator has seen it: it falls behind if it is above the next
+    pace_s: float  # of the workers
 
 
 # --- the launcher's process ---
@@ -73,7 +79,7 @@ class Elsewhere:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
 
-    def start(self, access: Access, order: StartWorkers) -> None:
+    def start(self, access: Access, order: messages.StartWorkers) -> None:
         self._pipe.send(access)
 
     def ended(self) -> str | None:
@@ -83,13 +89,29 @@ class Elsewhere:
         pass
 
 
+def time_proceeds(sent_s: dict[int, float]) -> None:
+    send = Server._send
+
+    def timed(server: Server, connection: Connection, message: messages.Message) -> None:
+        send(server, connection, message)
+        if isinstance(message, messages.Proceed):
+            sent_s[message.epoch] = time.monotonic()
+
+    Server._send = timed  # type: ignore[assignment, method-assign]
+
+
 def launch(pipe: Pipe, shape: Shape, folder: str, profile: str) -> None:
     """Events that the bench waits for go over the pipe; the last one is why it ended."""
     told = (events.RunStarted, events.StepFinished, events.Recovered, events.WorkerLost)
+    sent_s: dict[int, float] = {}  # epoch -> when its last Proceed was sent
 
     def handle(event: events.Event) -> None:
         if isinstance(event, told):
             pipe.send(event)
+        if isinstance(event, events.Recovered):
+            pipe.send(sent_s[event.epoch])
+
+    time_proceeds(sent_s)
 
     config = config_from(
         {
@@ -101,9 +123,8 @@ def launch(pipe: Pipe, shape: Shape, folder: str, profile: str) -> None:
             "train": {"steps": MOST_STEPS},
             "checkpoint": {"at_end": False},
             # Whoever is killed stays away: it is the others that are timed.
-            "workers": {
-                "kind": "threads", "restarts": 0, "replace": 0, "start_limit_s": START_LIMIT_S,
-            },
+            "workers": {"restarts": 0, "replace": 0, "start_limit_s": START_LIMIT_S},
+            "machines": {"count": shape.pipelines, "wait_s": START_LIMIT_S},
         }
     )  # fmt: skip
     job = JobSource("/job.py", "5a" * 32, "", "simulated")
@@ -129,16 +150,18 @@ class Bench:
     def __init__(self, shape: Shape, num_processes: int, folder: str, profile: str) -> None:
         context = mp.get_context("spawn")
         self._pipe, other = context.Pipe()
+        self.pace_s = max(1.0, shape.pipelines * shape.stages / WORKERS_A_SECOND)
         asked = (other, shape, folder, profile)
         self._launcher = context.Process(target=launch, args=asked, daemon=True)
-        pipelines = range(shape.pipelines)
+        machines = range(shape.pipelines)
         self._sides: list[Pipe] = []
         self._processes = [self._launcher]
         for number in range(num_processes):
-            mine = [WorkerId(p, s) for p in pipelines[number::num_processes] for s in range(STAGES)]
+            mine = machines[number::num_processes]
             side, other = context.Pipe()
             self._sides.append(side)
-            process = context.Process(target=simulate, args=(other, shape, mine), daemon=True)
+            args = (other, shape, mine, self.pace_s)
+            process = context.Process(target=simulate, args=args, daemon=True)
             self._processes.append(process)
         for process in self._processes:
             process.start()
@@ -160,23 +183,33 @@ class Bench:
         self._tell("begin", time.monotonic() + 0.5)
 
     def train(self, num_steps: int) -> tuple[float, float]:
-        """So many steps: processor time over wall time, and seconds a step."""
+        """So many steps: processor time a second of training, and seconds a step."""
         began_s, used_s = time.monotonic(), self._used_s()
         for _ in range(num_steps):
             step = self._next(events.StepFinished, RECOVERY_LIMIT_S)
         took_s = time.monotonic() - began_s
         self._last_step = step.step
-        return (self._used_s() - used_s) / took_s, took_s / num_steps
+        # By the pace of the workers: one that has fallen behind catches up at a higher one.
+        return (self._used_s() - used_s) / (num_steps * self.pace_s), took_s / num_steps
 
-    def kill(self, victims: Sequence[WorkerId]) -> tuple[float, float]:
-        """In the middle of a step; from the first notice until the last one has the new plan.
+    def kill(self, victim: WorkerId) -> tuple[float, float]:
+        """In the middle of a step; from the first notice until the new plan is sent to the last.
 
         Also the processor time of that.
         """
+        return self._recovered([victim], "kill", victim)
+
+    def kill_machine(self, worker: WorkerId) -> tuple[float, float]:
+        """That of this worker, as :meth:`kill`."""
+        self._tell("where", worker)
+        number, victims = max(side.recv() for side in self._sides)
+        return self._recovered(victims, "kill machine", number, victims)
+
+    def _recovered(self, victims: Sequence[WorkerId], *order: Any) -> tuple[float, float]:
         self._tell("freeze", self._last_step + 3)
         self._all_say("frozen")
         used_s = self._used_s()
-        self._tell("kill", *victims)
+        self._tell(*order)
         lost: set[str] = set()
         while True:  # those of a machine may be noticed one after the other
             found = self._next((events.Recovered, events.WorkerLost), RECOVERY_LIMIT_S)
@@ -186,9 +219,8 @@ class Bench:
                 break
         if len(lost) > len(victims):
             raise HoldfastError(f"lost {len(lost)} workers, but {len(victims)} were killed")
-        self._tell("resumed", found.epoch)
-        took_s = max(side.recv() for side in self._sides) - found.notice_s
-        return took_s, self._used_s() - used_s
+        sent_s = self._next(float, RECOVERY_LIMIT_S)
+        return sent_s - found.notice_s, self._used_s() - used_s
 
     def memory_mb(self) -> float:
         lines = Path(f"/proc/{self._launcher.pid}/status").read_text().splitlines()
@@ -239,13 +271,12 @@ def measure(num_workers: int, args: argparse.Namespace) -> Figures:
         share, step_s = run.train(args.steps)
         deaths = []
         for number in range(args.kills):
-            deaths.append(run.kill([WorkerId(number, (3 * number + 2) % STAGES)]))
+            deaths.append(run.kill(WorkerId(number, (3 * number + 2) % STAGES)))
             run.train(2)
-        machine = [WorkerId(pipelines - 1, stage) for stage in range(STAGES)]
-        machine_s, _ = run.kill(machine)
+        machine_s, _ = run.kill_machine(WorkerId(pipelines - 1, 0))
         run.train(2)
         death_s, used_s = map(max, zip(*deaths, strict=True))
-        return Figures(share, death_s, machine_s, used_s, run.memory_mb(), step_s)
+        return Figures(share, death_s, machine_s, used_s, run.memory_mb(), step_s, run.pace_s)
 
 
 def allow_descriptors(wanted: int) -> None:
@@ -265,7 +296,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all that was started is ended
     allow_descriptors(max(args.workers) + MORE_DESCRIPTORS)
     found: dict[str, Figures] = {}
-    heads = ("workers", "of a core", "death s", "machine s", "CPU s", "MB", "step s")
+    heads = ("workers", "of a core", "death s", "machine s", "CPU s", "MB", "step s", "pace s")
     print("".join(f"{head:>{width}}" for head, width in zip(heads, WIDTHS, strict=True)))
     for number in args.workers:
         try:
@@ -276,11 +307,13 @@ def main() -> None:
         print(
             f"{number:8}{one.cpu_share:11.3f}{one.notice_to_proceed_s:9.3f}"
             f"{one.machine_to_proceed_s:11.3f}{one.recovery_cpu_s:7.2f}{one.memory_mb:7.0f}"
-            f"{one.step_s:8.2f}",
+            f"{one.step_s:8.2f}{one.pace_s:8.2f}",
             flush=True,
         )
-    print(f"(real launcher and connections, simulated workers, a step every {STEP_S:g} s)\n")
-    names = [one.name for one in fields(Figures) if one.name != "step_s"]
+    load = " ".join(f"{one:.1f}" for one in os.getloadavg())
+    print("(real launcher and connections, simulated machines, a step every pace s;")
+    print(f"load of this machine in the last 1, 5 and 15 minutes: {load})\n")
+    names = [one.name for one in fields(Figures) if one.name not in ("step_s", "pace_s")]
     print(json.dumps({n: {k: round(getattr(f, n), 4) for k, f in found.items()} for n in names}))
     if len(found) < len(args.workers):
         sys.exit(1)

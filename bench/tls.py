@@ -24,7 +24,7 @@ from holdfast.auth.certificate import TlsKey, new_key
 from holdfast.auth.handshake import AGENT, COORDINATOR, Identity
 from holdfast.auth.tls import TlsListener
 from holdfast.cluster import WorkerId
-from holdfast.control.io.strangers import Stranger, Strangers
+from holdfast.control.io.entry.strangers import Stranger, Strangers
 from holdfast.errors import HoldfastError
 from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.messages import Halt

@@ -91,7 +91,7 @@ INNER: dict[str, list[str]] = {
         "local_store | remote",
         "store",
         "manifest | log",
-        "contents | home",
+        "contents | home | scratch",
     ],
     "runtime": [
         "worker",
@@ -107,7 +107,7 @@ INNER: dict[str, list[str]] = {
         "io",
         "coordinator",
         "handlers | machine_door",
-        "agenda",
+        "agenda | heartbeats",
         "finish | takeover",
         "parts",
         "liveness",
@@ -123,7 +123,7 @@ INNER: dict[str, list[str]] = {
     "cli": [
         "cluster | launching",
         "worker",
-        "report | terminal | help_text",
+        "report | terminal | help_text | flags",
         "plan_problem",
     ],
     "observability": [

@@ -67,7 +67,7 @@ def test_no_file_reaches_into_a_private_attribute_of_another():
 def test_a_poke_is_found_and_what_a_file_has_itself_is_not():
     source = """
 import os
-from holdfast.control.io.rights import _MAY_SAY, MAY_NOT
+from holdfast.control.io.entry.rights import _MAY_SAY, MAY_NOT
 
 class Own:
     def __init__(self):

@@ -84,9 +84,9 @@ class ClockEstimate:
         return None if self._line is None else self._line.at(time_s)
 
 
-def _limit_s(kept: list[Exchange]) -> float:
+def _limit_s(round_trips_s: list[float]) -> float:
     """Round trips up to this count."""
-    ways_s = sorted(each.round_trip_s for each in kept)
+    ways_s = sorted(round_trips_s)
     quarter = max(len(ways_s) // 4, min(len(ways_s), _NUM_FOR_DRIFT) - 1)
     limit_s = max(1.1 * ways_s[0], ways_s[quarter])
     return min(2.0 * ways_s[0], limit_s) + _LEAST_JITTER_S
@@ -95,7 +95,7 @@ def _limit_s(kept: list[Exchange]) -> float:
 def _thinned(kept: list[Exchange]) -> list[Exchange]:
     """Of the older half those that count; if these are many, of each two the better one."""
     young = [each for each in kept if each.at_s > kept[-1].at_s - _KEPT_S]
-    half, limit_s = len(young) // 2, _limit_s(young)
+    half, limit_s = len(young) // 2, _limit_s([each.round_trip_s for each in young])
     older = [each for each in young[:half] if each.round_trip_s <= limit_s]
     if len(older) > half // 2:
         pairs = zip(older[::2], [*older[1::2], older[-1]], strict=False)
@@ -104,19 +104,20 @@ def _thinned(kept: list[Exchange]) -> list[Exchange]:
 
 
 def _fitted(kept: list[Exchange]) -> _Line:
-    limit_s = _limit_s(kept)
-    best = [each for each in kept if each.round_trip_s <= limit_s]
-    shortest_s = min(each.round_trip_s for each in best)
-    number, first_s = len(best), best[0].middle_s  # offsets may be large: sums of differences
-    at_s = best[0].at_s + math.fsum(each.at_s - best[0].at_s for each in best) / number
-    offset_s = first_s + math.fsum(each.middle_s - first_s for each in best) / number
-    rows = [(each.at_s - at_s, each.middle_s - offset_s) for each in best]
-    spread = math.fsum(away_s**2 for away_s, _ in rows)
+    ways_s = [each.round_trip_s for each in kept]
+    limit_s, shortest_s = _limit_s(ways_s), min(ways_s)
+    best = [each for each, way_s in zip(kept, ways_s, strict=True) if way_s <= limit_s]
+    times_s, middles_s = [each.at_s for each in best], [each.middle_s for each in best]
+    number, first_at_s, first_s = len(best), times_s[0], middles_s[0]
+    # Offsets may be large: sums of differences.
+    at_s = first_at_s + math.fsum([time_s - first_at_s for time_s in times_s]) / number
+    offset_s = first_s + math.fsum([middle_s - first_s for middle_s in middles_s]) / number
+    rows = [(t - at_s, m - offset_s) for t, m in zip(times_s, middles_s, strict=True)]
+    spread = math.fsum([away_s**2 for away_s, _ in rows])
     drift, scatter_s = None, shortest_s / 4
     if number >= _NUM_FOR_DRIFT and spread > 0:
-        drift = math.fsum(away_s * more_s for away_s, more_s in rows) / spread
-        squares = math.fsum((more_s - drift * away_s) ** 2 for away_s, more_s in rows)
+        drift = math.fsum([away_s * more_s for away_s, more_s in rows]) / spread
+        squares = math.fsum([(more_s - drift * away_s) ** 2 for away_s, more_s in rows])
         # Few points may lie on a line by chance.
         scatter_s = math.sqrt((squares + (shortest_s / 8) ** 2) / (number - 2))
-    newest_s = max(each.at_s for each in best)
-    return _Line(at_s, offset_s, drift, scatter_s, number, spread, newest_s, shortest_s)
+    return _Line(at_s, offset_s, drift, scatter_s, number, spread, max(times_s), shortest_s)

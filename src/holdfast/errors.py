@@ -153,6 +153,8 @@ class JournalHeld(JournalError):
 class Deposed(JournalError):
     """For good: whoever hears it decides nothing any more."""
 
+    exit_code = 3
+
 
 class JournalAway(JournalError):
     """For a while, perhaps."""

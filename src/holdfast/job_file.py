@@ -126,6 +126,8 @@ def known_imports(job: Path, root: Path, sha256: str) -> dict[str, str]:
         place = getattr(module, "__file__", None)
         if not isinstance(place, str) or name == "__main__" or name.startswith(_PREFIX):
             continue
+        if not Path(place).is_absolute():
+            continue  # such as torch.classes: a name that was made up, and no file
         file = Path(place).resolve()
         if file.is_relative_to(root) and file != job and not is_installed(file):
             found[file.relative_to(root).as_posix()] = _digest(file)

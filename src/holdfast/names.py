@@ -16,6 +16,7 @@ _STEP = "[0-9]{8,10}"
 MOST_STAGE = 9999
 MOST_SLOTS = 4096  # of a machine
 MOST_STEP = 9_999_999_999
+CACHE_VARIABLE = "HOLDFAST_CACHE"  # in the environment: a directory for files of this machine
 
 
 @dataclass(frozen=True, slots=True)

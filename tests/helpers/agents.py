@@ -4,4 +4,5 @@ from holdfast.protocol.messages import AgentHello
 
 
 def agent_hello(pid: int = 5, machine: str = "m0", slots: int = 8) -> AgentHello:
-    return AgentHello(machine=machine, slots=slots, memory_bytes=0, pid=pid, fingerprint={})
+    what = {"memory_bytes": 0, "devices": ["cpu"], "fingerprint": {}}
+    return AgentHello(machine=machine, slots=slots, pid=pid, **what)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from helpers.hosts import Host, Program
 from helpers.live import wait_until
+from holdfast.addresses import host_port
 from holdfast.observability.events import EVENTS_FILE, read_events
 from holdfast.observability.summary import SUMMARY_FILE
 
@@ -52,10 +53,14 @@ class ClusterRun:
         machines: int,
         slots: int = 2,
         start_with: int = 0,
+        first: int = 0,
         job: str = JOB_TEXT,
+        ipv6: bool = False,
     ) -> None:
+        """``first``: place of the first host that has an agent."""
         self.hosts, self._folder, self._slots = hosts, folder, slots
-        own = ["--machines", str(machines), "--listen", f"{hosts[0].ipv4}:{PORT}"]
+        host = hosts[0].ipv6 if ipv6 else hosts[0].ipv4
+        own = ["--machines", str(machines), "--listen", host_port(host, PORT)]
         own += ["--start-with", str(start_with)] if start_with else []
         hosts[0].file(JOB).parent.mkdir()
         hosts[0].file(JOB).write_text(job)  # the others are sent it
@@ -65,7 +70,7 @@ class ClusterRun:
         wait_until(ticket.exists, "the ticket", LIMIT_S)
         self._ticket = ticket.read_text()
         self.agents: dict[str, Program] = {}
-        for host in hosts[: start_with or machines]:
+        for host in hosts[first : first + (start_with or machines)]:
             self.add(host)
 
     def add(self, host: Host) -> None:

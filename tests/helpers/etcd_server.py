@@ -49,6 +49,17 @@ def _program() -> Path | str:
     return unpacked
 
 
+def words_at(host: str, folder: str) -> list[str]:
+    """A cluster of one, for others to call at port 2379 of that host."""
+    client, peer = f"http://{host}:2379", f"http://{host}:2380"
+    return [
+        *(program(), "--name", "n0", "--data-dir", folder, "--log-level", "error"),
+        *("--listen-client-urls", client, "--advertise-client-urls", client),
+        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+        *("--initial-cluster", f"n0={peer}"),
+    ]
+
+
 class EtcdNode:
     """Keeps its ports and its data when it is started again."""
 

@@ -30,18 +30,19 @@ class RunOnHost:
     def __init__(self, host: Host, folder: Path, *assignments: str, more: str = "") -> None:
         """``more``: lines of the job file."""
         self._host = host
+        self._paced: list[Host] = []  # where the job is
         self._put_job(host, paced(folder).read_text() + more)
-        host.file("/tmp/job/slow").write_text("0.03")
+        self.set_pace(0.03)
         words = ["train", JOB, "--run-dir", RUN_DIR, *runs.layout("2x2"), "--steps", str(STEPS)]
         words += ["--microbatches", str(MICROBATCHES)]
         words += runs.settings(runs.STAYS_AWAY, *assignments)
         self._folder = folder
         self.program = host.start([*HOLDFAST, *words], folder, "train")
 
-    @staticmethod
-    def _put_job(host: Host, text: str) -> None:
+    def _put_job(self, host: Host, text: str) -> None:
         host.file("/tmp/job").mkdir(exist_ok=True)
         host.file(JOB).write_text(text)
+        self._paced.append(host)
 
     def all_of(self, kind: type[Event]) -> list[Event]:
         path = self._host.file(f"{RUN_DIR}/{EVENTS_FILE}")
@@ -63,14 +64,18 @@ class RunOnHost:
         self.wait_for(WorkerLost, number + len(workers))
 
     def set_pace(self, item_s: float) -> None:
-        self._host.file("/tmp/job/slow").write_text(str(item_s))
+        for path in self._slow_files():
+            path.write_text(str(item_s))
+
+    def _slow_files(self) -> list[Path]:
+        return [host.file("/tmp/job/slow") for host in self._paced if host.is_on]
 
     def join_from(self, host: Host, *words: str, with_job: bool = True) -> Program:
         """With its own copy of the job or without one; somebody has brought the secret there."""
-        self.set_pace(0.3)  # it must not end before
         if with_job:
             self._put_job(host, self._host.file(JOB).read_text())
             words = ("--job", JOB, *words)
+        self.set_pace(0.3)  # it must not end before
         secret = host.file(SECRET)
         secret.write_text(self._host.file(f"{RUN_DIR}/secret").read_text())
         secret.chmod(0o600)
@@ -82,7 +87,8 @@ class RunOnHost:
 
     def sha256(self) -> str:
         """Of its result; it goes on at full speed."""
-        self._host.file("/tmp/job/slow").unlink()
+        for path in self._slow_files():
+            path.unlink(missing_ok=True)
         assert self.program.wait(LIMIT_S) == 0, self.program.stderr
         summary = json.loads(self._host.file(f"{RUN_DIR}/{SUMMARY_FILE}").read_text())
         assert summary["outcome"] == "finished"

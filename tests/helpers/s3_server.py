@@ -23,10 +23,11 @@ def skip_without_packages() -> None:
 class S3Server:
     """On a port that it keeps when it is started again."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """``host``: perhaps of another machine; then somebody else starts it, by its ``words``."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+            self.port = port or listener.getsockname()[1]
+        self._host, self.url = host, f"http://{host}:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -39,10 +40,14 @@ class S3Server:
             "AWS_METADATA_ENDPOINT": "http://127.0.0.1:1",  # nobody is asked for keys
         }
 
+    @property
+    def words(self) -> list[str]:
+        code = f"from moto.server import main; main(['-H', '{self._host}', '-p', '{self.port}'])"
+        return [sys.executable, "-c", code]
+
     def start(self, *buckets: str) -> None:
-        code = f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{self.port}'])"
         quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen([sys.executable, "-c", code], stdout=quiet, stderr=quiet)
+        self._process = subprocess.Popen(self.words, stdout=quiet, stderr=quiet)
         deadline_s = time.monotonic() + LIMIT_S
         while not self._answers():
             assert self._process.poll() is None, "the server has ended"

@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ BUDGETS = {
 }
 MARGIN = 2.0  # above this multiple of its budget a folder fails the run
 TOTAL_MARGIN = 1.2  # of all folders together, where the noise of each evens out
-USUAL, WIDE = "usual", "wide"
+USUAL, WIDE, CLUSTER = "usual", "wide", "cluster"  # what make test-cluster runs has no budget
 PROMISED_S = {USUAL: 8 * 60, WIDE: 35 * 60}  # on two quiet cores: make test, and then all
 CHECK_S = 35  # make check, with nothing remembered from before
 CORES = 2
@@ -58,8 +59,15 @@ def predicted_s(cpu_seconds: float) -> float:
     return CHECK_S + cpu_seconds / (CORES * USED)
 
 
-def budget_of(kind: str) -> int:
-    return sum(budgets[kind == WIDE] for budgets in BUDGETS.values())
+def budget_of(kind: str, folders: Iterable[str] = BUDGETS) -> int:
+    """0: there is none."""
+    if kind == CLUSTER:
+        return 0
+    return sum(BUDGETS.get(folder, (0, 0))[kind == WIDE] for folder in folders)
+
+
+def kind_of(item: pytest.Item) -> str:
+    return next((kind for kind in (CLUSTER, WIDE) if item.get_closest_marker(kind)), USUAL)
 
 
 class Tally:
@@ -84,7 +92,7 @@ class Tally:
         try:
             return (yield)
         finally:
-            key = folder_of(item.path), WIDE if item.get_closest_marker("wide") else USUAL
+            key = folder_of(item.path), kind_of(item)
             self.tests[key] += 1
             self.seconds[key] += cpu_s() - before_s
 
@@ -123,8 +131,8 @@ class Tally:
         """(folder, kind, tests, seconds, budget)"""
         for key in sorted(self.tests):
             folder, kind = key
-            budget = BUDGETS.get(folder, (0, 0))[kind == WIDE]
-            yield folder, kind, self.tests[key], self.seconds[key] / self.slowness, budget
+            seconds = self.seconds[key] / self.slowness
+            yield folder, kind, self.tests[key], seconds, budget_of(kind, [folder])
 
     def totals(self):
         """(kind, tests, seconds, budget): of all folders, also of those that were not run."""

@@ -1,7 +1,7 @@
 """Four machines that share nothing but a network: whatever fails, the result is the same bits."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,9 @@ from holdfast.observability.events import (
     MachineDrained,
     MachineLost,
     Recovered,
+    StageRebuilt,
     StepFinished,
+    WentBack,
     WorkerJoined,
     WorkerLost,
     WorkerReady,
@@ -66,6 +68,7 @@ def test_four_machines_lose_a_worker_and_a_machine_and_give_the_bits_of_one(
     there.run(["kill", "-9", str(ready.pid)])
     [lost] = run.wait_for(WorkerLost)
     run.wait_for(WorkerJoined)
+    run.wait_for(Recovered, 2)  # else the join and the next death are one change
     assert (lost.worker, lost.cause) == ("1.1", "signal SIGKILL")
     assert not run.all_of(MachineLost)
     dies = next(host for host in reversed(four[1:]) if host is not there)
@@ -111,3 +114,45 @@ def test_a_drained_machine_hands_over_and_another_one_takes_its_place(four, undi
     assert not run.all_of(MachineLost)
     assert {event.worker for event in joined} <= {event.worker for event in run.all_of(WorkerReady)}
     assert sum(event.redone for event in run.all_of(Recovered)) == 0
+
+
+def lost_in_two_places(
+    four: Sequence[Host], folder: Path, *settings: str, same_stage: bool
+) -> ClusterRun:
+    """A run of 2x2 over IPv6, a worker a machine, that has just lost two of them silently."""
+    words = ["--pipelines", "2", "--stages", "2", "--steps", str(STEPS)]
+    words += ["--microbatches", str(MICROBATCHES), *QUICK, *runs.settings(*settings)]
+    run = ClusterRun(four, folder, *words, machines=4, slots=1, ipv6=True)
+    run.pace(0.02)
+    run.wait_for(StepFinished, 6)
+    stages = {event.machine: event.worker[-1] for event in run.all_of(WorkerReady)}
+    assert sorted(stages.values()) == ["0", "0", "1", "1"]
+    [beside] = [h for h in four[1:] if stages[h.ipv6] == stages[four[0].ipv6]]
+    far = [host for host in four[1:] if host is not beside]
+    for host in far if same_stage else (far[0], beside):
+        host.power_off(silently=True)
+    run.wait_for(MachineLost, 2)
+    return run
+
+
+def test_two_machines_lost_in_different_stages_leave_a_holder_of_each(four, undisturbed, tmp_path):
+    run = lost_in_two_places(four, tmp_path, same_stage=False)
+    run.wait_for(Recovered)
+    run.pace(0)
+    assert run.sha256() == undisturbed
+    assert {event.worker[-1] for event in run.all_of(WorkerLost)} == {"0", "1"}
+    assert not run.all_of(WentBack)
+
+
+def test_a_stage_whose_machines_are_all_lost_is_replayed_from_logs_over_the_network(
+    four, undisturbed, tmp_path
+):
+    settings = ["recovery.log=boundary", "checkpoint.every_steps=4"]
+    run = lost_in_two_places(four, tmp_path, *settings, same_stage=True)
+    [rebuilt] = run.wait_for(StageRebuilt)
+    run.pace(0)
+    assert run.sha256() == undisturbed
+    [stage] = {int(event.worker[-1]) for event in run.all_of(WorkerLost)}
+    assert rebuilt.stages == (stage,)
+    assert rebuilt.read_bytes > 0
+    assert not run.all_of(WentBack)

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from helpers import jobs, runs
+from helpers.etcd_fake import HANGS, FakeEtcd, served
 from helpers.live import LiveRun, paced, process_state, processes_of, wait_until
 from holdfast.observability.events import CheckpointSaved, FaultFired, WorkerJoined, WorkerLost
 
@@ -73,6 +74,23 @@ def test_r5_a_signal_to_all_at_any_point_of_a_step_ends_with_a_checkpoint(
     signal_all(live, number)
     os.kill(pid, signal.SIGCONT)
     assert_saved_and_resumes(live, undisturbed)
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_ctrl_c_ends_a_run_whose_etcd_is_away(start, num_signals):
+    etcd = FakeEtcd()
+    with served(etcd) as place:
+        live = start(*runs.settings(f"control.journal=etcd://{place}/run"), steps=1000)
+        live.wait_for(CheckpointSaved)
+        etcd.fault = lambda fake, path: HANGS
+        for _ in range(num_signals):
+            live.launcher.send_signal(signal.SIGINT)
+        assert live.wait_for_end(LIMIT_S) == 1
+    *before, last = live.stderr.splitlines()
+    assert last.startswith("holdfast: the run ends without its journal (etcd://")
+    assert last.endswith("; resume it from its newest checkpoint")
+    assert [line[:40] for line in before] == ["holdfast: the journal cannot be written:"]
+    assert not processes_of(live.address)
 
 
 def test_r5_a_signal_to_all_while_one_joins_by_hand_ends_with_a_checkpoint(tmp_path, start):

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from helpers import live, runs
+from helpers.etcd_server import etcd_cluster
 from helpers.seed import SEED
 from helpers.wide import first_two
 from holdfast.observability import events
@@ -34,21 +35,33 @@ def calm(folder, job):
     return runs.finished(runs.processes(job, folder / "calm", *runs.layout("1x2"), steps=STEPS))
 
 
-def begun(job, run_dir, *more):
-    words = runs.arguments(job, run_dir, *runs.layout("1x2"), *more, steps=STEPS)
-    process = subprocess.Popen(
-        runs.command(*words), env=runs.environment(), stdout=subprocess.DEVNULL
-    )
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory):
+    with etcd_cluster(tmp_path_factory.mktemp("etcd"), 1) as cluster:
+        yield cluster
+
+
+def started(*words):
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(runs.command(*words), env=runs.environment(), **quiet)
+
+
+def begun(job, run_dir, *more, layout="1x2"):
+    process = started(*runs.arguments(job, run_dir, *runs.layout(layout), *more, steps=STEPS))
     live.wait_until(lambda: num_steps(run_dir) > 0, "the first step to be finished")
     return process
 
 
 def num_steps(run_dir):
+    return len(any_of(run_dir, events.StepFinished))
+
+
+def any_of(run_dir, kind):
     try:
         found = events.read_events(run_dir / events.EVENTS_FILE)
     except Exception:
-        return 0
-    return sum(isinstance(event, events.StepFinished) for event in found)
+        return []
+    return [event for event in found if isinstance(event, kind)]
 
 
 def resumed(run_dir):
@@ -70,9 +83,22 @@ def killed(process):
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", first_two(0, 2, range(20)))
 def test_a_killed_launcher_is_taken_over_from_in_the_same_step(folder, job, calm, number):
-    run_dir = folder / f"run-{number}"
-    process = begun(job, run_dir)
-    time.sleep(random.Random(f"{SEED}-{number}").uniform(0.0, 1.5))
+    check_taken_over(job, calm, folder / f"run-{number}")
+
+
+@pytest.mark.cluster
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", range(20))
+def test_a_killed_launcher_is_taken_over_from_with_its_journal_in_etcd(
+    folder, job, calm, etcd, number
+):
+    journal = f"control.journal={etcd.address(f'run-{number}')}"
+    check_taken_over(job, calm, folder / f"etcd-{number}", *runs.settings(journal))
+
+
+def check_taken_over(job, calm, run_dir, *settings):
+    process = begun(job, run_dir, *settings)
+    time.sleep(random.Random(f"{SEED}-{run_dir.name}").uniform(0.0, 1.5))
     killed(process)
     outcome = resumed(run_dir)
     assert outcome.exit_code == 0, outcome
@@ -86,14 +112,60 @@ def test_a_killed_launcher_is_taken_over_from_in_the_same_step(folder, job, calm
     live.assert_nothing_left(outcome)
 
 
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", first_two(0, 1, range(6)))
+def test_one_that_takes_over_may_be_killed_too(folder, job, calm, number):
+    run_dir, dice = folder / f"twice-{number}", random.Random(f"{SEED}-twice-{number}")
+    process = begun(job, run_dir)
+    time.sleep(dice.uniform(0.0, 0.5))
+    killed(process)
+    process = started("train", "--resume", str(run_dir))
+    if dice.random() < 0.5:
+        live.wait_until(
+            lambda: any_of(run_dir, events.TookOver) or process.poll() is not None, "a successor"
+        )
+    else:
+        time.sleep(dice.uniform(0.0, 4.0))  # it loads, waits for a knock, or is about to go on
+    killed(process)
+    outcome = resumed(run_dir)
+    if outcome.exit_code == 2:  # the second one had ended the run
+        assert "nothing is left to do" in outcome.stderr
+        outcome = runs.Outcome(run_dir, 0, "", "")
+    assert outcome.exit_code == 0, outcome
+    assert outcome.sha256 == calm.sha256
+    assert outcome.losses == calm.losses
+    assert outcome.summary["went_back"] == []
+    live.assert_nothing_left(outcome)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", first_two(0, 1, range(4)))
+def test_a_worker_that_dies_while_nobody_leads_is_lost_and_the_others_go_on(
+    folder, job, calm, number
+):
+    run_dir, dice = folder / f"worker-{number}", random.Random(f"{SEED}-worker-{number}")
+    process = begun(job, run_dir, layout="2x2")
+    workers = {event.worker: event.pid for event in any_of(run_dir, events.WorkerReady)}
+    victim = dice.choice(sorted(workers))
+    killed(process)
+    time.sleep(dice.uniform(0.0, 0.3))
+    os.kill(workers[victim], signal.SIGKILL)
+    outcome = resumed(run_dir)
+    assert outcome.exit_code == 0, outcome
+    assert victim in [event.worker for event in any_of(run_dir, events.WorkerLost)]
+    assert outcome.sha256 == calm.sha256
+    assert outcome.losses == calm.losses
+    assert outcome.summary["went_back"] == []
+    live.assert_nothing_left(outcome)
+
+
 @pytest.mark.wide
 @pytest.mark.multiprocess
 def test_without_workers_it_goes_on_from_the_checkpoint_and_says_so(folder, job, calm):
     run_dir = folder / "nobody"
     settings = runs.settings("workers.orphan_limit_s=1", "checkpoint.every_steps=2")
     process = begun(job, run_dir, *settings)
-    manifests = "checkpoints/step-*/manifest.json"
-    live.wait_until(lambda: list(run_dir.glob(manifests)), "a checkpoint")
+    live.wait_until(lambda: any_of(run_dir, events.CheckpointSaved), "a checkpoint")
     address = live.address_of(events.read_events(run_dir / events.EVENTS_FILE))
     killed(process)
     live.wait_until(lambda: not live.processes_of(address), "orphans to end")
@@ -114,5 +186,47 @@ def test_nobody_takes_over_from_a_launcher_that_is_there(folder, job, calm):
         assert "leads this run" in outcome.stderr
     finally:
         os.kill(process.pid, signal.SIGCONT)
+    assert process.wait(LIMIT_S) == 0
+    assert runs.Outcome(run_dir, 0, "", "").sha256 == calm.sha256
+
+
+def standing_by(run_dir, said):
+    with said.open("w") as out:
+        standby = subprocess.Popen(
+            runs.command("standby", str(run_dir)), env=runs.environment(), stdout=out
+        )
+    live.wait_until(lambda: "leads the run" in said.read_text(), "the standby to be there")
+    return standby
+
+
+@pytest.mark.wide
+@pytest.mark.multiprocess
+@pytest.mark.timeout(300)
+def test_a_standby_on_the_same_machine_waits_for_the_lock(folder, job, calm, tmp_path):
+    run_dir, said = folder / "watched", tmp_path / "said"
+    live.pace(folder, 0.3)  # a standby is not there at once
+    process = begun(job, run_dir)
+    standby = standing_by(run_dir, said)
+    killed(process)
+    live.pace(folder, 0.01)
+    assert standby.wait(LIMIT_S) == 0
+    outcome = runs.Outcome(run_dir, 0, said.read_text(), "")
+    assert outcome.sha256 == calm.sha256
+    assert outcome.losses == calm.losses
+    assert [event.step for event in outcome.events if isinstance(event, events.TookOver)]
+    live.assert_nothing_left(outcome)
+
+
+@pytest.mark.wide
+@pytest.mark.multiprocess
+@pytest.mark.timeout(300)
+def test_a_standby_that_is_interrupted_leaves_the_run_alone(folder, job, calm, tmp_path):
+    run_dir, said = folder / "left-alone", tmp_path / "said"
+    live.pace(folder, 0.3)
+    process = begun(job, run_dir)
+    standby = standing_by(run_dir, said)
+    standby.send_signal(signal.SIGINT)
+    assert standby.wait(LIMIT_S) == 130
+    live.pace(folder, 0.01)
     assert process.wait(LIMIT_S) == 0
     assert runs.Outcome(run_dir, 0, "", "").sha256 == calm.sha256

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import tally as module
-from helpers.tally import BUDGETS, PROMISED_S, TOTAL_MARGIN, USUAL, WIDE, Tally
+from helpers.tally import BUDGETS, CLUSTER, PROMISED_S, TOTAL_MARGIN, USUAL, WIDE, Tally
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +48,12 @@ def test_no_margin_of_all_together_is_as_wide_as_that_of_a_folder():
 @pytest.mark.parametrize("kind", [USUAL, WIDE])
 def test_a_run_within_its_budgets_passes(kind):
     tally = counted(whole(1.0, kind))
+    assert tally.too_long() == []
+    assert exit_status(tally) == 0
+
+
+def test_tests_with_several_machines_take_as_long_as_they_take():
+    tally = counted({(name, CLUSTER): 1e6 for name in BUDGETS})
     assert tally.too_long() == []
     assert exit_status(tally) == 0
 

@@ -52,6 +52,13 @@ def make_config(
     return config_from(values if resume is None else remembered(resume, values))
 
 
+def own_place(config: ConfigLike) -> RunConfig:
+    """What of it is of this machine, for whoever takes over a run with settings of its own."""
+    values = _plain(config)
+    control = {k: v for k, v in values.get("control", {}).items() if k != "standbys"}
+    return config_from({"network": values.get("network", {}), "control": control})
+
+
 def _plain(config: ConfigLike) -> dict[str, Any]:
     if config is None:
         return {}

@@ -12,8 +12,8 @@ from holdfast.api.job_source import JobLike, job_source
 from holdfast.api.live_run import LiveRun
 from holdfast.api.record import Result
 from holdfast.api.resuming import check_continues, job_to_resume
-from holdfast.api.settings import ConfigLike, armed_faults, make_config
-from holdfast.api.taking_over import run_left_alive
+from holdfast.api.settings import ConfigLike, armed_faults, make_config, own_place
+from holdfast.api.taking_over import heir_at, run_left_alive
 from holdfast.auth.secret import given_secret
 from holdfast.baselines.registry import policies_of
 from holdfast.config import RunConfig
@@ -180,7 +180,7 @@ def prepare(
     instruction_set.prepare(warn)
     place, secret_file = options.get("resume"), options.get("secret_file")
     secret = given_secret(str(secret_file) if secret_file else None, os.environ)
-    alive = None if place is None else run_left_alive(place, secret, warn)
+    alive = None if place is None else _left_alive(place, secret, options, warn)
     if alive is not None:
         return LiveRun(replace(alive, join_with=join_with, resume_with=resume_with), warn)
     checkpoint = None if place is None else find(place)
@@ -205,6 +205,13 @@ def prepare(
         ticket=_ticket(options.get("ticket"), config, run_dir),
     )
     return LiveRun(request, warn, _agents(options.get("cluster"), request, warn, show or warn))
+
+
+def _left_alive(
+    place: str | Path, secret: bytes | None, options: RunOptions, warn: Callable[[str], None]
+) -> RunRequest | None:
+    heir = heir_at(place, own_place(options.get("config")), secret, options.get("ticket"))
+    return None if heir is None else run_left_alive(heir, warn)
 
 
 def _agents(

@@ -7,12 +7,25 @@ made up, changed, left out, repeated or moved shows when it, or the one after it
 
 import hmac
 import struct
+from functools import cached_property
+from hashlib import sha256
 
 from holdfast.errors import ProtocolError
 
 STAMP_BYTES = 16
 _NUMBER = struct.Struct("!Q")
 _UNNUMBERED = (1 << 64) - 1
+# Of a frame from here on the digest is stamped: one that goes to thousands is read once for them.
+LONG_BYTES = 4 << 10
+_OF_DIGEST = 1 << 63  # in the number: no short frame passes for the digest of a long one
+
+
+class LongFrame(bytes):
+    """Bytes that go to many."""
+
+    @cached_property
+    def digest(self) -> bytes:
+        return sha256(self).digest()
 
 
 class Stamps:
@@ -29,7 +42,7 @@ class Stamps:
         self._num_stamped = self._num_opened = 0
 
     def stamped(self, data: bytes) -> bytes:
-        stamp = _stamp(self._outgoing, self._num_stamped, data)
+        stamp = _stamp_frame(self._outgoing, self._num_stamped, data)
         self._num_stamped += 1
         return data + stamp
 
@@ -54,10 +67,17 @@ class Stamps:
 
     def stamped_unnumbered(self, data: bytes) -> bytes:
         """For what may be lost, or come again, without harm."""
-        return data + _stamp(self._outgoing, _UNNUMBERED, data)
+        return data + _stamp_frame(self._outgoing, _UNNUMBERED, data)
 
     def opened_unnumbered(self, data: bytes | bytearray) -> bytes:
         return _checked(self._incoming, _UNNUMBERED, data)
+
+
+def _stamp_frame(keyed: hmac.HMAC, number: int, data: bytes) -> bytes:
+    if len(data) < LONG_BYTES:
+        return _stamp(keyed, number, data)
+    digest = data.digest if isinstance(data, LongFrame) else sha256(data).digest()
+    return _stamp(keyed, number ^ _OF_DIGEST, digest)
 
 
 def _stamp(keyed: hmac.HMAC, number: int, *parts: bytes | memoryview) -> bytes:
@@ -70,7 +90,7 @@ def _stamp(keyed: hmac.HMAC, number: int, *parts: bytes | memoryview) -> bytes:
 
 def _checked(keyed: hmac.HMAC, number: int, data: bytes | bytearray) -> bytes:
     body, stamp = bytes(data[:-STAMP_BYTES]), data[-STAMP_BYTES:]
-    if not hmac.compare_digest(stamp, _stamp(keyed, number, body)):
+    if not hmac.compare_digest(stamp, _stamp_frame(keyed, number, body)):
         raise _wrong(len(data))
     return body
 

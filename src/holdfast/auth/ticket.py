@@ -25,6 +25,7 @@ class Ticket:
     port: int
     secret: bytes = field(repr=False)
     certificate: str = ""  # SHA-256 of the launcher's; empty: it has none
+    more: tuple[str, ...] = ()  # HOST:PORT where another one may take over
 
     @property
     def address(self) -> str:
@@ -41,6 +42,7 @@ def encoded(ticket: Ticket) -> bytes:
         "address": ticket.address,
         "certificate": ticket.certificate,
         "secret": ticket.secret.hex(),
+        "more": list(ticket.more),
     }
     return json.dumps(values).encode() + b"\n"
 
@@ -68,7 +70,8 @@ def parse_ticket(data: bytes, where: str) -> Ticket:
         values = json.loads(data)
         version, address = values["version"], values["address"]
         secret, certificate = bytes.fromhex(values["secret"]), values["certificate"]
-    except (ValueError, KeyError, TypeError):
+        more = tuple(str(each) for each in values.get("more", ()))
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(f"{where}: is no ticket; {expected}") from None
     if version != VERSION:
         raise ConfigError(
@@ -78,4 +81,6 @@ def parse_ticket(data: bytes, where: str) -> Ticket:
     if len(secret) != SECRET_BYTES or not (certificate == "" or SHA256.fits(certificate)):
         raise ConfigError(f"{where}: is no ticket; {expected}")
     host, port = parse_host_port(str(address), f"{where}: address")
-    return Ticket(host, port, secret, certificate)
+    for each in more:
+        parse_host_port(each, f"{where}: more")
+    return Ticket(host, port, secret, certificate, more)

@@ -29,20 +29,21 @@ def keep(bundle: JobBundle, cache: Path) -> JobBundle:
 
 
 class BundleServer:
-    """``bundle``: None: the run has none."""
+    """``bundle``: None: the run has none, or it is not on this machine: then ``sha256`` says which
+    it is."""
 
-    def __init__(self, bundle: JobBundle | None) -> None:
-        self._bundle = bundle
+    def __init__(self, bundle: JobBundle | None, sha256: str = "") -> None:
+        self._bundle, self._sha256 = bundle, sha256
 
     @property
     def sha256(self) -> str:
         """That agents and joiners are told of; empty: they need none."""
-        return "" if self._bundle is None else self._bundle.sha256
+        return self._sha256 if self._bundle is None else self._bundle.sha256
 
     def answer(self, ask: BundleAsk) -> BundlePiece | BundleRefused:
         bundle = self._bundle
         if bundle is None or ask.sha256 != bundle.sha256:
-            return BundleRefused(sha256=ask.sha256, reason="the run has no such job bundle")
+            return BundleRefused(sha256=ask.sha256, reason=self._missing(ask.sha256))
         size = _size(bundle.manifest, ask.file)
         if size is None or ask.offset > size:
             reason = f"the job bundle has nothing at {ask.offset} of file {ask.file}"
@@ -59,6 +60,11 @@ class BundleServer:
             size=size,
             data=base64.b64encode(content).decode(),
         )
+
+    def _missing(self, sha256: str) -> str:
+        if sha256 == self._sha256:
+            return "it is not on the machine that has taken over; bring the job there, or here"
+        return "the run has no such job bundle"
 
 
 def _size(manifest: BundleManifest, file: int) -> int | None:

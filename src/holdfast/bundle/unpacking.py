@@ -24,9 +24,9 @@ from holdfast.bundle.manifest import (
     read_manifest,
 )
 from holdfast.errors import ConfigError, ProtocolError
+from holdfast.names import CACHE_VARIABLE
 from holdfast.protocol.fields import PIECE_BYTES
 
-CACHE_VARIABLE = "HOLDFAST_CACHE"
 _MANIFEST, _FILES, _LOCK, _PARTIAL = "manifest.json", "files", ".lock", ".partial-"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OLD_S = 86_400.0
@@ -50,14 +50,38 @@ def default_cache(environment: Mapping[str, str]) -> Path:
 
 
 def cached(cache: Path, sha256: str) -> Path | None:
-    """The root of the job, each byte of which was verified; None: it is not there, or damaged."""
+    """The root of the job, each byte of which was verified; None: it is not there, or damaged.
+
+    What others may change is as good as damaged: they could do so before it is loaded.
+    """
     place = cache / sha256
     try:
         with (place / _MANIFEST).open("rb") as stream:
             manifest = read_manifest(stream.read(MOST_MANIFEST_BYTES + 1), sha256)
     except (OSError, ProtocolError):
         return None
-    return place / _FILES if is_whole(manifest, place / _FILES) else None
+    root = place / _FILES
+    is_ours = _is_private(cache) and all(map(_is_own, [place, place / _MANIFEST, *_within(root)]))
+    return root if is_ours and is_whole(manifest, root) else None
+
+
+def _within(root: Path) -> list[Path]:
+    """With all that lies there, whether the manifest names it or not: it could be imported."""
+    return [root, *root.rglob("*")]
+
+
+def _is_own(path: Path) -> bool:
+    """As whoever unpacks it makes it."""
+    return not path.is_symlink() and _is_private(path)
+
+
+def _is_private(path: Path) -> bool:
+    """This user's, and nobody else may write to it."""
+    try:
+        about = path.stat()
+    except OSError:
+        return False
+    return about.st_uid == os.geteuid() and not about.st_mode & _OTHERS_WRITE
 
 
 def import_folders(root: Path) -> list[str]:
@@ -188,8 +212,7 @@ class Unpacking:
 def _make_cache(cache: Path) -> None:
     """What is loaded from there is run: nobody else may write to it."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = cache.stat()
-    if about.st_uid != os.geteuid() or about.st_mode & _OTHERS_WRITE:
+    if not _is_private(cache):
         raise ConfigError(
             f"{cache}: other users may write there, and a job is run from it; set {CACHE_VARIABLE} "
             "to a directory of your own"

@@ -18,12 +18,11 @@ from holdfast.cli import (
     watch,
     worker,
 )
-from holdfast.cli.cluster import agent, drain
+from holdfast.cli.cluster import agent, drain, standby
 from holdfast.cli.flags import in_flags
 from holdfast.cli.launching import k8s, preflight, slurm
 from holdfast.cli.terminal.complaints import complain
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.observability.text import folded
 
 _DESCRIPTION = """\
 PyTorch training over D pipelines x S stages that goes on when workers die,
@@ -39,7 +38,7 @@ _EXAMPLES = (
 )
 _COMMANDS = (
     *(demo, train, worker, plan, recovery_plan, trace, diagnose, watch),
-    *(preflight, slurm, k8s, agent, drain),
+    *(preflight, slurm, k8s, agent, drain, standby),
 )
 _MORE = "'holdfast COMMAND --help' shows the arguments of a command, with examples."
 
@@ -73,9 +72,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as why:  # e.g. a path that no file system can hold
         complain(str(why))
         return ConfigError.exit_code
-
-
-def _complain(text: str) -> None:
-    """One line, for logs and scripts; folded for people."""
-    lines = folded(f"holdfast: {text}") if sys.stderr.isatty() else [f"holdfast: {text}"]
-    sys.stderr.write("\n".join(lines) + "\n")

@@ -3,11 +3,10 @@
 import argparse
 import os
 import shlex
-import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 from holdfast.addresses import parse_host_port
 from holdfast.api.live_run import LiveRun
@@ -17,18 +16,12 @@ from holdfast.auth.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from holdfast.cli import help_text
 from holdfast.cli.flags import resume_command
 from holdfast.cli.terminal.complaints import complain, say
-from holdfast.cli.terminal.screen import Screen
-from holdfast.cli.terminal.signals import passed_to
-from holdfast.cli.terminal.view import View, make_view
+from holdfast.cli.terminal.showing import shown_to_the_end
 from holdfast.config import known_keys, parse_assignment, set_value
-from holdfast.errors import HoldfastError
-from holdfast.faults.fault import PHASES, Fault
+from holdfast.faults.fault import PHASES
 from holdfast.launch.kinds import KINDS
-from holdfast.observability.events import Event, FaultFired, RunStarted
-from holdfast.observability.summary import Summary
-from holdfast.observability.text import count, folded
+from holdfast.observability.text import count
 
-_SHOW_LIMIT_S = 2.0  # at the end, for a reader that is slow
 _FLAGS = {  # flag -> setting
     "pipelines": "parallel.pipelines",
     "stages": "parallel.stages",
@@ -58,6 +51,7 @@ _CODES = {
     "0": "trained to the end",
     "1": "failed, or interrupted; the last line says why, and how to go on",
     "2": "bad input: arguments, settings, job, data or checkpoint",
+    "3": "another coordinator has taken over, and goes on with the run",
     "130": "interrupted before anything was started",
 }
 _FAULTS = """\
@@ -136,6 +130,20 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
         "control.port=PORT)",
     )
     parser.add_argument(
+        "--control",
+        metavar="ADDRESS",
+        help="where the coordinator writes down what it decides, for one on another machine that "
+        "takes over: etcd://HOST:2379,.../PREFIX (= --set control.journal=ADDRESS; default: the "
+        "run directory)",
+    )
+    parser.add_argument(
+        "--standby",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="with --machines and --control: where a 'holdfast standby' waits; may be repeated",
+    )
+    parser.add_argument(
         "--ticket", metavar="FILE", help="with --machines: written there (default: RUN_DIR.ticket)"
     )
     parser.add_argument(
@@ -191,29 +199,9 @@ def _sections() -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    screen = Screen(sys.stdout)
     run = prepared(args)
-    armed = run.faults
-    screen.write(_first_lines(run, args.cluster))
-    view = _Fired(make_view(cast(TextIO, screen), verbose=args.verbose))
-    try:
-        # It ends in good order instead of being torn down half-way.
-        with passed_to(run.interrupt), run:
-            run.begin()
-            for event in run:
-                view.handle(event)
-            result = run.result()
-        view.close()
-        shown = _shown(run.run_dir, args.run_dir)
-        screen.write(view.missed(armed) + _closing_lines(result.summary, shown))
-    except HoldfastError:
-        view.close()
-        screen.write(view.missed(armed))
-        raise
-    finally:
-        view.close()
-        screen.close(_SHOW_LIMIT_S)
-    return 0
+    first = _first_lines(run, args.cluster)
+    return shown_to_the_end(run, first, args.run_dir, verbose=args.verbose)
 
 
 def prepared(args: argparse.Namespace) -> LiveRun:
@@ -243,6 +231,10 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     for flag, key in _FLAGS.items():
         if getattr(args, flag) is not None:
             set_value(values, key, getattr(args, flag))
+    if args.control is not None:
+        set_value(values, "control.journal", args.control)
+    if args.standby:
+        set_value(values, "control.standbys", ",".join(args.standby))
     if args.listen is not None:
         host, port = parse_host_port(args.listen, "--listen")
         set_value(values, "network.listen", host)
@@ -268,32 +260,6 @@ def _first_lines(run: LiveRun, cluster: str | None) -> str:
     return f"starting {num_workers} worker {config.workers.kind}{emulated} ...\n{armed}"
 
 
-class _Fired:
-    """A view that also remembers which faults have fired, however the run ends."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._fired: set[str] = set()
-        self._has_begun = False
-
-    def handle(self, event: Event) -> None:
-        self._has_begun = self._has_begun or isinstance(event, RunStarted)
-        if isinstance(event, FaultFired):
-            self._fired.add(event.fault)
-        self._view.handle(event)
-
-    def close(self) -> None:
-        self._view.close()
-
-    def missed(self, faults: Sequence[Fault]) -> str:
-        """The line of those that did not; empty if there are none, or nothing was trained."""
-        missed = [str(fault) for fault in faults if str(fault) not in self._fired]
-        if not missed or not self._has_begun:
-            return ""
-        lines = folded(f"not injected, as no worker came to that point: {'; '.join(missed)}")
-        return "\n".join(lines) + "\n"
-
-
 def _join_with(secret_file: str | None) -> Callable[[Path, str], str]:
     """How those who join are told of the run's secret and of its certificate, if it has one.
 
@@ -311,23 +277,3 @@ def _join_with(secret_file: str | None) -> Callable[[Path, str], str]:
         return f"{secret} {shown}".strip()
 
     return words
-
-
-def _shown(run_dir: Path, given: str | None) -> Path:
-    """As it was given, or short."""
-    here = Path.cwd()
-    if given is not None:
-        return Path(given)
-    return run_dir.relative_to(here) if run_dir.is_relative_to(here) else run_dir
-
-
-def _closing_lines(summary: Summary, run_dir: Path) -> str:
-    per_s = summary.tokens_per_s
-    rate = f"{per_s:,.0f} {summary.counted}/s" if per_s else "too short to time"
-    rate += " (emulated)" if summary.config["device"]["emulate"] else ""
-    return (
-        f"speed: {rate}\n"
-        f"parameters sha256 {summary.parameters_sha256}\n"
-        f"results: {run_dir}\n"
-        f"see the pipeline with: holdfast trace {run_dir}\n"
-    )

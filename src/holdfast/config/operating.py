@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.addresses import HOST, LOOPBACK, is_host, is_loopback, is_wildcard
+from holdfast.addresses import HOST, LOOPBACK, is_host, is_loopback, is_wildcard, parse_host_port
 from holdfast.checkpoint_address import ADDRESS
 from holdfast.config.checks import MAX_LIMIT_S, at_least, parse_size, require
 from holdfast.journal_address import parse_journal_address
@@ -48,6 +48,10 @@ class WorkersConfig:
     """How long workers keep their state, and train on, without a coordinator, so that another one
     can take over; 0: they end with it."""
 
+    gathered_from: int = 65
+    """From so many workers on, heartbeats and reports of steps go by the agent of each machine, in
+    one message for all its workers; before, each worker sends its own."""
+
     @property
     def silence_limit_s(self) -> float:
         """A machine that acknowledges nothing for so long is gone; its workers are lost before."""
@@ -56,6 +60,7 @@ class WorkersConfig:
     def __post_init__(self) -> None:
         at_least(0, "workers.restarts", self.restarts, "must be 0 or more")
         at_least(0, "workers.replace", self.replace, "must be 0 or more")
+        at_least(1, "workers.gathered_from", self.gathered_from)
         timeout_s = self.heartbeat_timeout_s
         good = timeout_s == 0 or 0.1 <= timeout_s <= MAX_LIMIT_S
         expected = f"must be 0 (automatic), or from 0.1 to {MAX_LIMIT_S}"
@@ -83,14 +88,24 @@ class ControlConfig:
     """An address that the coordinator's journal goes to, e.g. etcd://HOST:2379/PREFIX; empty: the
     run directory."""
 
+    standbys: str = ""
+    """Where others may take over if the coordinator dies: HOST:PORT, several with commas. A
+    ``holdfast standby`` waits at each. Agents and workers look for it there."""
+
     lease_s: float = 2.0
     """A coordinator that has not renewed its lease in etcd for so long leads no more, and another
     may take over."""
+
+    @property
+    def standby_addresses(self) -> tuple[str, ...]:
+        return tuple(self.standbys.split(",")) if self.standbys else ()
 
     def __post_init__(self) -> None:
         require(0 <= self.port < 65536, "control.port", self.port, "must be in 0 .. 65535")
         if self.journal:
             parse_journal_address(self.journal, "control.journal")
+        for address in self.standby_addresses:
+            parse_host_port(address, "control.standbys")
         good = LEAST_LEASE_S <= self.lease_s <= MOST_LEASE_S
         expected = f"must be from {LEAST_LEASE_S:g} to {MOST_LEASE_S:g}"
         require(good, "control.lease_s", self.lease_s, expected)
@@ -205,6 +220,9 @@ class RecoveryConfig:
     log_mirror: str = ""
     """A second directory that gets a copy of every log, e.g. on another disk; empty: none."""
 
+    log_copies: int = 0
+    """1: the logs of each machine are copied to another one as they grow; 0: they are not."""
+
     helpers: int = -1
     """Most survivors that take part in a replay; 0: the replacement alone; -1: all."""
 
@@ -227,7 +245,9 @@ class RecoveryConfig:
         if self.mode == "swift":
             require(logs, "recovery.mode", self.mode, "needs recovery.log=boundary")
         require(wants or not logs, "recovery.log", self.log, f"mode {self.mode} replays nothing")
-        for name in ("log_budget", "log_dir", "log_mirror"):
+        good = self.log_copies in (0, 1)
+        require(good, "recovery.log_copies", self.log_copies, "must be 0 (none) or 1")
+        for name in ("log_budget", "log_dir", "log_mirror", "log_copies"):
             value = getattr(self, name)
             require(logs or not value, f"recovery.{name}", value, "needs recovery.log=boundary")
 

@@ -34,6 +34,20 @@ class RunConfig:
         kind, spread = self.workers.kind, self.machines.count > 0
         expected = "must be processes: threads are of one machine, and machines.count is above 0"
         require(kind == "processes" or not spread, "workers.kind", kind, expected)
+        standbys, journal = self.control.standbys, self.control.journal
+        expected = "needs machines.count above 0: without agents nobody is left to take over"
+        require(not standbys or spread, "control.standbys", standbys, expected)
+        expected = "needs control.journal: a standby on another machine reads no run directory"
+        require(not standbys or bool(journal), "control.standbys", standbys, expected)
+
+    @property
+    def num_workers(self) -> int:
+        return self.parallel.pipelines * self.parallel.stages
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether agents pass on what their workers tell again and again."""
+        return self.num_workers >= self.workers.gathered_from
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

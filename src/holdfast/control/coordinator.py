@@ -29,10 +29,12 @@ from holdfast.errors import HoldfastError, Implausible
 from holdfast.faults.fault import Fault
 from holdfast.observability import events
 from holdfast.protocol import messages
+from holdfast.protocol.gathering import Beat
 from holdfast.schedule.schedule import Schedule
 from holdfast.storage.manifest import Checkpoint
 
 _BULK = (messages.Heartbeat, messages.StepReport)  # nearly all that a coordinator hears
+_PAUSE_S = 0.01  # in which the agents of a large run say more than one thing
 
 
 class Coordinator:
@@ -70,7 +72,7 @@ class Coordinator:
         self.agenda = Agenda(self.run, self.parts, self._finish)
         self.regaining = Regaining(self.run, self.parts)
         handlers = Handlers(self.run, self.parts, self.agenda, self._finish, self.regaining)
-        self._handlers = handlers.table()
+        self._handlers, self._heartbeats = handlers.table(), handlers.heartbeats
         self.machines = MachineDoor(self.run, self.parts, self._guarded)
         self._plausible = Plausible(self.run)
         self._broken_by: dict[type, str] = {}  # kind of message -> worker
@@ -104,6 +106,11 @@ class Coordinator:
     @property
     def starting(self) -> bool:
         return self.run.phase in BEFORE_TRAINING
+
+    @property
+    def pause_s(self) -> float:
+        """What comes may wait so long: in a large run, while nothing is under way."""
+        return _PAUSE_S if self.run.is_large and self.agenda.is_quiet else 0.0
 
     @property
     def understands(self) -> frozenset[type[messages.Message]]:
@@ -148,6 +155,20 @@ class Coordinator:
         looks = not (isinstance(message, _BULK) and self.run.is_large)
         return self._guarded(lambda: self._heard(message, handler, at_s), at_s, looks=looks)
 
+    def hear_beats(
+        self, beats: Sequence[Beat], alive: Sequence[WorkerId], at_s: float
+    ) -> tuple[list[Effect], list[Beat]]:
+        """Those of a machine at once. Also those that are to be heard one by one, as they may be
+        implausible. ``alive``: have told nothing new."""
+        rest: list[Beat] = []
+
+        def hear() -> list[Effect]:
+            self._heartbeats.are_alive(alive, at_s)
+            rest.extend(self._heartbeats.hear(beats, self._plausible, at_s))
+            return []
+
+        return self._guarded(hear, at_s, looks=not self.run.is_large), rest
+
     def _heard(self, message: messages.Message, handler: Handler, at_s: float) -> list[Effect]:
         if not self.parts.notices.hear(message, at_s):
             return []
@@ -169,6 +190,7 @@ class Coordinator:
         return self._guarded(lambda: self._on_tick(at_s), at_s)
 
     def _on_tick(self, at_s: float) -> list[Effect]:
+        self.parts.failure_detector.forgive(at_s)
         if self.starting:
             self.parts.coming_machines.tick(at_s)
             self.parts.starting.tick(at_s)

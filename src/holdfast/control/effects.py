@@ -124,6 +124,19 @@ class TrimLogs:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckLead:
+    """Nothing that follows is done by one that another coordinator has taken over from."""
+
+
+@dataclass(frozen=True, slots=True)
+class TellAgents:
+    """To all that are there, or to that of one machine."""
+
+    message: messages.Message
+    machine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class WriteDown:
     """Before anything that follows is done: a successor could not find it out otherwise."""
 
@@ -150,6 +163,8 @@ Effect = (
     | Discard
     | ClearLogs
     | TrimLogs
+    | CheckLead
+    | TellAgents
     | WriteDown
     | Emit
 )

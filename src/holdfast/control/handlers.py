@@ -7,6 +7,7 @@ from holdfast.cluster import parse_worker
 from holdfast.control.agenda import Agenda
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.finish import Finish
+from holdfast.control.heartbeats import Heartbeats
 from holdfast.control.parts import CoordinatorParts
 from holdfast.control.state.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.state.run import Run
@@ -31,6 +32,7 @@ class Handlers:
     ) -> None:
         self._run, self._parts, self._agenda, self._finish = run, parts, agenda, finish
         self._regaining = regaining
+        self.heartbeats = Heartbeats(run, parts)
         self._warned: set[str] = set()
 
     def table(self) -> dict[type[messages.Message], Handler]:
@@ -41,7 +43,7 @@ class Handlers:
             messages.Reattach: self._regaining.on_reattach,
             messages.LayerCosts: lambda costs, at_s: parts.starting.on_costs(costs),
             messages.Ready: self._on_ready,
-            messages.Heartbeat: self._on_heartbeat,
+            messages.Heartbeat: self.heartbeats.on_heartbeat,
             messages.PeerGone: parts.complaints.on_peer_gone,
             messages.Inventory: parts.reconfigurations.on_inventory,
             messages.Resumed: self._on_resumed,
@@ -107,15 +109,6 @@ class Handlers:
 
     # --- training ---
 
-    def _on_heartbeat(self, beat: messages.Heartbeat, at_s: float) -> list[Effect]:
-        parts, worker = self._parts, parse_worker(beat.worker)
-        parts.tracker.note(worker, beat.epoch, beat.step, beat.done, beat.attempt)
-        parts.deadline.note_beat(worker, beat)
-        parts.leases.heard(worker, beat)
-        if worker in self._run.stages:
-            parts.stuck_detector.note(worker, self._run.stages[worker], beat)
-        return []
-
     def _on_resumed(self, resumed: messages.Resumed, at_s: float) -> list[Effect]:
         if resumed.epoch != self._run.epoch:
             return []
@@ -133,6 +126,8 @@ class Handlers:
     def _on_report(self, report: messages.StepReport, at_s: float) -> list[Effect]:
         reports = self._parts.reports
         worker = parse_worker(report.worker)
+        if reports.has_told(worker, report.step):
+            return []  # told again, in case that it had not come
         self._parts.tracker.note(worker, self._run.epoch, report.step + 1, 0)
         self._parts.straggler_monitor.on_report(report, at_s)
         first = reports.next_step

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from holdfast.cluster import parse_worker
 from holdfast.control.effects import Effect
 from holdfast.control.parts import CoordinatorParts
 from holdfast.control.state.run import Run
@@ -25,6 +26,10 @@ class MachineDoor:
         # The one before it under this name is silent: it is lost now.
         lost = self.lost(hello.machine, "another agent has come in its place", at_s)
         return [*lost, *self._guarded(lambda: coming.came(hello, at_s, is_own=is_own), at_s)]
+
+    def seat_of(self, worker: str) -> str:
+        """The machine that it was started on last; empty: it is lost, or nobody has."""
+        return self._run.machines.of(parse_worker(worker))
 
     def spoke(self, name: str, at_s: float) -> None:
         self._run.machines.spoke(name, at_s)

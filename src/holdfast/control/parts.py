@@ -74,7 +74,7 @@ class CoordinatorParts:
         self.switching = switching = Switching(run, tracker)
         self.log_policy = LogPolicy(run, reports)
         self.deadline = Deadline(run)
-        self.leases = Leases(run)
+        self.leases = Leases(run, reports)
         self.straggler_monitor = StragglerMonitor(run)
         self.mitigating = Mitigating(run, plans, policy, policies.stragglers(run, plans))
         self.moving = moving = Moving(run, plans, tracker, switching)

@@ -62,6 +62,7 @@ class Plans:
         self._costs: Costs | None = None
         self._refining = False
         self._to_refine: Problem | None = None
+        self._peak: tuple[Schedule, float] | None = None  # of lanes, and the most in flight there
 
     @property
     def _planner(self) -> SomePlanner:
@@ -228,8 +229,11 @@ class Plans:
         run = self._run
         if run.config.schedule.memory:
             return run.config.schedule.memory
-        peaks = map(in_flight_peak, run.plan.first.schedule.lanes.values())
-        return max(default_memory(run.shape.stages), *peaks)
+        schedule = run.plan.first.schedule
+        if self._peak is None or self._peak[0] is not schedule:
+            peaks = map(in_flight_peak, schedule.lanes.values())
+            self._peak = schedule, max(default_memory(run.shape.stages), *peaks)
+        return self._peak[1]
 
     def period_s(self, schedule: Schedule, health: Health | None = None) -> float:
         """Of a step in the long run, with those who are slow as slow as they are; 0: unknown."""

@@ -5,7 +5,7 @@ of the run is as if it had said nothing.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from holdfast.cluster import parse_worker
 from holdfast.control.state.lifecycle import BEFORE_TRAINING, RunPhase
@@ -32,11 +32,17 @@ _IN_TRAINING = (
     messages.StepReport,
     messages.Inventory,
 )
+# Fields that only run up to where the run is, or to its end.
+_LIMITED: dict[type, list[str]] = {
+    kind: [name for name in ("step", "version", "epoch") if name in get_type_hints(kind)]
+    for kind in get_args(messages.Message)
+}
 
 
 class Plausible:
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._known_ops: set[str] = set()  # operations of the run's shape, as they were told
         self._checks: dict[type, Callable[[Any], None]] = {
             messages.Hello: self._hello,
             messages.LayerCosts: self._costs,
@@ -49,16 +55,20 @@ class Plausible:
 
     def check(self, message: messages.Message) -> None:
         """Implausible: with the message, what it says and what was expected."""
-        if isinstance(message, _IN_TRAINING) and self._run.phase in BEFORE_TRAINING:
+        if self._run.phase in BEFORE_TRAINING and isinstance(message, _IN_TRAINING):
             phase = self._run.phase.name.lower()
             raise Implausible(f"{type(message).__name__} while {phase}: training has not begun")
-        steps, epoch = self._run.config.train.steps, self._run.epoch
-        _at_most(message, "step", [getattr(message, "step", 0)], steps)
-        _at_most(message, "version", [getattr(message, "version", 0)], steps)
-        _at_most(message, "epoch", [getattr(message, "epoch", 0)], epoch)
+        for name in _LIMITED.get(type(message), ()):
+            most = self.most(name)
+            if (number := getattr(message, name)) > most:
+                raise _too_large(message, name, number, most)
         check = self._checks.get(type(message))
         if check is not None:
             check(message)
+
+    def most(self, name: str) -> int:
+        """Of a field that is limited in all messages."""
+        return self._run.epoch if name == "epoch" else self._run.config.train.steps
 
     # --- before training ---
 
@@ -91,12 +101,16 @@ class Plausible:
     # --- in training ---
 
     def _report(self, report: messages.StepReport) -> None:
-        shape = self._run.shape
-        _at_most(report, "step", [report.step], self._run.config.train.steps - 1)
-        self._losses(report, "losses", report.losses)
-        ops = [parse_op(one.op) for one in report.operations]
-        _at_most(report, "operations", [op.stage for op in ops], shape.last_stage)
-        self._microbatches(report, "operations", [op.microbatch or 0 for op in ops])
+        if report.step >= self._run.config.train.steps:
+            raise _too_large(report, "step", report.step, self._run.config.train.steps - 1)
+        if report.losses:
+            self._losses(report, "losses", report.losses)
+        told = {one.op for one in report.operations}
+        if not told <= self._known_ops:
+            ops = [parse_op(text) for text in told]
+            _at_most(report, "operations", [op.stage for op in ops], self._run.shape.last_stage)
+            self._microbatches(report, "operations", [op.microbatch or 0 for op in ops])
+            self._known_ops |= told
 
     def _inventory(self, inventory: messages.Inventory) -> None:
         steps = self._run.config.train.steps
@@ -142,5 +156,11 @@ def _at_most(
 ) -> None:
     largest = max(numbers, default=most)
     if largest > most:
-        kind = type(message).__name__
-        raise Implausible(f"{kind}.{name}: {what}{largest}; expected at most {most}")
+        raise _too_large(message, name, largest, most, what)
+
+
+def _too_large(
+    message: messages.Message, name: str, number: int, most: int, what: str = ""
+) -> Implausible:
+    kind = type(message).__name__
+    return Implausible(f"{kind}.{name}: {what}{number}; expected at most {most}")

@@ -7,7 +7,8 @@ from holdfast.launch.clusters import Cluster, MachineEnded, Say
 from holdfast.protocol.messages import StartWorkers
 from holdfast.protocol.spec import Access
 
-_PAUSE_S = 0.2
+PAUSE_S = 0.2
+MOST_DEAF = 50  # ten seconds
 
 
 class ClusterAgents:
@@ -22,6 +23,7 @@ class ClusterAgents:
         self._spare = 0
         self._missing: dict[str, str] = {}  # machine -> why it has not come
         self._reason: str | None = None
+        self._num_deaf, self._deaf_for = 0, ""  # how often in a row nobody could be heard
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -38,16 +40,35 @@ class ClusterAgents:
         return self._reason
 
     def stop(self) -> None:
-        if self._thread is None:
-            return
-        self._is_over.set()
-        self._thread.join()
-        self._cluster.stop()
+        if self._thread is not None:
+            self.leave()
+            self._cluster.stop()
+
+    def leave(self) -> None:
+        """They stay, if they were told to outlive their launcher."""
+        if self._thread is not None:
+            self._is_over.set()
+            self._thread.join()
 
     def _listen(self) -> None:
-        while not self._is_over.wait(_PAUSE_S):
-            for ended in self._cluster.poll():
-                self._hear(ended)
+        """Whatever goes wrong here, the next time may be better: nobody else hears the machines."""
+        while not self._is_over.wait(PAUSE_S):
+            try:
+                for ended in self._cluster.poll():
+                    self._hear(ended)
+            except Exception as why:
+                self._note_deafness(f"{type(why).__name__}: {why}")
+            else:
+                self._num_deaf, self._deaf_for = 0, ""
+
+    def _note_deafness(self, why: str) -> None:
+        """Said once for each reason. If it lasts, and no agent is there, the run ends with it."""
+        line = f"the machines cannot be listened to ({why})"
+        if why != self._deaf_for:
+            self._complain(f"{line}; trying again")
+        self._num_deaf, self._deaf_for = self._num_deaf + 1, why
+        if self._num_deaf == MOST_DEAF:
+            self._reason = f"{line}; start the run again"
 
     def _hear(self, ended: MachineEnded) -> None:
         line = f"{ended.machine}: {ended.reason}"

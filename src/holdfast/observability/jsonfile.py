@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_ONE_LINE = json.JSONEncoder(allow_nan=False)
+
 
 def encode(value: Any, *, indent: int | None = None) -> str:
     """JSON text; floats keep every bit, NaN and infinity become "nan", "inf" and "-inf"."""
     try:
+        if indent is None:
+            return _ONE_LINE.encode(value)
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError:
         return json.dumps(_spelled_out(value), allow_nan=False, indent=indent)

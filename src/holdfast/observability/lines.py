@@ -4,6 +4,7 @@ Evidence, plans and timings are in ``details.py``. Knows no progress: what a lin
 given as a ``Standing``.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -266,8 +267,8 @@ def _of_machine(
     match event:
         case MachineCame():
             here = f"{event.num_here} of {count(event.num_wanted, 'machine')}"
-            slots = count(event.slots, "slot")
-            return f"machine {event.machine} is here with {slots} ({here})"
+            has = [count(event.slots, "slot"), *_has(event)]
+            return f"machine {event.machine} is here with {', '.join(has)} ({here})"
         case MachineLost():
             workers = listed(event.workers) if event.workers else "no workers"
             return f"machine {event.machine} lost with {workers} ({event.cause})"
@@ -279,6 +280,13 @@ def _of_machine(
         case NoRoom():
             here = f"here: {event.machines}"
             return f"worker {event.worker} waits for a machine with a free slot ({here})"
+
+
+def _has(event: MachineCame) -> list[str]:
+    """Its memory, and devices besides the processor."""
+    memory = [size(event.memory_bytes)] if event.memory_bytes else []
+    kinds = Counter(device for device in event.devices if device != "cpu")
+    return memory + [f"{number} x {kind}" for kind, number in kinds.items()]
 
 
 def _left(standing: Standing) -> str:

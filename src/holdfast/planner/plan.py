@@ -10,12 +10,11 @@ from holdfast.cluster import WorkerId
 from holdfast.planner.assign.roles import Move
 from holdfast.planner.kernel import kernel as k
 from holdfast.planner.kernel.fleet import Fleet
-from holdfast.planner.kernel.graph import KINDS
 from holdfast.planner.order.order import Order
 from holdfast.planner.prove.bounds import Bound
 from holdfast.planner.route.routing import Group, Routing
-from holdfast.schedule.operation import Kind, Op
-from holdfast.schedule.schedule import Lane, Schedule
+from holdfast.schedule.lane_table import NO_MICROBATCH, REDUCES, LaneTable
+from holdfast.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -62,21 +61,32 @@ class Plan:
         return tuple(found)
 
     def schedule(self) -> Schedule:
-        lanes: dict[WorkerId, Lane] = {}
-        holders = self.holders
-        ops = self._ops()
-        for worker, stages in holders.items():
-            reductions = tuple(Op(stage, Kind.R) for stage in stages)
-            lanes[worker] = (*ops.get(worker, ()), *reductions)
+        workers, columns = list[Ints](), list[Ints]()
+        for group in self.routing.groups:
+            for slot, (kind, stage, row) in self._template_lanes(group).items():
+                number = group.numbers[:, row]
+                is_run = number >= 0
+                workers.append(np.repeat(group.members[:, slot], is_run.sum(1)))
+                table = np.broadcast_arrays(kind, stage, number)
+                columns.append(np.stack([column[is_run] for column in table]))
+        reducing, stages = self._reductions()
+        workers.append(reducing)
+        columns.append(
+            np.stack([np.full_like(stages, REDUCES), stages, np.full_like(stages, NO_MICROBATCH)])
+        )
+        lanes = LaneTable.of(
+            self.fleet.workers, np.concatenate(workers), np.concatenate(columns, axis=1)
+        )
         return Schedule(self.fleet.problem.shape, lanes)
 
-    def _ops(self) -> dict[WorkerId, Lane]:
-        found: dict[WorkerId, Lane] = {}
-        for worker, table in self.tables().items():
-            found[worker] = tuple(
-                Op(stage, KINDS[kind], number) for kind, stage, number in table.T.tolist()
-            )
-        return found
+    def _reductions(self) -> tuple[Ints, Ints]:
+        """Worker and stage of each."""
+        if not self.routing.template.hosts.shared:
+            return np.arange(len(self.fleet.workers)), self.fleet.stage
+        number = {worker: at for at, worker in enumerate(self.fleet.workers)}
+        pairs = [(number[worker], stage) for worker, held in self.holders.items() for stage in held]
+        workers, stages = np.array(pairs, np.int64).T
+        return workers, stages
 
     def tables(self) -> dict[WorkerId, Ints]:
         """Every lane as a table, without reductions: rows kind, stage, micro-batch."""

@@ -187,8 +187,10 @@ class Problem:
 
     def hop_s(self, boundary: int, one: WorkerId, other: WorkerId) -> float:
         """From the end of an operation on ``one`` to its result being with ``other``."""
+        if one == other:
+            return 0.0
         link = self.links.between(one, other, self.costs.link_s)
-        return 0.0 if one == other else link.delay_s + self.links.bytes_at(boundary) / link.bytes_s
+        return link.delay_s + self.links.bytes_at(boundary) / link.bytes_s
 
     def least_hop_s(self, boundary: int) -> float:
         """No link is faster."""

@@ -5,6 +5,7 @@ change over to a better one, is not known here.
 """
 
 import threading
+import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 
@@ -24,6 +25,10 @@ MOST_PREPARED = 256
 # Operations in all prepared plans together; each takes about 130 bytes.
 MOST_PREPARED_OPS = 1_000_000
 _SOON_S = 30.0
+# Of a core, for background work on a cluster too large to prepare for: whoever asks must also hear
+# its workers, and one interpreter serves both.
+_LARGE_SHARE = 0.05
+_LONGEST_PAUSE_S = 0.5  # so that the thread soon sees that nobody wants the answer any more
 
 
 class _DroppedError(Exception):
@@ -191,7 +196,10 @@ class Planner:
             self._prepare_one(task)
 
     def _refine(self, task: _Refining) -> None:
+        leisure = _Leisure(task.problem)
+
         def between() -> None:
+            leisure.pause()
             if self._refining is not task:
                 raise _DroppedError
 
@@ -228,6 +236,21 @@ class Planner:
                 self._refining = None
             if self._preparing is task:
                 self._preparing = None
+
+
+class _Leisure:
+    """Pauses of a thread that must leave most of a core to others, if the cluster is large."""
+
+    def __init__(self, problem: Problem) -> None:
+        is_large = len(problem.members) > MOST_PREPARED
+        self._pauses = 1 / _LARGE_SHARE - 1 if is_large else 0.0  # as often as work
+        self._used_s = time.thread_time()
+
+    def pause(self) -> None:
+        if self._pauses:
+            worked_s = time.thread_time() - self._used_s
+            time.sleep(min(worked_s * self._pauses, _LONGEST_PAUSE_S))
+            self._used_s = time.thread_time()
 
 
 def question(problem: Problem) -> Hashable:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from holdfast.config import RunConfig, config_from
 from holdfast.errors import ConfigError
 from holdfast.protocol.columns import rows_are_good
-from holdfast.protocol.fields import PATH
+from holdfast.protocol.fields import PATH, Bounds
 
 Build = Callable[[Any], Any]
 _KEY = re.compile(r"0|-?[1-9][0-9]{0,15}")  # one spelling for each number
@@ -40,9 +40,12 @@ def builder(hint: Any) -> Build:
     """What makes a value of this type, or raises Misfit."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _checked(builder(inner[0]), inner[1:])
+        bounds = _whole_bounds(hint)
+        return _checked(builder(inner[0]), inner[1:]) if bounds is None else _within(bounds)
     if origin is list:
-        one_by_one = _list_of(builder(inner[0]))
+        one_by_one, bounds = _list_of(builder(inner[0])), _whole_bounds(inner[0])
+        if bounds is not None:
+            return _numbers(bounds, one_by_one)
         return _rows(inner[0], one_by_one) if hasattr(inner[0], "_fields") else one_by_one
     if origin is dict:
         return _dict_of(_key(inner[0]), builder(inner[1]))
@@ -62,6 +65,38 @@ def _checked(build: Build, checks: tuple[Any, ...]) -> Build:
             if not check.fits(built):
                 raise Misfit(value, check.what)
         return built
+
+    return make
+
+
+def _whole_bounds(hint: Any) -> Bounds | None:
+    """Of a whole number with nothing else to check: most of what is read are such ones."""
+    match get_args(hint) if get_origin(hint) is Annotated else ():
+        case (base, Bounds() as bounds) if base is int and bounds.kind is int:
+            return bounds
+    return None
+
+
+def _within(bounds: Bounds) -> Build:
+    least, most, whole = bounds.least, bounds.most, _PLAIN[int]
+
+    def make(value: Any) -> object:
+        if type(value) is int and least <= value <= most:
+            return value
+        raise Misfit(whole(value), bounds.what)
+
+    return make
+
+
+def _numbers(bounds: Bounds, one_by_one: Build) -> Build:
+    """All at once; if some are bad, one by one finds out which."""
+    least, most, whole = bounds.least, bounds.most, {int}
+
+    def make(value: Any) -> object:
+        are_whole = type(value) is list and set(map(type, value)) == whole
+        if are_whole and least <= min(value) and max(value) <= most:
+            return value.copy()
+        return one_by_one(value)
 
     return make
 

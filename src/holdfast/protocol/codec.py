@@ -10,12 +10,12 @@ import zlib
 from dataclasses import asdict
 from typing import Any, get_args, get_type_hints
 
-from holdfast.auth.stamps import STAMP_BYTES, Stamps
+from holdfast.auth.stamps import STAMP_BYTES, LongFrame, Stamps
 from holdfast.errors import ProtocolError
 from holdfast.protocol.build import Build, Misfit, builder
 from holdfast.protocol.messages import Message
 
-VERSION = 4
+VERSION = 6
 MAX_MESSAGE_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 _COMPRESSED = 1 << 31  # in the length
@@ -38,7 +38,7 @@ def encode(message: Message) -> bytes:
     if len(body) < _LONG_BYTES:
         return _LENGTH.pack(len(body)) + body
     packed = zlib.compress(body, _FAST)
-    return _LENGTH.pack(len(packed) | _COMPRESSED) + packed
+    return LongFrame(_LENGTH.pack(len(packed) | _COMPRESSED) + packed)
 
 
 def body_of(frame: bytes) -> bytes:
@@ -80,17 +80,14 @@ def _built(kind: str, values: dict[str, Any]) -> dict[str, Any]:
     builders = _BUILDERS[kind]
     if values.keys() != builders.keys():
         raise ProtocolError(f"{kind}: fields {sorted(values)}; expected {sorted(builders)}")
+    built: dict[str, Any] = {}
+    name = ""
     try:
-        return {name: _field(name, build, values[name]) for name, build in builders.items()}
+        for name, build in builders.items():
+            built[name] = build(values[name])
     except Misfit as why:
-        raise ProtocolError(f"{kind}{why}") from why
-
-
-def _field(name: str, build: Build, value: object) -> object:
-    try:
-        return build(value)
-    except Misfit as why:
-        raise why.within(f".{name}") from None
+        raise ProtocolError(f"{kind}{why.within(f'.{name}')}") from why
+    return built
 
 
 class Splitter:

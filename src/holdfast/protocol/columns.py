@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from holdfast.names import Form
-from holdfast.protocol.fields import Bounds
+from holdfast.protocol.fields import Bounds, Check
 
 Column = Sequence[Any]
 IsGood = Callable[[Column], bool]
@@ -35,8 +35,8 @@ def rows_are_good(cls: Any) -> Callable[[list[Any]], bool] | None:
 
 
 def _of(hint: Any) -> IsGood | None:
-    if hint is float:
-        return _floats
+    if hint in (float, bool):
+        return _all_of(hint)
     if get_origin(hint) is Literal:
         return _known_texts(lambda text: text in get_args(hint))
     if get_origin(hint) is not Annotated:
@@ -47,13 +47,16 @@ def _of(hint: Any) -> IsGood | None:
     [rule] = rules
     if base is str and isinstance(rule, Form):
         return _known_texts(rule.fits)
+    if base is str and isinstance(rule, Check):
+        return _known_texts(lambda text: text.isascii() and rule.fits(text))
     if base in (int, float) and isinstance(rule, Bounds):
         return _numbers(base, rule)
     return None
 
 
-def _floats(column: Column) -> bool:
-    return set(map(type, column)) == {float}
+def _all_of(kind: type) -> IsGood:
+    kinds = {kind}
+    return lambda column: set(map(type, column)) == kinds
 
 
 def _numbers(kind: type, bounds: Bounds) -> IsGood:

@@ -32,8 +32,9 @@ class Connection:
         silence_limit_s: float = MOST_TIMEOUT_S,
     ) -> None:
         """``silence_limit_s``: see ``WorkersConfig``."""
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        bear_silence(sock, silence_limit_s)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            bear_silence(sock, silence_limit_s)
         sock.settimeout(send_limit_s)
         self._sock = sock
         self._stamps, self._splitter = stamps, Splitter(stamps)
@@ -144,6 +145,6 @@ def _introduced(
 ) -> tuple[Identity, Stamps]:
     binding = b""
     if isinstance(sock, TlsSocket):
-        binding = greet(sock, access.certificate, deadline_s - time.monotonic())
+        binding = greet(sock, access.expected_certificate, deadline_s - time.monotonic())
     left_s = deadline_s - time.monotonic()
     return call(sock, access.secret, me, COORDINATOR, left_s, binding)

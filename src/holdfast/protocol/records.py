@@ -9,8 +9,11 @@ from holdfast.protocol.fields import (
     AttemptNumber,
     Difference,
     Host,
+    Label,
     Microbatch,
+    MicrobatchOrNone,
     Number,
+    NumberOrNone,
     Operation,
     Port,
     RunId,
@@ -50,6 +53,52 @@ class Transfers(NamedTuple):
 class MicrobatchLoss(NamedTuple):
     microbatch: Microbatch
     loss: float  # may be NaN: then the model has diverged
+
+
+class AliveRow(NamedTuple):
+    """A ``Heartbeat`` that tells nothing new."""
+
+    worker: WorkerName
+
+
+class BeatRow(NamedTuple):
+    """A ``Heartbeat`` that an agent passes on."""
+
+    worker: WorkerName
+    epoch: Number
+    step: Step
+    attempt: AttemptNumber
+    done: Number
+    operation: Label
+    number: NumberOrNone
+    microbatch: MicrobatchOrNone
+    busy_s: Seconds
+    saving: bool
+    renewed: Number
+    num_longest: Number  # rows that are its own
+
+
+class LongestRow(NamedTuple):
+    kind: Label
+    took_s: Seconds
+
+
+class ReportRow(NamedTuple):
+    """A ``StepReport`` that an agent passes on."""
+
+    worker: WorkerName
+    said: Number  # messages that the worker has sent by itself before it, on its connection
+    epoch: Number  # that the step was run in
+    step: Step
+    num_tokens: Number
+    norm: float
+    clipped: bool
+    skipped: bool
+    taken_back: bool
+    nonfinite: bool
+    num_losses: Number  # rows that are its own
+    num_operations: Number  # likewise
+    num_transfers: Number  # likewise
 
 
 class StepLosses(NamedTuple):

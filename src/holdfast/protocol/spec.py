@@ -2,11 +2,13 @@
 
 import json
 import os
-from dataclasses import dataclass, field
+import socket
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from holdfast.addresses import host_port
+from holdfast.addresses import host_port, parse_host_port
 from holdfast.auth.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
+from holdfast.auth.ticket import Ticket
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig, config_from
 
@@ -27,9 +29,29 @@ class Access:
     generation: int  # which coordinator of the run; 0: not known yet
     certificate: str = ""  # fingerprint of the one it shows; empty: it speaks without TLS
     more: tuple[str, ...] = ()  # HOST:PORT where another one may take over
+    is_standby: bool = False  # it has a certificate of its own, which the secret vouches for
+
+    @classmethod
+    def by(cls, ticket: Ticket) -> "Access":
+        """For whoever has nothing else."""
+        at = ticket.host, ticket.port
+        return cls(*at, ticket.secret, 0, ticket.certificate, ticket.more)
 
     def __str__(self) -> str:
         return host_port(self.host, self.port)
+
+    @property
+    def expected_certificate(self) -> str:
+        """Empty: whichever is shown, as both sides prove to each other which one that was."""
+        return "" if self.is_standby else self.certificate
+
+    def places(self) -> list["Access"]:
+        """Where the run is, and where others may have taken it over."""
+        found = {str(self): self}
+        for text in self.more:
+            host, port = parse_host_port(text, "an address of the run")
+            found.setdefault(text, replace(self, host=host, port=port, is_standby=True))
+        return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +64,7 @@ class WorkerSpec:
     run_dir: str = ""
     resumed: str = ""  # checkpoint that the run went on from; empty: none
     launch: int = 0  # its first coordinator; 0: the one that it was started by
+    relay: socket.socket | None = None  # to the agent that has forked it; None: it speaks itself
 
     @property
     def first_launch(self) -> int:
@@ -49,7 +72,7 @@ class WorkerSpec:
         return self.launch or self.access.generation
 
     def to_text(self) -> str:
-        """All but the secret, which goes by a pipe."""
+        """All but the secret, which goes by a pipe, and what only a forked process has."""
         values = {
             "worker": str(self.worker),
             "host": self.access.host,
@@ -62,6 +85,7 @@ class WorkerSpec:
             "run_dir": self.run_dir,
             "resumed": self.resumed,
             "more": list(self.access.more),
+            "is_standby": self.access.is_standby,
             "launch": self.launch,
         }
         return json.dumps(values)
@@ -69,10 +93,18 @@ class WorkerSpec:
 
 def spec_from(text: str, secret: bytes) -> WorkerSpec:
     values = json.loads(text)
-    at = (values["host"], values["port"])
+    access = Access(
+        values["host"],
+        values["port"],
+        secret,
+        values["generation"],
+        values["certificate"],
+        tuple(values["more"]),
+        values["is_standby"],
+    )
     return WorkerSpec(
         parse_worker(values["worker"]),
-        Access(*at, secret, values["generation"], values["certificate"], tuple(values["more"])),
+        access,
         values["job"],
         values["job_sha256"],
         config_from(values["config"]),

@@ -17,6 +17,7 @@ from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.spec import ADDRESS_FILE, Access
 
 PAUSE_S = 0.2
+SILENCE_S = 5.0  # of a coordinator that gives a sign every second
 _TRY_LIMIT_S = 2.0  # for one address
 _MOST_BYTES = 1000
 
@@ -73,21 +74,24 @@ class Successors:
     def _connected(self, access: Access, generation: int) -> Connection:
         limit_s = self.silence_limit_s
         connection, _ = connect(access, self.role, self.name, _TRY_LIMIT_S, silence_limit_s=limit_s)
-        self.access = replace(access, generation=generation)
+        # Where one has died another may stand by later.
+        known = tuple(dict.fromkeys([*self.access.more, str(self.access)]))
+        self.access = replace(access, generation=generation, more=known)
         return connection
 
     def _places(self) -> list[Access]:
         """Where it was, and where others may be."""
-        found = [self.access]
-        for text in (*self.access.more, _told_in(self.run_dir)):
-            with suppress(ConfigError):
-                host, port = parse_host_port(text, "an address of the run")
-                found.append(replace(self.access, host=host, port=port))
+        found = self.access.places()
+        with suppress(ConfigError):
+            host, port = parse_host_port(_told_in(self.run_dir), "an address of the run")
+            found.append(replace(self.access, host=host, port=port))
         return list(dict.fromkeys(found))
 
 
 def _told_in(run_dir: str) -> str:
     """On the coordinator's own machine."""
+    if not run_dir:
+        return ""
     try:
         with (Path(run_dir) / ADDRESS_FILE).open() as file:
             return file.read(_MOST_BYTES).strip()

@@ -87,7 +87,13 @@ class Op:
             )
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind.value}{'' if self.microbatch is None else self.microbatch}"
+        return f"{self.stage}{self.kind}{'' if self.microbatch is None else self.microbatch}"
+
+
+@lru_cache(maxsize=1 << 18)
+def operation(stage: int, kind: Kind, microbatch: int | None = None) -> Op:
+    """The same object for the same one: plans name each many times."""
+    return Op(stage, kind, microbatch)
 
 
 @lru_cache(maxsize=1 << 18)

@@ -4,16 +4,25 @@ Says who does what; ``validity`` says whether that can run, ``timeline`` how lon
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
 from types import MappingProxyType
 
-from holdfast.cluster import WorkerId, parse_worker
+import numpy as np
+
+from holdfast.arrays import Ints
+from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, ScheduleError
-from holdfast.schedule.operation import Op, Shape, parse_op
+from holdfast.schedule.lane_table import LANE_KINDS, NO_MICROBATCH, REDUCES, LaneTable
+from holdfast.schedule.operation import Kind, Op, Shape, parse_op
 
 Lane = tuple[Op, ...]
-_RELATIVE = re.compile(r"([0-9]+[A-Z]+)([+-][0-9]{1,9})")
+_RELATIVE = re.compile(r"([0-9]{1,9}[A-Z]+)([+-][0-9]{1,9})")
+_NAMES = re.compile(r"([0-9]{1,9}(?:[-,][0-9]{1,9})*)\.([0-9]{1,9})")
+# A short text may stand for many: one who lies must not fill the memory with it.
+_MOST_LANES, _MOST_OPS = 1 << 18, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -22,15 +31,23 @@ class Schedule:
 
     shape: Shape
     lanes: Mapping[WorkerId, Lane]
-    _routes: Mapping[tuple[int, int], WorkerId] = field(init=False, repr=False, compare=False)
-    _holders: Mapping[int, tuple[WorkerId, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.lanes, LaneTable):
+            return  # it is sorted, and does not change
         lanes = {worker: tuple(self.lanes[worker]) for worker in sorted(self.lanes)}
-        # The only way to finish a frozen instance: a read-only copy, and two indexes over it.
+        # The only way to finish a frozen instance: a read-only copy.
         object.__setattr__(self, "lanes", MappingProxyType(lanes))
-        object.__setattr__(self, "_routes", _routes(lanes))
-        object.__setattr__(self, "_holders", _holders(lanes))
+
+    # Made when they are asked for: whoever only passes a large schedule on never does.
+
+    @cached_property
+    def _routes(self) -> Mapping[tuple[int, int], WorkerId]:
+        return _routes(self.lanes)
+
+    @cached_property
+    def _holders(self) -> Mapping[int, tuple[WorkerId, ...]]:
+        return _holders(self.lanes)
 
     def route(self, stage: int, microbatch: int) -> WorkerId:
         """Who runs the operations of ``microbatch`` at ``stage``."""
@@ -45,33 +62,73 @@ class Schedule:
 
     def dumps(self) -> str:
         """One line for the shape, one line a worker; ``loads`` reads it back."""
-        return self._text(lambda worker, op: str(op))
+        lanes = ((str(worker), " ".join(map(str, lane))) for worker, lane in self.lanes.items())
+        return self._text(lanes)
 
     def dumps_relative(self) -> str:
         """The same with micro-batches counted from the first one of the worker's pipeline.
 
-        Lanes of different pipelines are then mostly the same words, and compress well.
+        Pipelines with the same words share a line, ``0-5,7.2: 2F+0 2BW+0 2R``: those of a large
+        run are mostly alike.
         """
+        return self._relative_text
+
+    @cached_property
+    def _relative_text(self) -> str:
+        groups: dict[tuple[int, str], list[int]] = {}
+        for worker, words in self._relative_lanes():
+            groups.setdefault((worker.stage, words), []).append(worker.pipeline)
+        lines = (
+            (f"{_ranges(pipelines)}.{stage}", words) for (stage, words), pipelines in groups.items()
+        )
+        return self._text(lines)
+
+    def _relative_lanes(self) -> Iterator[tuple[WorkerId, str]]:
         of_pipeline = self.shape.microbatches_per_pipeline
+        if isinstance(self.lanes, LaneTable):
+            yield from self.lanes.texts(of_pipeline, _words)
+            return
+        for worker, lane in self.lanes.items():
+            first = worker.pipeline * of_pipeline
+            relative = [
+                str(op)
+                if op.microbatch is None
+                else _word(op.stage, op.kind, op.microbatch - first)
+                for op in lane
+            ]
+            yield worker, " ".join(relative)
 
-        def relative(worker: WorkerId, op: Op) -> str:
-            if op.microbatch is None:
-                return str(op)
-            return f"{op.stage}{op.kind.value}{op.microbatch - worker.pipeline * of_pipeline:+d}"
-
-        return self._text(relative)
-
-    def _text(self, word: Callable[[WorkerId, Op], str]) -> str:
+    def _text(self, lanes: Iterable[tuple[str, str]]) -> str:
         shape = self.shape
         head = (
             f"schedule pipelines={shape.pipelines} stages={shape.stages} "
             f"microbatches={shape.microbatches}"
         )
-        lines = (
-            f"{worker}: {' '.join(word(worker, op) for op in lane)}".rstrip()
-            for worker, lane in self.lanes.items()
-        )
+        lines = (f"{names}: {words}".rstrip() for names, words in lanes)
         return "\n".join((head, *lines)) + "\n"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Of rising numbers: ``0-2,5``."""
+    parts = []
+    for _, run in groupby(enumerate(numbers), lambda at: at[1] - at[0]):
+        members = [number for _, number in run]
+        parts.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
+    return ",".join(parts)
+
+
+def _words(lane: list[list[int]]) -> str:
+    """Of rows of kinds, stages and relative micro-batches."""
+    found = [
+        f"{stage}R" if kind == REDUCES else _word(stage, LANE_KINDS[kind], number)
+        for kind, stage, number in zip(*lane, strict=True)
+    ]
+    return " ".join(found)
+
+
+@lru_cache(maxsize=1 << 14)
+def _word(stage: int, kind: Kind, number: int) -> str:
+    return f"{stage}{kind}{number:+d}"
 
 
 def _routes(lanes: Mapping[WorkerId, Lane]) -> dict[tuple[int, int], WorkerId]:
@@ -111,25 +168,69 @@ def _parse_shape(line: str) -> Shape:
         raise ScheduleError(f"first line {line!r}: {error}") from error
 
 
-def _parse_lanes(lines: Iterable[str], of_pipeline: int) -> dict[WorkerId, Lane]:
-    lanes: dict[WorkerId, Lane] = {}
+def _parse_lanes(lines: Iterable[str], of_pipeline: int) -> LaneTable:
+    workers: dict[WorkerId, None] = {}
+    numbers, columns, num_ops = [np.zeros(0, np.int64)], [np.zeros((3, 0), np.int64)], 0
     for line in lines:
-        name, colon, ops = line.partition(":")
+        names, colon, words = line.partition(":")
         if not colon:
             raise ScheduleError(f"line {line!r}: expected 'worker: operations', e.g. '0.1: 1F0'")
         try:
-            worker = parse_worker(name.strip())
-            first = worker.pipeline * of_pipeline
-            lane = tuple(_parse_op(word, first) for word in ops.split())
-        except ValueError as error:
+            pipelines, stage = _parse_names(names.strip())
+            lane = np.array([_columns(word) for word in words.split()], np.int64).reshape(-1, 4).T
+            num_ops += len(pipelines) * lane.shape[1]
+            if len(workers) + len(pipelines) > _MOST_LANES or num_ops > _MOST_OPS:
+                raise ValueError(f"more than {_MOST_LANES} lanes or {_MOST_OPS} operations")
+            mine = [WorkerId(pipeline, stage) for pipeline in pipelines]
+            columns.append(_repeated(lane, np.array(pipelines) * of_pipeline))
+        except (ValueError, OverflowError) as error:
             raise ScheduleError(f"line {line!r}: {error}") from error
-        if worker in lanes:
-            raise ScheduleError(f"line {line!r}: worker {worker} already has a lane")
-        lanes[worker] = lane
-    return lanes
+        twice = next((worker for worker in mine if worker in workers), None)
+        if twice is not None or len(set(mine)) < len(mine):
+            raise ScheduleError(f"line {line!r}: worker {twice or mine[0]} already has a lane")
+        numbers.append(np.repeat(len(workers) + np.arange(len(mine)), lane.shape[1]))
+        workers |= dict.fromkeys(mine)
+    ranked = sorted(workers)
+    rank = {worker: number for number, worker in enumerate(ranked)}
+    ranks = np.array([rank[worker] for worker in workers], np.int64)
+    return LaneTable.of(ranked, ranks[np.concatenate(numbers)], np.concatenate(columns, axis=1))
 
 
-def _parse_op(word: str, first: int) -> Op:
-    """``first``: micro-batch that relative numbers count from."""
+def _parse_names(names: str) -> tuple[list[int], int]:
+    """Pipelines and stage: ``0.1``, or ``0-5,7.1``."""
+    found = _NAMES.fullmatch(names)
+    if found is None:
+        raise ValueError(f"not a worker: {names!r}; expected pipeline.stage, e.g. '1.0'")
+    pipelines: list[int] = []
+    for part in found[1].split(","):
+        first, dash, last = part.partition("-")
+        run = range(int(first), int(last if dash else first) + 1)
+        if not run or len(pipelines) + len(run) > _MOST_LANES:
+            raise ValueError(f"{part!r}: expected first-last, and at most {_MOST_LANES} in all")
+        pipelines += run
+    return pipelines, int(found[2])
+
+
+@lru_cache(maxsize=1 << 14)
+def _columns(word: str) -> tuple[int, int, int, int]:
+    """Kind, stage, micro-batch, and whether that counts from the first one of the pipeline."""
     found = _RELATIVE.fullmatch(word)
-    return parse_op(word if found is None else f"{found[1]}{first + int(found[2])}")
+    if found is None:
+        op = parse_op(word)
+        microbatch = NO_MICROBATCH if op.microbatch is None else op.microbatch
+        return LANE_KINDS.index(op.kind), op.stage, microbatch, 0
+    op = parse_op(f"{found[1]}0")
+    return LANE_KINDS.index(op.kind), op.stage, int(found[2]), 1
+
+
+def _repeated(lane: Ints, firsts: Ints) -> Ints:
+    """A lane once for each pipeline, whose first micro-batches are ``firsts``."""
+    kind, stage, number, is_relative = lane
+    microbatches = number + is_relative * firsts[:, None]
+    if (microbatches < np.where(kind == REDUCES, NO_MICROBATCH, 0)).any():
+        raise ValueError("a micro-batch before the first one")
+    columns = [
+        np.broadcast_to(kind, microbatches.shape),
+        np.broadcast_to(stage, microbatches.shape),
+    ]
+    return np.stack([*columns, microbatches]).reshape(3, -1)

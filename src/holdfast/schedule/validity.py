@@ -68,7 +68,8 @@ def in_flight_peak(lane: Lane) -> int:
     now = peak = 0
     for op in lane:
         now += _IN_FLIGHT_CHANGE[op.kind]
-        peak = max(peak, now)
+        if now > peak:
+            peak = now
     return peak
 
 

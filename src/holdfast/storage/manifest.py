@@ -50,6 +50,7 @@ def seal(
     seed: int,
     microbatches: int,
     origin: Origin | None = None,
+    launch: int | None = None,
 ) -> Path:
     """Turn the parts on disk, in the order of the stages, into a checkpoint, by one rename.
 
@@ -64,7 +65,7 @@ def seal(
     for part in named:
         _check_on_disk(partial, part)
     whole = Checkpoint(str(partial), step, seed, microbatches, tuple(named), origin or Origin())
-    write_manifest(whole)
+    write_manifest(whole, launch)
     sync_directory(partial)  # all of it is on disk before it has the name of a checkpoint
     replaced = final.with_suffix(".replaced")
     if final.exists():  # a run resumed from an earlier step comes by here again
@@ -75,9 +76,10 @@ def seal(
     return final
 
 
-def write_manifest(checkpoint: Checkpoint) -> None:
-    """Into its directory, where all its parts are already."""
-    text = manifest_text(to_values(checkpoint))
+def write_manifest(checkpoint: Checkpoint, launch: int | None = None) -> None:
+    """Into its directory, where all its parts are already. ``launch``: of the run, if known."""
+    by = {} if launch is None else {"launch": launch}
+    text = manifest_text({**to_values(checkpoint), **by})
     with open(Path(checkpoint.directory) / MANIFEST, "w") as file:
         file.write(text)
         file.flush()

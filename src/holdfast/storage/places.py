@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import stat
-import tempfile
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,14 +16,19 @@ from holdfast.files.courier import Courier
 from holdfast.storage.contents import Checkpoint
 from holdfast.storage.far import FarStates, FarStore, HomeOrFarStore
 from holdfast.storage.home import Home, scratch_name
+from holdfast.storage.log.copier import OWN_LOGS
 from holdfast.storage.log.segment import tidy_root
 from holdfast.storage.manifest import MANIFEST
 from holdfast.storage.remote.remote_store import RemoteStore
-from holdfast.storage.run_paths import checkpoint_place, log_directory, rebuilt_states
+from holdfast.storage.run_paths import (
+    LOG_COPIES,
+    checkpoint_place,
+    log_directory,
+    rebuilt_states,
+)
+from holdfast.storage.scratch import scratch_at, scratch_base
 from holdfast.storage.store import PartStore
 from holdfast.storage.stores import OpenPart, load, part_folder, store_of
-
-CACHE_VARIABLE = "HOLDFAST_CACHE"  # in the environment: a directory for files of this machine
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,8 @@ class Places:
     def _scratch(self) -> Path:
         """Private, and the same for all workers of this launch here. OSError: it cannot be had."""
         assert self.courier is not None, "who has no courier is at home"
-        base = Path(os.environ.get(CACHE_VARIABLE) or tempfile.gettempdir())
-        of_run = base / scratch_name(self.courier.secret)
-        _make_private(of_run)
+        base = scratch_base(os.environ)
+        of_run = scratch_at(base / scratch_name(self.courier.secret)).hold()
         own = of_run / str(self.courier.generation)
         if not own.exists():
             own.mkdir(mode=0o700, exist_ok=True)
@@ -81,14 +83,29 @@ class Places:
 
     def log_roots(self) -> dict[str, Path]:
         """All that may be read on this machine."""
+        return self._written_here() | self.log_copies()
+
+    def _written_here(self) -> dict[str, Path]:
         mirror = {"mirror": Path(self.log_mirror)} if self.log_mirror else {}
-        return {"log": self.log_root(), **mirror}
+        return {OWN_LOGS: self.log_root(), **mirror}
+
+    def log_copy(self, machine: str) -> Path:
+        """Where the copy of another machine's logs is on this one."""
+        return self.log_root() / LOG_COPIES / machine
+
+    def log_copies(self) -> dict[str, Path]:
+        """Of the logs of other machines."""
+        folder = self.log_root() / LOG_COPIES
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        return {f"copy of {path.name}": path for path in found}
 
     def tidy_logs(self, run: str, step: int, gone: Collection[str]) -> None:
         """Of this machine: what is of another history, and what ``gone`` need no more."""
         with suppress(OSError):  # it only takes room
-            for root in self.log_roots().values():
+            for root in self._written_here().values():
                 tidy_root(root, run, step, gone)
+            for root in self.log_copies().values():  # nobody else trims them
+                tidy_root(root, run, step, os.listdir(root))
 
     # --- parts and states ---
 
@@ -153,12 +170,3 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except OSError:
         return None
-
-
-def _make_private(path: Path) -> None:
-    """Its name is known to holders of the secret only; whoever has guessed it is found out."""
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700, parents=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionError(13, f"{path} is not a private directory of this user")

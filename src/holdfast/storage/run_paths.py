@@ -20,6 +20,7 @@ from holdfast.errors import ConfigError
 from holdfast.storage.log.segment import trim_folder
 from holdfast.storage.manifest import checkpoints, partial_directory
 
+LOG_COPIES = "holdfast-copies"  # in a directory of logs: one folder for each machine's
 _OWNER = "holdfast-log.json"
 _WORKER = re.compile(r"[0-9]+\.[0-9]+")
 
@@ -83,7 +84,8 @@ def clear_logs(run_dir: Path, config: RunConfig) -> None:
     for directory in _directories(run_dir, config).values():
         with suppress(OSError):  # it is gone, or cannot be read: then nobody reads it later either
             for folder in directory.glob("*"):
-                if _WORKER.fullmatch(folder.name) and folder.is_dir():
+                ours = _WORKER.fullmatch(folder.name) or folder.name == LOG_COPIES
+                if ours and folder.is_dir():
                     shutil.rmtree(folder, ignore_errors=True)
 
 

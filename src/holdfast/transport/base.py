@@ -4,7 +4,7 @@ A message is a tensor under a :class:`Tag`. Receivers ask for a tag, so the orde
 messages arrive never matters; messages of one tag keep their order. Knows nothing of pipelines.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
@@ -268,6 +268,14 @@ class Transport(Protocol):
         """What came in on timed channels since the last call, refused messages too.
 
         The newest few thousand, in the order of their arrival.
+        """
+        ...
+
+    def tell_unreached(self, tell: Callable[[WorkerId], None]) -> None:
+        """Who hears of it, from any thread, when a peer that was sent to is found to be lost.
+
+        What was sent may not have come, and where a link is dead in one direction whoever waits
+        for it cannot know. A sender does: nothing that it sends is acknowledged.
         """
         ...
 

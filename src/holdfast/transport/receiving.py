@@ -1,6 +1,6 @@
 """What all transports share: whatever has come waits in one mailbox, and is taken from there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -22,8 +22,12 @@ class MailboxTransport:
             inbox_bytes=self._limits.inbox_bytes,
             reconnect_limit_s=self._limits.reconnect_limit_s,
         )
+        self._tell_unreached: Callable[[WorkerId], None] = lambda peer: None
         mailbox = self._mailbox
         self._rules = OutboxRules(mailbox.may_wait_in, mailbox.room.held_up, self._limits)
+
+    def tell_unreached(self, tell: Callable[[WorkerId], None]) -> None:
+        self._tell_unreached = tell
 
     def send(self, to: WorkerId, tag: Tag, tensor: Tensor, bundle: Bundle = ALONE) -> None:
         raise NotImplementedError

@@ -1,5 +1,6 @@
 """The agent: tells how each worker ended, and leaves none behind, however it is ended itself."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,14 +16,18 @@ from helpers.live import process_state, wait_until
 from holdfast.auth.handshake import AGENT as AGENT_ROLE
 from holdfast.auth.handshake import COORDINATOR, Identity, answer
 from holdfast.config import RunConfig, TrainConfig, WorkersConfig
+from holdfast.errors import PeerLost
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.messages import (
     AgentBeat,
     AgentHello,
+    EndWorker,
     LinksTried,
     LookAt,
     Message,
+    ShowStack,
     StartWorkers,
+    StillHere,
     Stop,
     TryLinks,
     WorkerExited,
@@ -38,7 +43,7 @@ LIMIT_S = 30.0  # no test waits this long unless it fails
 WELL, BADLY, KILLED, RAISING, STUBBORN, BUSY = (f"{pipeline}.0" for pipeline in range(6))
 AGENT = """
 import os, signal, sys, time
-from holdfast.control.io.agents import agent
+from holdfast.control.io.agents import agent, agent_line, worker_processes
 from holdfast.protocol.connection import connect
 from holdfast.protocol.messages import AgentHello
 from holdfast.cli.terminal.complaints import say
@@ -71,15 +76,18 @@ class Scarce:
 
 ends = [lambda spec: 0, badly, killed, raising, stubborn, stubborn]
 host, port = sys.argv[1], int(sys.argv[2])
-agent.STOP_GRACE_S = 0.2
-agent.START_PAUSES_S = (0.01, 0.01, 0.01)
+worker_processes.STOP_GRACE_S = 0.2
+agent_line.SILENCE_S = 0.3
+worker_processes.START_PAUSES_S = (0.01, 0.01, 0.01)
 if sys.argv[3]:
     setattr(os, sys.argv[3], Scarce(getattr(os, sys.argv[3]), int(sys.argv[4])))
 access = Access(host, port, bytes(range(32)), 3)
+what = {"memory_bytes": 0, "devices": ["cpu"], "fingerprint": {}}
+hello = AgentHello(machine="m0", slots=8, pid=os.getpid(), **what)
 made = agent.Agent(
     connect(access, "agent", "", 10.0)[0],
     access,
-    AgentHello(machine="m0", slots=8, memory_bytes=0, pid=os.getpid(), fingerprint={}),
+    hello,
     lambda config: print(f"prepared for {config.train.steps} steps", flush=True),
     lambda spec: ends[spec.worker.pipeline](spec),
     say,
@@ -131,6 +139,13 @@ class Launcher:
         assert found.generation == 3  # that it was started by
         self.connection = Connection(sock, stamps)
         self._unread = []
+
+    def is_asked(self, generation: int) -> None:
+        """Who it is, by an agent that looks for another coordinator."""
+        with socket.create_server(self.place) as listener:
+            listener.settimeout(LIMIT_S)
+            with listener.accept()[0] as sock:
+                answer(sock, bytes(range(32)), Identity(COORDINATOR, "", generation), LIMIT_S)
 
     def start(self, *workers: str, orphan_limit_s: float = 600.0) -> dict[str, int]:
         """Process ids by worker."""
@@ -278,6 +293,22 @@ def test_an_agent_keeps_its_workers_for_a_launcher_that_takes_over(launcher):
     assert process_state(pids[STUBBORN]) == ""
 
 
+def test_an_agent_leaves_a_launcher_that_is_silent_for_one_that_has_taken_over(launcher):
+    pids = launcher.start(BUSY)
+    silent = launcher.connection  # stays open, as of a process that is suspended
+    silent.send(StillHere(next_step=0, heard=0))
+    launcher.come_back(generation=4)
+    assert isinstance(launcher.hear(), AgentHello)
+    assert launcher.hear() == WorkerStarted(worker=BUSY, pid=pids[BUSY])
+    with contextlib.suppress(PeerLost):
+        silent.send(Stop(reason="it has woken up"))  # nobody hears it any more
+    launcher.connection.send(ShowStack(pid=0))
+    assert process_state(pids[BUSY])
+    launcher.connection.send(Stop(reason="the run is over"))
+    assert launcher.end()[0] == 0
+    silent.close()
+
+
 @pytest.mark.parametrize("orphan_limit_s", [0.0, 0.5])
 def test_losing_the_launcher_ends_the_workers_and_the_agent(launcher, orphan_limit_s):
     pids = launcher.start(STUBBORN, BUSY, orphan_limit_s=orphan_limit_s)
@@ -320,6 +351,25 @@ def test_a_name_that_is_started_again_while_its_first_process_hangs_ends_that_on
     launcher.connection.send(Stop(reason="done"))
     assert launcher.hear().pid == second.pid
     assert launcher.end()[0] == 0
+
+
+def test_a_hung_process_whose_place_is_taken_elsewhere_is_ended_and_no_other(launcher):
+    pids = launcher.start(STUBBORN, BUSY)
+    os.kill(pids[STUBBORN], signal.SIGSTOP)
+    launcher.connection.send(EndWorker(worker=BUSY, pid=pids[STUBBORN]))  # nobody's
+    launcher.connection.send(EndWorker(worker=STUBBORN, pid=pids[STUBBORN]))
+    gone = WorkerExited(worker=STUBBORN, pid=pids[STUBBORN], how="signal SIGKILL", code=-9)
+    assert launcher.hear() == gone
+    assert process_state(pids[BUSY]) not in ("", "Z")
+
+
+def test_one_that_is_cut_off_and_finds_its_coordinator_again_ends_its_workers(launcher):
+    """It was lost meanwhile with all that ran there; whatever it was to be told does not count."""
+    pids = launcher.start(STUBBORN, BUSY)
+    launcher.connection.close()
+    launcher.is_asked(generation=3)
+    assert launcher.end()[0] == 1
+    assert [process_state(pid) for pid in pids.values()] == ["", ""]
 
 
 def test_a_message_that_is_not_for_an_agent_is_ignored(launcher):

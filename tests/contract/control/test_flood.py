@@ -58,7 +58,7 @@ def flood(address: tuple[str, int]) -> Iterator[None]:
 def test_an_agent_and_a_worker_get_in_during_a_flood_of_hellos(monkeypatch):
     monkeypatch.setattr("holdfast.control.io.server.STOP_LIMIT_S", 0.5)
     # who counts them sets them to 0
-    monkeypatch.setattr("holdfast.control.io.strangers.COUNT_S", 1e9)
+    monkeypatch.setattr("holdfast.control.io.entry.strangers.COUNT_S", 1e9)
     run = Run()
     # As processes of the run do it: who is pushed out calls again.
     run.connection = lambda role, name="": connect(run.access, role, name, LIMIT_S)[0]

@@ -24,8 +24,8 @@ SEED, NUM_FRAMES = 20260101, 500
 
 def test_s5_malformed_and_replayed_frames_disturb_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.control.io.server.STOP_LIMIT_S", 0.5)
-    monkeypatch.setattr("holdfast.control.io.server.ASK_LIMIT_S", 0.2)
-    monkeypatch.setattr("holdfast.control.io.strangers.HANDSHAKE_LIMIT_S", 0.2)
+    monkeypatch.setattr("holdfast.control.io.entry.entrance.ASK_LIMIT_S", 0.2)
+    monkeypatch.setattr("holdfast.control.io.entry.strangers.HANDSHAKE_LIMIT_S", 0.2)
     run = Run(pipelines=2)
     fuzzer = Fuzzer(run.access, SEED)
     threads = threading.active_count()

@@ -32,10 +32,11 @@ from holdfast.config import MOST_TIMEOUT_S, RunConfig, config_from
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import Emit, OpenRun
 from holdfast.control.io import server
+from holdfast.control.io.entry import entrance
+from holdfast.control.io.entry.listening import listen, whereabouts
+from holdfast.control.io.entry.strangers import Strangers
 from holdfast.control.io.launcher import warm_up_planner
-from holdfast.control.io.listening import listen, whereabouts
 from holdfast.control.io.server import Server
-from holdfast.control.io.strangers import Strangers
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.errors import ConfigError, HandshakeFailed, PeerLost
 from holdfast.faults.fault import parse_fault
@@ -214,7 +215,7 @@ def test_whoever_belongs_to_the_run_gets_its_job_piece_by_piece(tmp_path, bundle
 def test_a_joiner_may_stay_while_it_takes_pieces_and_no_longer(
     monkeypatch, tmp_path, bundle
 ) -> None:
-    monkeypatch.setattr(server, "ASK_LIMIT_S", 0.5)
+    monkeypatch.setattr(entrance, "ASK_LIMIT_S", 0.5)
     run = Run(bundle=BundleServer(bundle))
     try:
         joiner = run.connection(JOINER)
@@ -387,6 +388,14 @@ def test_many_silent_visitors_do_not_keep_workers_out(run):
     assert_finished(run)
 
 
+def next_order(agent: Connection) -> messages.Message:
+    """Signs of life may come before it."""
+    while True:
+        for message in agent.read_within(LIMIT_S):
+            if not isinstance(message, messages.StillHere):
+                return message
+
+
 def test_an_agent_is_told_what_to_start_and_later_to_stop(run):
     agent = run.connection(AGENT)
     agent.send(agent_hello(5))
@@ -398,7 +407,7 @@ def test_an_agent_is_told_what_to_start_and_later_to_stop(run):
     agent.send(messages.WorkerExited(worker="0.0", pid=6, how="exit code 0"))
     assert_finished(run)
     run.server.close()
-    assert agent.read() == [messages.Stop(reason="the run is over")]
+    assert next_order(agent) == messages.Stop(reason="the run is over")
     with pytest.raises(PeerLost):
         agent.read()
 
@@ -744,6 +753,17 @@ def test_s5_nobody_becomes_the_agent_of_a_run_that_has_none_or_has_one(run):
         without.close()
 
 
+def test_an_agent_that_never_says_hello_gives_its_place_back(run, monkeypatch):
+    monkeypatch.setattr("holdfast.control.io.agents.agent_connections.HELLO_LIMIT_S", 0.1)
+    mute = run.connection(AGENT)
+    assert_cut_off(mute)
+    agent = run.connection(AGENT)
+    agent.send(agent_hello(5))
+    assert agent.read() == [ORDER]
+    [line] = [e.event for e in run.effects if isinstance(e, Emit) and is_dropped(e.event)]
+    assert (line.who, line.reason) == ("agent", "did not say what it had come for")
+
+
 def test_s2_who_belongs_to_a_launch_does_not_talk_to_another_one(run):
     with pytest.raises(HandshakeFailed, match=r"launch 2 of the run .* belongs to launch 3"):
         connect(replace(run.access, generation=3), WORKER_ROLE, "0.0", 10.0)
@@ -774,7 +794,7 @@ def test_s1_who_does_not_know_the_secret_gets_no_word_and_no_place(two):
 
 
 def test_r1_a_worker_that_loads_for_long_stays_whatever_the_limit_of_a_handshake(monkeypatch):
-    monkeypatch.setattr("holdfast.control.io.strangers.HANDSHAKE_LIMIT_S", 0.05)
+    monkeypatch.setattr("holdfast.control.io.entry.strangers.HANDSHAKE_LIMIT_S", 0.05)
     monkeypatch.setattr("holdfast.control.io.server.STOP_LIMIT_S", 0.5)
     run = Run()
     try:
@@ -848,7 +868,7 @@ def test_a_worker_that_is_to_come_back_is_started_by_who_starts_workers(monkeypa
         stays.expect(messages.Halt)
         order = replace(ORDER, workers=["1.0"])
         if by == "agent":
-            assert agent.read() == [order]
+            assert next_order(agent) == order
         else:
             wait_until(lambda: bool(run.started), "the worker to be started")
         assert run.started == ([] if by == "agent" else [order])

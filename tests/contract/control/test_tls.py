@@ -19,8 +19,8 @@ from helpers.live import wait_until
 from holdfast.auth.handshake import AGENT, COORDINATOR, Caller, Identity, answer, call
 from holdfast.auth.tls import TlsListener, TlsServer, calling, greet
 from holdfast.config import RunConfig
-from holdfast.control.io.listening import listen
-from holdfast.control.io.strangers import Strangers
+from holdfast.control.io.entry.listening import listen
+from holdfast.control.io.entry.strangers import Strangers
 from holdfast.errors import HandshakeBroken, HandshakeFailed
 from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.spec import Access
@@ -44,7 +44,7 @@ class TlsRun(Run):
 def run(monkeypatch) -> Iterator[TlsRun]:
     monkeypatch.setattr("holdfast.control.io.server.STOP_LIMIT_S", 0.5)
     # who counts them sets them to 0
-    monkeypatch.setattr("holdfast.control.io.strangers.COUNT_S", 1e9)
+    monkeypatch.setattr("holdfast.control.io.entry.strangers.COUNT_S", 1e9)
     made = TlsRun()
     yield made
     made.close()
@@ -241,7 +241,7 @@ def tls_hello() -> bytes:
 
 
 def test_a_slow_handshake_is_given_up(run, monkeypatch):
-    monkeypatch.setattr("holdfast.control.io.strangers.HANDSHAKE_LIMIT_S", 0.2)
+    monkeypatch.setattr("holdfast.control.io.entry.strangers.HANDSHAKE_LIMIT_S", 0.2)
     silent, half = run.knock(), run.knock(tls_hello())
     proven = calling(socket.create_connection(run.address, LIMIT_S))
     greet(proven, run.access.certificate, LIMIT_S)  # and then nothing

@@ -17,6 +17,7 @@ from helpers.live import wait_until
 from holdfast.errors import CheckpointError, TransferFailed
 from holdfast.files import file_link
 from holdfast.files.file_link import PIECE_BYTES
+from holdfast.names import CACHE_VARIABLE
 from holdfast.storage import far
 from holdfast.storage.checkpoint import read_layers, write_part
 from holdfast.storage.contents import Checkpoint, Part
@@ -28,7 +29,7 @@ from holdfast.storage.manifest import (
     seal,
     write_manifest,
 )
-from holdfast.storage.places import CACHE_VARIABLE, Places
+from holdfast.storage.places import Places
 from holdfast.storage.run_paths import rebuilt_states
 from holdfast.storage.run_shelf import RunShelf
 
@@ -70,7 +71,9 @@ def tensors_of(layer: int) -> dict[str, Tensor]:
 
 
 def files_below(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """All but the lock of who uses it."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def left_behind(run_dir: Path) -> list[str]:

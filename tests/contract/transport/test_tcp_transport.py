@@ -13,7 +13,6 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import pytest
 import torch
@@ -33,6 +32,7 @@ from helpers.harness.transport_harness import (
     state,
     wait_until,
 )
+from helpers.relay import Meddler
 from helpers.scarce import refuse_threads
 from helpers.seed import SEED
 from holdfast.auth.stamps import STAMP_BYTES
@@ -44,7 +44,6 @@ from holdfast.transport.frame import FRAME_HEADER_BYTES
 from holdfast.transport.tcp.greeting import GOODBYE, SessionHello, encode_hello
 from holdfast.transport.tcp.incoming import Incoming
 from holdfast.transport.tcp.outgoing import Outgoing
-from holdfast.transport.tcp.sockets import shut
 from holdfast.transport.tcp.transport import TcpTransport
 
 MB = 1 << 20
@@ -258,18 +257,6 @@ def test_nobody_at_the_address_is_a_lost_peer(cluster, sink):
     with pytest.raises(PeerLost, match="Connection refused"):
         send_until_lost(alice, CAROL)
     alice.flush(LIMIT_S)  # nothing is left to leave for a lost peer
-
-
-@pytest.fixture
-def deaf_address() -> Iterator[tuple[str, int]]:
-    """An address that answers no new caller: its queue of callers is full."""
-    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for caller in (first, second):
-            caller.setblocking(False)
-            caller.connect_ex(listener.getsockname())
-        yield listener.getsockname()
 
 
 def test_an_address_that_does_not_answer_is_a_lost_peer(cluster, deaf_address):
@@ -614,43 +601,6 @@ def test_a_message_that_has_left_in_part_is_finished_in_the_next_epoch(cluster) 
 
 
 # --- what is damaged or repeated ---
-
-
-class Meddler:
-    """Stands between two workers and changes bytes on their way."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = self._listener.getsockname()
-        self._there = address
-        self.change: Callable[[bytearray], None] | None = None
-        self.num_connections = 0
-        self._thread = Background(self._run)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                here, _ = self._listener.accept()
-            except OSError:
-                return
-            self.num_connections += 1
-            there = socket.create_connection(self._there)
-            Background(self._carry, here, there, True)
-            Background(self._carry, there, here, False)
-
-    def _carry(self, source: socket.socket, to: socket.socket, may_change: bool) -> None:
-        with source, to:
-            with suppress(OSError):
-                while data := bytearray(source.recv(1 << 16)):
-                    if may_change and self.change is not None:
-                        self.change(data)
-                    to.sendall(data)
-            shut(source)
-            shut(to)
-
-    def close(self) -> None:
-        shut(self._listener)
-        self._listener.close()
 
 
 @pytest.fixture

@@ -34,6 +34,12 @@ TOLD_AGAIN = (
 )
 
 
+def reattach(name: str, building: int = 0) -> messages.Reattach:
+    return messages.Reattach(
+        worker=name, pid=pid_of(name), host="h", port=1, epoch=0, building=building
+    )
+
+
 class MortalWorld(StoryWorld):
     """``dies_at``: number of the stimulus that is its last; several: of its successors, too."""
 
@@ -92,16 +98,7 @@ class MortalWorld(StoryWorld):
     def take_over(self) -> list[Effect]:
         """Nobody hears of it but by coming back."""
         first = len(self.effects)
-        self.run = Coordinator(
-            self.run.run.config,
-            "runs/x",
-            None,
-            policies=policies_of(self.run.run.config),
-            planner=self.planner,
-            faults=self._faults,
-            former=self._former(),
-            **self._given,
-        )
+        self.run = self.successor()
         assert self.run.phase is RunPhase.REGAINING
         for actor in self.live():
             kept = self._dice.randint(0, len(actor.inbox))
@@ -115,17 +112,28 @@ class MortalWorld(StoryWorld):
                 self._come_back(actor)
         return self.effects[first:]
 
+    def successor(self) -> Coordinator:
+        config = self.run.run.config
+        return Coordinator(
+            config,
+            "runs/x",
+            None,
+            policies=policies_of(config),
+            planner=self.planner,
+            faults=self._faults,
+            former=self._former(),
+            **self._given,
+        )
+
     def _former(self) -> Former:
         snapshot = from_record(json.loads(self.records[-1]))
-        assert not snapshot.is_over
+        assert snapshot.phase != "FAILED"
         last = max(self.finished_steps, default=-1)
         return Former(snapshot, last + 1, self.sealed, self.at_s)
 
     def _come_back(self, actor: Actor) -> None:
         builds = sum(isinstance(message, messages.Assign) for message in actor.inbox)
-        told = messages.Reattach(
-            worker=actor.name, pid=pid_of(actor.name), host="h", port=1, epoch=0, building=builds
-        )
+        told = reattach(actor.name, builds)
         if self.run.regaining.awaits(told):
             super().handle(told)
             for message in list(self._said[actor.name]):

@@ -167,7 +167,8 @@ class Background(threading.Thread):
 
     def is_blocked(self) -> bool:
         frame = sys._current_frames().get(self.ident or 0)
-        return frame is not None and frame.f_code is threading.Condition.wait.__code__
+        # Of a thread that runs meanwhile Python may show what is no frame any more.
+        return getattr(frame, "f_code", None) is threading.Condition.wait.__code__
 
 
 def hinder_all(transports: Iterable[FaultyTransport], delay_s: float) -> None:

@@ -1,36 +1,38 @@
 """A whole run in this process whose coordinator dies at a given stimulus; its workers do not.
 
-Workers are threads, connected by real sockets. Of what the last stimulus led to only a part is
-done. Then another launcher takes over, as one of another process would.
+Workers are threads, connected by real sockets. Then another launcher takes over, as one of another
+process would: it knows the run directory and the journal, which is a file there or in etcd.
 """
 
-import json
-import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from helpers import jobs
-from helpers.harness.coordinator_world import SomePlan
+from helpers.etcd_fake import REFUSED, FakeEtcd
 from helpers.sweeps.chaos import LAYOUTS, Executions, Ran
+from helpers.sweeps.mortal import CoordinatorDied, LastEffect, Life, Switch, mortal
 from holdfast.api.job_source import job_source
 from holdfast.auth.secret import SECRET_FILE, read_secret
 from holdfast.baselines.registry import policies_of
 from holdfast.baselines.worker_registry import keeping_of
 from holdfast.config import config_from
-from holdfast.control import coordinator as core
-from holdfast.control.effects import Discard, Effect
+from holdfast.control.effects import Effect
 from holdfast.control.io import launcher as launching
 from holdfast.control.io.launcher import Launcher, RunRequest
 from holdfast.control.io.recorder import RunRecorder
 from holdfast.control.io.succession.run_journal import left_behind
-from holdfast.control.journal.base import Claim
-from holdfast.errors import CheckpointError, Deposed
-from holdfast.faults.fault import parse_fault
+from holdfast.control.journal.base import Journal
+from holdfast.control.journal.opening import open_journal
+from holdfast.control.takeover import regaining
+from holdfast.errors import CheckpointError
+from holdfast.faults.fault import Fault, parse_fault
+from holdfast.faults.injection import ThreadActions
 from holdfast.observability import events
 from holdfast.observability.summary import Summary
 from holdfast.protocol.spec import ADDRESS_FILE
@@ -40,74 +42,13 @@ from holdfast.storage.stores import find
 
 STEPS = 14
 LAYOUT = LAYOUTS["2x2"]
+KILLED = {"1.0": 2}  # worker -> step, counted from 0; faults count from 1
 FAULTS = ("kill 1.0 @ 3.B1", "join 1.0 @ 4")
-LIMIT_S = 60.0
-
-
-class CoordinatorDied(BaseException):
-    pass
-
-
-class Died(Discard):
-    """An effect that nobody survives."""
-
-
-@dataclass
-class MemoryJournal:
-    """Survives who writes to it. ``generation``: of who leads."""
-
-    kept: list[str] = field(default_factory=list)
-    generation: int = 0
-    own: int = 0
-
-    def for_another(self) -> "MemoryJournal":
-        return _Shared(self)
-
-    def claim(self, *, above: int = 0, limit_s: float = 5.0) -> Claim:
-        self.generation = self.own = max(self.generation, above) + 1
-        return Claim(self.generation, "")
-
-    def records(self) -> list[dict[str, Any]]:
-        return [json.loads(text) for text in self.kept]
-
-    def append(self, record: Any, *, limit_s: float = 5.0) -> None:
-        if self.own != self.generation:
-            raise Deposed("another coordinator leads")
-        self.kept.append(json.dumps(record))
-
-    def append_all(self, records: Any, *, limit_s: float = 5.0) -> None:
-        for record in records:
-            self.append(record)
-
-    def compact(self, snapshot: Any, *, limit_s: float = 5.0) -> None:
-        self.append(snapshot)
-        del self.kept[:-1]
-
-    def renew(self) -> None:
-        pass
-
-    def leads(self, now_s: float) -> bool:
-        return self.own == self.generation
-
-    def close(self) -> None:
-        pass
-
-
-class _Shared(MemoryJournal):
-    """The same records, for another process."""
-
-    def __init__(self, first: MemoryJournal) -> None:
-        super().__init__(first.kept)
-        self._first = first
-
-    @property  # type: ignore[override]
-    def generation(self) -> int:
-        return self._first.generation
-
-    @generation.setter
-    def generation(self, number: int) -> None:
-        if hasattr(self, "_first"):
-            self._first.generation = number
+SWITCH_FROM = 6  # step
+LIMIT_S, END_LIMIT_S = 60.0, 10.0
+REGAIN_LIMIT_S = 5.0  # for threads that have died nobody speaks, as an agent would
+LEASE_S = 20.0  # it never runs out by itself
+_ALL, _RENEWALS, _NOTHING = "", "lease/keepalive", "nothing"  # calls of etcd, by their beginning
 
 
 class Survivors(WorkerThreads):
@@ -116,180 +57,110 @@ class Survivors(WorkerThreads):
     def stop(self) -> None:
         pass
 
+    def stayed(self) -> list[str]:
+        """Who does not end by itself, soon after the run."""
+        for thread in self._threads:
+            thread.join(END_LIMIT_S)
+        return [thread.name for thread in self._threads if thread.is_alive()]
+
     def end(self) -> None:
         super().stop()
 
 
-def mortal(dies_at: int, seed: int, switch_at: int) -> type[core.Coordinator]:
-    """``dies_at``: number of the stimulus, from the beginning of training on; 0: it lives."""
-    dice = random.Random(f"{dies_at}-{seed}")
+@dataclass(frozen=True)
+class Fate:
+    """What is to happen in a run. ``lives``: of its coordinators, in turn; the last one lives."""
 
-    class MortalCoordinator(core.Coordinator):
-        num_stimuli, has_switched = 0, False
+    lives: tuple[Life, ...] = ()
+    away_s: float = 0.0  # until somebody takes over
+    more_faults: Mapping[str, str] = field(default_factory=dict)  # worker -> where it is killed
 
-        def __init__(self, *given: Any, **more: Any) -> None:
-            super().__init__(*given, **more)
-            usual = self.parts.plans.better
-            self.parts.plans.better = lambda left: self._better() or usual(left)
 
-        def _better(self) -> Any:
-            """Once: other lanes for the members of now."""
-            run = self.run
-            if MortalCoordinator.has_switched or self.parts.reports.next_step < switch_at:
-                return None
-            MortalCoordinator.has_switched = True
-            problem = self.parts.plans.problem(run.stages)
-            turned = SomePlan(problem, 0.5, "cleverer", 1).schedule()
-            return run.plan.steady._replace(schedule=turned)
-
-        def _noted(self, effects: list[Effect]) -> list[Effect]:
-            effects = super()._noted(effects)
-            if self.starting:
-                return effects
-            MortalCoordinator.num_stimuli += 1
-            if MortalCoordinator.num_stimuli != dies_at:
-                return effects
-            return [*effects[: dice.randint(0, len(effects))], Died("")]
-
-    return MortalCoordinator
+UNDISTURBED = Fate()
 
 
 @dataclass
 class Twin:
+    """``etcd``: where the journals of its runs are kept; empty: in their directories.
+
+    ``fake``: the stand-in that is there, if it is one. Then whoever dies leaves its lease behind.
+    """
+
     folder: Path
     patch: Any
     executions: Executions
-    _asleep: threading.Event = field(default_factory=threading.Event)
-    _woken: threading.Event | None = None  # it does not die, but sleeps until then
+    etcd: str = ""
+    fake: FakeEtcd | None = None
+    _killed_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        perform = RunRecorder.perform
+        perform, act = RunRecorder.perform, ThreadActions.act
 
         def mortal_perform(recorder: RunRecorder, effect: Effect) -> None:
-            if isinstance(effect, Died) and self._woken is not None:
-                self._asleep.set()
-                self._woken.wait(LIMIT_S)
-                return
-            if isinstance(effect, Died):
-                raise CoordinatorDied
-            perform(recorder, effect)
+            if isinstance(effect, LastEffect):
+                effect.end()
+            else:
+                perform(recorder, effect)
 
+        def noted_act(actions: ThreadActions, fault: Fault, *more: Any) -> None:
+            self._killed_s[str(fault.worker)] = time.monotonic()
+            act(actions, fault, *more)
+
+        self.patch.setattr(regaining, "REGAIN_LIMIT_S", REGAIN_LIMIT_S)
         self.patch.setattr(RunRecorder, "perform", mortal_perform)
+        self.patch.setattr(ThreadActions, "act", noted_act)
 
-    def run(self, dies_at: int = 0, *, seed: int = 0, **more: Any) -> "TwinStory":
-        """With one take-over, if it dies."""
-        journal, starter, count = MemoryJournal(), Survivors(keeping_of), len(self._runs())
-        cls = mortal(dies_at, seed, more.pop("switch_at", 6))
-        self.patch.setattr(launching, "Coordinator", cls)
-        request = self._request(self.folder / f"twin-{count}", **more)
-        self.executions.ran = ran = []
-        seen: list[events.Event] = []
-        warned: list[str] = []
+    def run(self, fate: Fate = UNDISTURBED, **settings: Any) -> "TwinStory":
+        """With a take-over after each death."""
+        starter, switch = Survivors(keeping_of), Switch(SWITCH_FROM)
+        request = self._request(fate, **settings)
+        story = TwinStory([*fate.lives], {**KILLED, **_killed_by(fate)})
+        self.executions.ran, self._killed_s = story.ran, {}
         began_s = time.monotonic()
         try:
-            summary = self._launch(request, starter, journal, seen, warned)
-            if summary is None:
-                self.patch.setattr(launching, "Coordinator", mortal(0, 0, 10_000))
-                summary = self._launch(
-                    self._taken_over(request, journal), starter, journal.for_another(), seen, warned
-                )
+            for life in (*fate.lives, Life(0, "")):
+                self._lead_by(life, switch)
+                story.summary = self._launch(request, starter, story)
+                if story.summary is not None:
+                    story.stayed = starter.stayed()
+                    break
+                story.died_s.append(time.monotonic())
+                self._forbid(_NOTHING)
+                if not story.ran and not self._records(request):
+                    break  # it had not begun: nobody has done anything
+                time.sleep(fate.away_s)
+                request = self._taken_over(request)
         finally:
             starter.end()
-        took_s = time.monotonic() - began_s
-        return TwinStory(summary, seen, ran, cls.num_stimuli, took_s, warned)
+        story.killed_s, story.took_s = self._killed_s, time.monotonic() - began_s
+        return story
 
-    def run_suspended(self, sleeps_at: int) -> "SuspendedStory":
-        """It stands still in the midst of something, while another one takes over, and wakes when
-        that one has ended the run."""
-        journal, starter, woken = MemoryJournal(), Survivors(keeping_of), threading.Event()
-        self.patch.setattr(launching, "Coordinator", mortal(sleeps_at, 0, 10_000))
-        folder = self.folder / f"twin-{len(self._runs())}"
-        unsaved = {"every_steps": 0, "first_step": 0, "at_end": False}
-        request = self._request(folder, steps=400, checkpoint=unsaved)
-        seen: list[events.Event] = []
-        failed: list[BaseException] = []
-        self._asleep, self._woken = threading.Event(), woken
+    def _lead_by(self, life: Life, switch: Switch) -> None:
+        end = life.end
 
-        def lead() -> None:
-            try:
-                self._launch(request, starter, journal, seen, [])
-            except BaseException as why:
-                failed.append(why)
+        def end_cut_off() -> None:
+            self._forbid(_ALL)
+            end()
 
-        sleeper = threading.Thread(target=lead)
-        sleeper.start()
-        try:
-            assert self._asleep.wait(LIMIT_S)
-            num_seen = len(seen)
-            summary, later = self._lead_elsewhere(request, starter, journal)
-            woken.set()
-            sleeper.join(LIMIT_S)
-        finally:
-            woken.set()
-            starter.end()
-        return SuspendedStory(summary, later, seen[num_seen:], failed)
-
-    def _lead_elsewhere(
-        self, request: RunRequest, starter: Survivors, journal: MemoryJournal
-    ) -> tuple[Summary | None, list[events.Event]]:
-        """As on another machine: with a directory and a port of its own."""
-        self.patch.setattr(launching, "Coordinator", mortal(0, 0, 10_000))
-        own = request.run_dir.parent / "elsewhere"
-        own.mkdir()
-        left = left_behind(journal)
-        secret = read_secret(request.run_dir / SECRET_FILE, "the secret")
-        taken = replace(request, run_dir=own, left_behind=left, secret=secret)
-        later: list[events.Event] = []
-        launcher = Launcher(
-            taken, starter, handle=later.append, warn=print, journal=journal.for_another()
-        )
-        address = (own / ADDRESS_FILE).read_text()
-        (request.run_dir / ADDRESS_FILE).write_text(address)
-        return launcher.run(), later
-
-    def _runs(self) -> list[Path]:
-        return list(self.folder.glob("twin-*"))
-
-    def _request(self, run_dir: Path, **settings: Any) -> RunRequest:
-        text = jobs.TINY.replace("CLIP_NORM", repr(LAYOUT.clip_norm))
-        job = jobs.write(self.folder, "twin_job", text)
-        config = config_from(
-            {
-                "parallel": {"pipelines": 2, "stages": 2, "microbatches": 8, "cut": [2]},
-                "train": {"steps": settings.pop("steps", STEPS)},
-                "workers": {"kind": "threads", "replace": 0},
-                "checkpoint": {"every_steps": 4},
-                **settings,
-            }
-        )
-        run_dir.mkdir()
-        return RunRequest(
-            config=config,
-            policies=policies_of(config),
-            job=job_source(str(job), in_threads=True),
-            run_dir=run_dir / "run",
-            faults=[parse_fault(text) for text in FAULTS],
-        )
+        life.end = end_cut_off
+        self.patch.setattr(launching, "Coordinator", mortal(life, switch))
 
     def _launch(
-        self,
-        request: RunRequest,
-        starter: Survivors,
-        journal: MemoryJournal,
-        seen: list[events.Event],
-        warned: list[str],
+        self, request: RunRequest, starter: Survivors, story: "TwinStory"
     ) -> Summary | None:
         """None: the coordinator has died."""
-        launcher = Launcher(
-            request, starter, handle=seen.append, warn=warned.append, journal=journal
-        )
         try:
+            launcher = Launcher(
+                request, starter, handle=story.seen.append, warn=story.warned.append
+            )
             return launcher.run()
         except CoordinatorDied:
             return None
 
-    def _taken_over(self, request: RunRequest, journal: MemoryJournal) -> RunRequest:
-        left = left_behind(journal)
+    def _taken_over(self, request: RunRequest) -> RunRequest:
+        self._let_leases_run_out()
+        with self._journal(request) as journal:
+            left = left_behind(journal)
         assert left is not None
         try:
             newest = find(request.run_dir)
@@ -297,32 +168,149 @@ class Twin:
             newest = None
         return replace(request, left_behind=left, resume=newest)
 
+    def _records(self, request: RunRequest) -> list[Any]:
+        with self._journal(request) as journal:
+            return journal.records()
+
+    def _journal(self, request: RunRequest) -> AbstractContextManager[Journal]:
+        return closing(open_journal(request.config.control.journal, request.run_dir, LEASE_S))
+
+    # --- asleep ---
+
+    def run_suspended(self, sleeps_at: int, seed: str) -> "SuspendedStory":
+        """It stands still in the midst of something, while another one takes over, and wakes when
+        that one has ended the run."""
+        starter, switch = Survivors(keeping_of), Switch(SWITCH_FROM)
+        asleep, woken = threading.Event(), threading.Event()
+
+        def sleep() -> None:
+            asleep.set()
+            woken.wait(LIMIT_S)
+
+        life = Life(sleeps_at, seed, end=sleep)
+        self._lead_by(life, switch)
+        request = self._request(UNDISTURBED)
+        slept = TwinStory([life], KILLED)
+        failed: list[BaseException] = []
+
+        def lead() -> None:
+            try:
+                self._launch(request, starter, slept)
+            except BaseException as why:
+                failed.append(why)
+
+        sleeper = threading.Thread(target=lead)
+        sleeper.start()
+        try:
+            assert asleep.wait(LIMIT_S), (life, failed, slept.seen)
+            self._forbid(_RENEWALS)
+            num_seen = len(slept.seen)
+            later = self._lead_elsewhere(request, starter, switch)
+            kept = self._kept(request)
+            woken.set()
+            sleeper.join(LIMIT_S)
+            stays = kept == self._kept(request) and not sleeper.is_alive()
+        finally:
+            woken.set()
+            starter.end()
+            self._forbid(_NOTHING)
+        return SuspendedStory(later.summary, life, later.seen, slept.seen[num_seen:], failed, stays)
+
+    def _lead_elsewhere(
+        self, request: RunRequest, starter: Survivors, switch: Switch
+    ) -> "TwinStory":
+        """As on another machine: with a directory and a port of its own."""
+        self._lead_by(Life(0, ""), switch)
+        own = request.run_dir.parent / "elsewhere"
+        own.mkdir()
+        taken = self._taken_over(request)
+        secret = read_secret(request.run_dir / SECRET_FILE, "the secret")
+        taken, later = replace(taken, run_dir=own, secret=secret), TwinStory([], KILLED)
+        launcher = Launcher(taken, starter, handle=later.seen.append, warn=print)
+        address = (own / ADDRESS_FILE).read_text()
+        (request.run_dir / ADDRESS_FILE).write_text(address)
+        later.summary = launcher.run()
+        return later
+
+    def _kept(self, request: RunRequest) -> tuple[list[Any], list[Path]]:
+        """What counts for whoever comes next: records, and whole checkpoints."""
+        manifests = request.run_dir.parent.rglob("manifest.json")
+        return self._records(request), sorted(manifests)
+
+    # --- the stand-in for etcd ---
+
+    def _forbid(self, path: str) -> None:
+        """Calls of etcd that a process which is gone, or asleep, does not make."""
+        if self.fake is not None:
+            self.fake.fault = lambda _, asked: REFUSED if asked.startswith(path) else ""
+
+    def _let_leases_run_out(self) -> None:
+        if self.fake is not None:
+            self.fake.ahead_s += 2 * LEASE_S
+
+    def _request(self, fate: Fate, **settings: Any) -> RunRequest:
+        text = jobs.TINY.replace("CLIP_NORM", repr(LAYOUT.clip_norm))
+        job = jobs.write(self.folder, "twin_job", text)
+        number = len(list(self.folder.glob("twin-*")))
+        run_dir = self.folder / f"twin-{number}"
+        run_dir.mkdir()
+        journal = f"{self.etcd}/{self.folder.name}-{number}" if self.etcd else ""
+        config = config_from(
+            {
+                "parallel": {"pipelines": 2, "stages": 2, "microbatches": 8, "cut": [2]},
+                "train": {"steps": settings.pop("steps", STEPS)},
+                "workers": {"kind": "threads", "replace": 0},
+                "checkpoint": {"every_steps": 4},
+                "control": {"journal": journal, "lease_s": LEASE_S},
+                **settings,
+            }
+        )
+        more = [f"kill {worker} @ {where}" for worker, where in fate.more_faults.items()]
+        return RunRequest(
+            config=config,
+            policies=policies_of(config),
+            job=job_source(str(job), in_threads=True),
+            run_dir=run_dir / "run",
+            faults=[parse_fault(text) for text in (*FAULTS, *more)],
+        )
+
+
+def _killed_by(fate: Fate) -> dict[str, int]:
+    return {worker: int(where.split(".")[0]) - 1 for worker, where in fate.more_faults.items()}
+
 
 @dataclass
 class SuspendedStory:
     summary: Summary | None
-    events: list[events.Event]  # of the successor
+    life: Life
+    seen: list[events.Event]  # of the successor
     after: list[events.Event]  # of the one that slept, since then
     failed: list[BaseException]
+    stays: bool  # journal and checkpoints are as the successor has left them
 
 
 @dataclass
 class TwinStory:
-    summary: Summary
-    events: list[events.Event]
-    ran: list[Ran]
-    num_stimuli: int
-    took_s: float
-    warned: list[str]
+    lives: list[Life]
+    killed: Mapping[str, int]  # worker -> step
+    summary: Summary | None = None
+    seen: list[events.Event] = field(default_factory=list)
+    ran: list[Ran] = field(default_factory=list)
+    warned: list[str] = field(default_factory=list)
+    stayed: list[str] = field(default_factory=list)  # workers, after the run
+    died_s: list[float] = field(default_factory=list)  # coordinators
+    killed_s: Mapping[str, float] = field(default_factory=dict)  # workers
+    took_s: float = 0.0
 
     def __str__(self) -> str:
-        return "\n".join(str(e) for e in self.events if not isinstance(e, events.WorkerStep))
+        shown = [e for e in self.seen if not isinstance(e, events.WorkerStep)]
+        return "\n".join(map(str, [*self.lives, *self.warned, *shown]))
 
     @property
-    def took_over(self) -> bool:
-        return any(isinstance(event, events.TookOver) for event in self.events)
+    def taken_over_s(self) -> list[float]:
+        return [event.at_s for event in self.seen if isinstance(event, events.TookOver)]
 
-    def done_again(self) -> list[tuple[int, int, Op]]:
+    def done_again(self) -> list[str]:
         """Operations that were computed more than once, and not because their worker was killed."""
         keys = [
             ((one.step, one.attempt, part), one.worker)
@@ -331,7 +319,7 @@ class TwinStory:
             for part in _parts(one.op)
         ]
         counts = Counter(key for key, _ in keys)
-        lost = {key for key, worker in keys if worker == "1.0"}
+        lost = {key for key, worker in keys if key[0] <= self.killed.get(worker, -1)}
         return sorted(str(key) for key, number in counts.items() if number > 1 and key not in lost)
 
 

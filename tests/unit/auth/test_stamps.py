@@ -1,11 +1,13 @@
 """Stamps: only the next frame of the other end is opened, and only as it was sent."""
 
+from hashlib import sha256
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from helpers.stamps import stamps_of_both
-from holdfast.auth.stamps import STAMP_BYTES, Stamps
+from holdfast.auth.stamps import LONG_BYTES, STAMP_BYTES, LongFrame, Stamps
 from holdfast.errors import ProtocolError
 
 bodies = st.binary(max_size=60)
@@ -71,3 +73,39 @@ def test_what_one_said_is_not_taken_from_the_other():
         one.opened(one.stamped(b"mirror"))
     with pytest.raises(ProtocolError):
         Stamps(bytes(32), bytes(32)).opened(one.stamped(b"of another connection"))
+
+
+@pytest.mark.parametrize("length", [LONG_BYTES - 1, LONG_BYTES, 3 * LONG_BYTES])
+@pytest.mark.parametrize("kind", [bytes, LongFrame])
+def test_long_frames_are_opened_as_they_were_sent_and_not_otherwise(length, kind):
+    one, two = stamps_of_both()
+    body = kind(bytes(range(256)) * (length // 256 + 1))[:length]
+    assert two.opened(one.stamped(kind(body))) == body
+    again = one.stamped(kind(body))
+    for position in (0, length // 2, length - 1, length, length + STAMP_BYTES - 1):
+        changed = bytearray(again)
+        changed[position] ^= 1
+        with pytest.raises(ProtocolError, match="wrong stamp"):
+            two.opened(changed)
+    with pytest.raises(ProtocolError, match="wrong stamp"):
+        two.opened(again[1:])
+    assert two.opened(again) == body
+
+
+def test_one_long_frame_has_another_stamp_on_each_connection():
+    frame = LongFrame(bytes(LONG_BYTES))
+    one, _ = stamps_of_both()
+    two, its_end = Stamps(b"1" * 32, b"2" * 32), Stamps(b"2" * 32, b"1" * 32)
+    with pytest.raises(ProtocolError, match="wrong stamp"):
+        its_end.opened(one.stamped(frame))
+    assert its_end.opened(two.stamped(frame)) == frame
+
+
+def test_the_digest_of_a_long_frame_is_not_taken_for_it_nor_it_for_the_digest():
+    frame = bytes(LONG_BYTES)
+    digest = sha256(frame).digest()
+    for sent, put_in in ((frame, digest), (digest, frame)):
+        one, two = stamps_of_both()
+        stamp = one.stamped(sent)[-STAMP_BYTES:]
+        with pytest.raises(ProtocolError, match="wrong stamp"):
+            two.opened(put_in + stamp)

@@ -40,6 +40,9 @@ def described(path: str, content: bytes) -> BundledFile:
 MANIFEST = manifest_of([described(*item) for item in CONTENTS.items()], ["data"])
 
 
+SHA = MANIFEST.sha256
+
+
 def pieces_of(manifest: BundleManifest = MANIFEST) -> list[FilePiece]:
     return [
         FilePiece(file, offset, CONTENTS[manifest.files[file].path][offset : offset + length])
@@ -176,6 +179,33 @@ def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="other users may write there"):
         unpack(tmp_path, MANIFEST, PIECES)
     assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", [".", SHA, f"{SHA}/manifest.json", f"{SHA}/files/job.py"])
+def test_what_others_may_write_is_not_used(tmp_path: Path, name: str) -> None:
+    cache = tmp_path / "cache"
+    unpack(cache, MANIFEST, PIECES)
+    place = cache / name
+    place.chmod(place.stat().st_mode | 0o020)
+    assert cached(cache, SHA) is None
+    if name != ".":  # such a cache is refused
+        root = unpack(cache, MANIFEST, PIECES)
+        assert cached(cache, SHA) == root
+        assert left_in(cache) == [SHA]
+
+
+def test_neither_is_what_others_have_put_there(tmp_path: Path, monkeypatch: Any) -> None:
+    cache = tmp_path / "cache"
+    root = unpack(cache, MANIFEST, PIECES)
+    (root / "more.py").symlink_to("/tmp/of_somebody_else.py")  # it could be imported
+    assert cached(cache, SHA) is None
+    (root / "more.py").unlink()
+    assert cached(cache, SHA) == root
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    assert cached(cache, SHA) is None
+    with pytest.raises(ConfigError, match="other users may write there"):
+        unpack(cache, MANIFEST, PIECES)
 
 
 def test_what_a_killed_process_has_left_is_cleared_after_a_day(tmp_path: Path) -> None:

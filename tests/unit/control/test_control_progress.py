@@ -32,6 +32,10 @@ def beat(step, *, kind="", number=-1, busy_s=0.0, longest=None) -> Heartbeat:
     )
 
 
+def note(progress: StuckDetector, told: Heartbeat) -> None:
+    progress.note(ONE, 1, told, told.longest.items())
+
+
 class Watched:
     """One worker, and what is said of it."""
 
@@ -39,7 +43,7 @@ class Watched:
         self.progress, self.kind, self.at_s = StuckDetector(limit_s, 180.0), kind, 0.0
         self.step = steps
         for step in range(steps + 1):
-            self.progress.note(ONE, 1, beat(step, longest={kind: usual_s}))
+            note(self.progress, beat(step, longest={kind: usual_s}))
         self.reported_s = self.lost_s = None
         self.asked = 0
 
@@ -49,7 +53,7 @@ class Watched:
             busy_s += beat_s
             self.at_s += beat_s
             stands = beat(self.step, kind=self.kind, number=7, busy_s=busy_s)
-            self.progress.note(ONE, 1, stands)
+            note(self.progress, stands)
             look = self.progress.look(self.at_s, {})
             self.asked += len(look.ask)
             if look.report:
@@ -93,7 +97,7 @@ def test_first_steps_may_compile_as_long_as_a_start_takes(steps) -> None:
 def test_a_slow_operation_that_ends_teaches_what_is_usual() -> None:
     watched = Watched(usual_s=0.1).stuck_for(3.0)
     assert watched.reported_s is not None
-    watched.progress.note(ONE, 1, beat(6, longest={"F": 3.0}))
+    note(watched.progress, beat(6, longest={"F": 3.0}))
     watched.reported_s = None
     assert watched.stuck_for(8.0).reported_s is None
 
@@ -112,7 +116,7 @@ def test_a_machine_that_stood_still_is_not_stuck() -> None:
 def test_many_short_operations_are_no_long_one() -> None:
     watched = Watched()
     for number in range(500):
-        watched.progress.note(ONE, 1, beat(5, kind="F", number=number, busy_s=0.1))
+        note(watched.progress, beat(5, kind="F", number=number, busy_s=0.1))
         watched.at_s += BEAT_S
         assert watched.progress.look(watched.at_s, {}) == p.Look()
 
@@ -120,7 +124,7 @@ def test_many_short_operations_are_no_long_one() -> None:
 @pytest.mark.parametrize("usual_s", [0.001, 0.1, 2.0, 30.0])
 def test_one_that_runs_without_heartbeats_has_the_limits_of_its_longest_operation(usual_s) -> None:
     watched = Watched(usual_s=usual_s, kind="load")
-    watched.progress.note(ONE, 1, beat(5, kind="F", number=1, longest={"F": usual_s / 2}))
+    note(watched.progress, beat(5, kind="F", number=1, longest={"F": usual_s / 2}))
     seconds, reported_s, lost_s = 0.0, [], None
     while lost_s is None:
         seconds += 0.05
@@ -136,13 +140,13 @@ def test_one_that_runs_without_heartbeats_has_the_limits_of_its_longest_operatio
 def test_it_is_named_once_if_heartbeats_come_again_in_the_same_operation(number) -> None:
     """7: the one it was in when they stopped; 8: one that it began since."""
     watched = Watched()
-    watched.progress.note(ONE, 1, beat(5, kind="F", number=7, busy_s=0.1))
+    note(watched.progress, beat(5, kind="F", number=7, busy_s=0.1))
     looks = [watched.progress.look(s / 10, {ONE: s / 10}) for s in range(1, 41)]
     assert sum(len(look.report) for look in looks) == 1
-    watched.progress.note(ONE, 1, beat(5, kind="F", number=number, busy_s=4.0))
+    note(watched.progress, beat(5, kind="F", number=number, busy_s=4.0))
     after = [watched.progress.look(4 + s / 10, {}) for s in range(1, 11)]
     assert not any(look.ask or look.report for look in after)
-    watched.progress.note(ONE, 1, beat(5, kind="F", number=number, busy_s=15.2))
+    note(watched.progress, beat(5, kind="F", number=number, busy_s=15.2))
     assert watched.progress.busy() == {ONE: 15.0}, "what it ran without heartbeats counts once"
 
 

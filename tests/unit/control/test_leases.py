@@ -1,14 +1,22 @@
 """Workers of several machines hear again and again that they may go on committing."""
 
+from itertools import pairwise
+
 from helpers.agents import agent_hello
 from helpers.harness.coordinator_world import World, sent
+from holdfast.cluster import parse_worker
+from holdfast.control.effects import TellAgents
 from holdfast.protocol import messages
+from holdfast.protocol.gathering import Beat
+from holdfast.protocol.records import BeatRow
+from holdfast.protocol.successors import SILENCE_S
 
 EVERYONE = {"0.0", "0.1", "1.0", "1.1"}
 
 
-def of_machines(**more) -> World:
-    world = World(machines={"count": 2}, workers={"heartbeat_timeout_s": 3}, **more)
+def of_machines(heartbeat_timeout_s: float = 3) -> World:
+    limits = {"heartbeat_timeout_s": heartbeat_timeout_s}
+    world = World(machines={"count": 2}, workers=limits)
     for name in ("a", "b"):
         world.take(world.run.machines.came(agent_hello(machine=name, slots=2), 0.0))
     return world.start()
@@ -50,6 +58,98 @@ def test_three_times_a_lease_with_what_each_has_told() -> None:
         assert renewals["0.0"] is renewals["1.0"], "it is encoded once"
     numbers = [renewals["0.0"].number for renewals in told]
     assert numbers == list(range(numbers[0], numbers[0] + 3))
+
+
+def passed_on(world: World, told: dict[str, int]) -> None:
+    """Heartbeats by the agents."""
+    rows = [
+        BeatRow(name, world.run.run.epoch, 0, 0, 0, "", -1, -1, 0.0, False, renewed, 0)
+        for name, renewed in told.items()
+    ]
+    world.run.hear_beats([Beat(row, []) for row in rows], [], world.at_s)
+
+
+def renewals(world: World) -> tuple[dict[str, messages.Renewals], dict[str, messages.Renewal]]:
+    """By machine, and to workers themselves."""
+    world.at_s += 1.0
+    effects = world.take(world.run.tick(world.at_s))
+    by_agents = {
+        each.machine: each.message
+        for each in effects
+        if isinstance(each, TellAgents) and isinstance(each.message, messages.Renewals)
+    }
+    return by_agents, sent(effects, messages.Renewal)
+
+
+def test_those_whose_agents_pass_on_their_heartbeats_are_told_by_them() -> None:
+    world = of_machines()
+    world.step(3)
+    world.run.parts.leases.note_step(2)
+    seats = {name: world.run.run.machines.of(parse_worker(name)) for name in EVERYONE}
+    told = {"0.0": 5, "0.1": 5, "1.0": 6}
+    passed_on(world, told)
+    beat(world, "1.1", renewed=4)  # its agent has not answered
+    by_agents, alone = renewals(world)
+    assert {name: one.answers for name, one in alone.items()} == {"1.1": 4}
+    assert {
+        machine: (one.answers, one.next_step, one.heard, one.epoch, one.for_s, one.number)
+        for machine, one in by_agents.items()
+    } == {
+        machine: (
+            {name: number for name, number in told.items() if seats[name] == machine},
+            2,
+            3,
+            world.run.run.epoch,
+            world.run.run.timeouts.lease_s,
+            alone["1.1"].number,
+        )
+        for machine in ("a", "b")
+    }
+    assert world.run.parts.leases.by_agents == set(map(parse_worker, told))
+
+
+def test_steps_that_are_run_once_more_are_not_on_record() -> None:
+    world = of_machines()
+    world.run.parts.leases.note_step(17)  # before all went back
+    passed_on(world, {"0.0": 5})
+    [told] = renewals(world)[0].values()
+    assert told.next_step == world.run.parts.reports.next_step == 0
+
+
+def test_what_a_worker_is_told_first_it_is_told_itself() -> None:
+    world = of_machines()
+    passed_on(world, {"0.0": 0})
+    by_agents, alone = renewals(world)
+    assert (by_agents, alone.keys()) == ({}, {"0.0"})
+
+
+def test_one_that_is_given_up_is_not_named_any_more() -> None:
+    world = of_machines()
+    passed_on(world, {"0.0": 5, "0.1": 5})
+    world.die("0.0")
+    world.pump()
+    by_agents, alone = renewals(world)
+    assert [[*one.answers] for one in by_agents.values()] == [["0.1"]]
+    assert not alone
+
+
+def test_one_that_speaks_for_itself_again_is_told_itself() -> None:
+    world = of_machines()
+    passed_on(world, {"0.0": 5})
+    beat(world, "0.0", renewed=6)
+    by_agents, alone = renewals(world)
+    assert (by_agents, alone["0.0"].answers) == ({}, 6)
+
+
+def test_also_long_leases_are_renewed_often_enough_to_be_signs_of_life() -> None:
+    world = of_machines(heartbeat_timeout_s=60)
+    at_s = []
+    for _ in range(100):
+        beat(world, "0.0", renewed=5)
+        world.at_s += 0.1
+        if sent(world.take(world.run.tick(world.at_s)), messages.Renewal):
+            at_s.append(world.at_s)
+    assert max(b - a for a, b in pairwise(at_s)) < SILENCE_S / 2
 
 
 def test_a_lease_is_shorter_than_the_silence_after_which_a_worker_is_lost() -> None:

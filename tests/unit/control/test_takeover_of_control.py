@@ -1,12 +1,19 @@
 """The coordinator may die at any message and timer: a successor goes on in the same step."""
 
+import json
+
 import pytest
 
 from helpers.harness.coordinator_world import SomePlan, emitted
-from helpers.harness.mortal_world import MortalWorld
+from helpers.harness.mortal_world import MortalWorld, reattach
 from helpers.wide import every
+from holdfast.control.effects import Fence
+from holdfast.control.io.succession.run_journal import RunFacts, RunJournal, left_behind
+from holdfast.control.io.succession.signs import Signs
+from holdfast.control.journal.file_journal import FileJournal
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.observability import events
+from holdfast.protocol import messages
 
 STEPS = 14
 
@@ -68,3 +75,63 @@ def test_it_may_die_at_any_stimulus(dies_at):
     lives_on(world)
     assert world.num_died == 1
     assert_well(world)
+
+
+# --- it dies when all is done ---
+
+
+def test_a_finished_run_stays_finished_and_whoever_does_not_know_it_is_told():
+    successor = undisturbed().successor()
+    signs = Signs(successor)
+    assert successor.phase is RunPhase.FINISHED
+    for name in ("0.0", "0.1", "1.0", "1.1"):
+        assert signs.awaited
+        answer = signs.answer(reattach(name), is_new=False)
+        assert isinstance(answer, messages.Stop)
+        assert answer.is_over
+    assert not signs.awaited
+
+
+def test_a_finished_run_is_left_behind_until_everyone_was_told(tmp_path):
+    journal = FileJournal(tmp_path, "a test")
+    kept = RunJournal(journal, RunFacts(1, {}, "job", "0", "", []), print, waits=False)
+    kept.lead(1)
+    kept.write(json.loads(CALM.records[-1]))
+    left = left_behind(journal)
+    assert left is not None
+    assert left.snapshot.phase == "FINISHED"
+    kept.end()
+    assert left_behind(journal) is None
+    kept.close()
+
+
+# --- it stands still itself ---
+
+
+@pytest.mark.parametrize("looks_before", [False, True])
+def test_a_pause_of_the_successor_is_nobodys_silence(looks_before):
+    """Whatever it says first after it has taken over is said too late."""
+    world = MortalWorld(2, 2, steps=STEPS)
+    world.start()
+    world.step(3)
+    first = len(world.effects)
+    world.take_over()
+    if looks_before:
+        world.take(world.run.tick(world.at_s))
+    world.at_s += 30.0
+    world.take(world.run.tick(world.at_s))
+    assert not any(isinstance(effect, Fence) for effect in world.effects[first:])
+    assert len(world.stages) == 4
+
+
+def test_steps_that_are_told_at_once_say_nothing_of_how_long_steps_take():
+    """Limits are taken from it: workers would be lost for a moment's silence."""
+    world = MortalWorld(2, 2, steps=STEPS)
+    world.start()
+    world.step(6)
+    del world.finished_steps[1:]  # nobody has written down that they are finished
+    world.take_over()
+    world.pump()
+    world.step(3)
+    assert world.finished_steps == list(range(9))
+    assert min(world.run.run.times.steps_s) > 0.05

@@ -4,6 +4,7 @@ import queue
 from pathlib import Path
 
 from helpers.live import wait_until
+from holdfast.launch import starting
 from holdfast.launch.clusters import MachineEnded
 from holdfast.launch.starting import ClusterAgents
 
@@ -15,12 +16,15 @@ class FakeCluster:
         self.num_asked, self.did = num_asked, []
         self.ends: queue.Queue[MachineEnded] = queue.Queue()
         self.num_polled = 0
+        self.fails: list[Exception] = []
 
     def start(self, ticket: Path, machines: int) -> int:
         self.did.append(f"start {ticket} {machines}")
         return self.num_asked
 
     def poll(self) -> list[MachineEnded]:
+        if self.fails:
+            raise self.fails.pop(0)
         found = []
         while not self.ends.empty():
             found.append(self.ends.get())
@@ -79,6 +83,28 @@ def test_spares_may_all_stay_away():
 def test_a_launcher_that_has_ended_brings_nobody_any_more():
     ended = MachineEnded("srun", "all agents ended", was_up=True, is_last=True)
     assert heard(FakeCluster(3), ended) == ([], "srun: all agents ended")
+
+
+def test_listening_goes_on_whatever_goes_wrong_and_is_complained_of_once():
+    cluster = FakeCluster(3)
+    cluster.fails = [OSError(24, "Too many open files")] * 3
+    line = (
+        "the machines cannot be listened to (OSError: [Errno 24] Too many open files); trying again"
+    )
+    assert heard(cluster, never_came("a")) == ([line, "a: no key"], None)
+
+
+def test_if_nobody_can_be_heard_for_long_the_run_is_told(monkeypatch):
+    monkeypatch.setattr(starting, "PAUSE_S", 0.001)
+    cluster, complaints = FakeCluster(3), []
+    cluster.fails = [ValueError("no such thing")] * (starting.MOST_DEAF + 1)
+    agents = ClusterAgents(cluster, TICKET, machines=3, needed=2, complain=complaints.append)
+    agents.start(None, None)
+    wait_until(lambda: agents.ended() is not None, "the reason", 10)
+    agents.stop()
+    line = "the machines cannot be listened to (ValueError: no such thing)"
+    assert agents.ended() == f"{line}; start the run again"
+    assert complaints == [f"{line}; trying again"]
 
 
 def test_one_that_was_never_started_need_not_be_stopped():

@@ -150,6 +150,17 @@ def test_refining_ends_with_the_best_plan(planner):
     assert better.period_s == best.period_s < first.period_s
 
 
+@pytest.mark.parametrize("most", [5, 6])
+def test_refining_rests_between_trials_if_the_cluster_is_large(planner, monkeypatch, most):
+    pauses: list[float] = []
+    monkeypatch.setattr(service.time, "sleep", pauses.append)
+    monkeypatch.setattr(service, "MOST_PREPARED", most)
+    planner.refine_in_background(cluster())  # of 6 workers
+    assert planner.finish(LONG_S)
+    assert bool(pauses) == (most < 6)
+    assert all(0.0 <= pause_s <= 0.5 for pause_s in pauses)
+
+
 def test_without_a_thread_the_first_plan_holds_and_better_ones_come_later(planner, monkeypatch):
     refused = refuse_threads(monkeypatch, "planner", 2)
     asked = cluster(2, 2, dead=(WorkerId(0, 1),))

@@ -65,8 +65,41 @@ def test_the_relative_form_is_read_back_and_says_the_same_of_each_pipeline():
     schedule = one_f_one_b(Shape(3, 2, 12))
     text = schedule.dumps_relative()
     assert loads(text) == schedule
-    lanes = [line.partition(": ")[2] for line in text.splitlines()[1:]]
-    assert len(set(lanes)) == 2, "one lane a stage"
+    assert [line.partition(": ")[0] for line in text.splitlines()[1:]] == ["0-2.0", "0-2.1"]
+
+
+def test_lanes_that_differ_have_lines_of_their_own():
+    lanes = {WorkerId(p, 0): (Op(0, Kind.F, 2 * p), Op(0, Kind.R)) for p in (0, 1, 3, 4, 5, 7)}
+    lanes |= {WorkerId(2, 0): (Op(0, Kind.R),), WorkerId(0, 1): (Op(0, Kind.F, 0), Op(0, Kind.R))}
+    schedule = Schedule(Shape(8, 2, 16), lanes)
+    text = schedule.dumps_relative()
+    assert text.splitlines()[1:] == ["0-1,3-5,7.0: 0F+0 0R", "0.1: 0F+0 0R", "2.0: 0R"]
+    assert loads(text) == schedule
+    assert loads(text).dumps_relative() == text
+    assert loads(text).dumps() == schedule.dumps()
+
+
+def test_an_empty_lane_is_read_back():
+    schedule = Schedule(Shape(2, 1, 2), {WorkerId(0, 0): (), WorkerId(1, 0): (Op(0, Kind.R),)})
+    assert loads(schedule.dumps_relative()) == loads(schedule.dumps()) == schedule
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "3-1.0: 0R",
+        "0-1,1.0: 0R",
+        "0-.0: 0R",
+        "0-1-2.0: 0R",
+        ",1.0: 0R",
+        "0-999999999.0: 0R",  # a few bytes that stand for a thousand million lanes
+        f"0-99999.0: {'0R ' * 10_000}",
+        "0.0: 0F99999999999999999999",
+    ],
+)
+def test_names_of_nobody_and_of_far_too_many_are_refused(line):
+    with pytest.raises(ScheduleError, match="line"):
+        loads(f"schedule pipelines=2 stages=1 microbatches=4\n{line}\n")
 
 
 def test_a_lane_with_micro_batches_of_other_pipelines_has_a_relative_form_too():

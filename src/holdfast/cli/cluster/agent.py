@@ -1,12 +1,14 @@
 """``holdfast agent``: starts and watches the workers of one machine for a run."""
 
 import argparse
+import itertools
 import os
 import shlex
+import socket
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -28,10 +30,12 @@ from holdfast.config import RunConfig
 from holdfast.control.io.agents.agent import Agent
 from holdfast.errors import ConfigError, HandshakeBroken, HandshakeFailed, HoldfastError
 from holdfast.host import instruction_set, resources
-from holdfast.names import MACHINE, MOST_SLOTS
+from holdfast.names import CACHE_VARIABLE, MACHINE, MOST_SLOTS
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.spec import Access, WorkerSpec, worker_environment
+from holdfast.storage.home import scratch_name
+from holdfast.storage.scratch import clear_left, scratch_at, scratch_base
 
 _EXAMPLES = (
     "holdfast agent --ticket ticket.json --slots 4",
@@ -113,9 +117,29 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     end_when_told()
     ticket = _ticket(args.ticket)
-    if not os.environ.pop(_KNOWS, ""):
-        _ask(args, ticket)
-    return _run_for(args, ticket)
+    with _scratch(args.name, ticket.secret) as folder:
+        if not os.environ.pop(_KNOWS, ""):
+            _ask(args, ticket)
+        return _run_for(args, ticket, folder)
+
+
+@contextmanager
+def _scratch(machine: str, secret: bytes) -> Iterator[Path]:
+    """For files of this run on this machine. What others who were killed have left is removed."""
+    base = scratch_base(os.environ)
+    scratch = scratch_at(base / scratch_name(secret))
+    try:
+        folder = scratch.hold()
+    except OSError as why:
+        raise ConfigError(
+            f"machine {machine}: no directory for files of the run in {base} "
+            f"({why.strerror}); make room there, or set {CACHE_VARIABLE} to a directory of your own"
+        ) from why
+    clear_left(base)
+    try:
+        yield folder
+    finally:
+        scratch.remove()
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -150,28 +174,38 @@ def _ticket(given: str) -> Ticket:
 
 def _reached(args: argparse.Namespace, ticket: Ticket) -> tuple[Connection, Access]:
     """As soon as it is there. ConfigError: it is another run, or nobody is there for too long."""
-    access = Access(ticket.host, ticket.port, ticket.secret, 0, ticket.certificate)
+    places = Access.by(ticket).places()
     deadline_s = time.monotonic() + args.try_for
-    while True:
+    for access in itertools.cycle(places):
         left_s = deadline_s - time.monotonic()
         try:
-            limit_s = min(max(left_s, _TRY_PAUSE_S), _CALL_S)
+            limit_s = min(max(left_s, _TRY_PAUSE_S), _CALL_S / len(places))
             connection, generation = connect(access, AGENT, "", limit_s)
             return connection, replace(access, generation=generation)
         except HoldfastError as why:
             is_other = isinstance(why, HandshakeFailed) and not isinstance(why, HandshakeBroken)
-            if is_other:
+            if is_other and len(places) == 1:
                 raise ConfigError(
-                    f"--ticket {args.ticket}: no run with this secret is at {access} ({why}); the "
-                    "ticket is old, or of another run"
+                    f"machine {args.name}: --ticket {args.ticket}: no run with this secret is at "
+                    f"{access} ({why}); the ticket is old, or of another run: bring the one that "
+                    "the run has written at its start"
                 ) from why
             if left_s < _TRY_PAUSE_S:
                 kind = HoldfastError if os.environ.get(_WAS_THERE) else ConfigError
                 raise kind(
-                    f"--ticket {args.ticket}: nobody answers at {access} ({why}); is the run "
-                    "there, and its port open?"
+                    f"machine {args.name}: --ticket {args.ticket}: {_unreached(ticket, why)}"
                 ) from why
-        time.sleep(_TRY_PAUSE_S)
+        time.sleep(_TRY_PAUSE_S / len(places))
+    raise AssertionError("it goes round and round")
+
+
+def _unreached(ticket: Ticket, why: HoldfastError) -> str:
+    if isinstance(why.__cause__, socket.gaierror):
+        return (
+            f"the name {ticket.host} does not resolve here ({why.__cause__.strerror}); add it to "
+            "the name service, or have the run advertise an address (network.advertise)"
+        )
+    return f"nobody answers at {ticket.address} ({why}); is the run there, and its port open?"
 
 
 def _ask(args: argparse.Namespace, ticket: Ticket) -> NoReturn:
@@ -190,8 +224,11 @@ def _ask(args: argparse.Namespace, ticket: Ticket) -> NoReturn:
         if isinstance(answer, messages.RunTold):
             _begin_again(ticket, worker_environment(answer.config) | {_KNOWS: "1"})
         if isinstance(answer, messages.Stop):
-            raise ConfigError(f"--ticket {args.ticket}: {answer.reason}")
-    raise ConfigError(f"--ticket {args.ticket}: no answer from the run at {ticket.address}")
+            raise ConfigError(f"machine {args.name}: --ticket {args.ticket}: {answer.reason}")
+    raise ConfigError(
+        f"machine {args.name}: --ticket {args.ticket}: no answer from the run at {ticket.address}; "
+        "is it busy? Start this agent again"
+    )
 
 
 def _fetch_job(machine: str, connection: Connection, told: messages.RunTold) -> None:
@@ -216,26 +253,25 @@ def _begin_again(ticket: Ticket, environment: dict[str, str]) -> NoReturn:
     os.execve(sys.executable, words, {**environment, _TICKET_FD: str(descriptor)})
 
 
-def _run_for(args: argparse.Namespace, ticket: Ticket) -> int:
+def _run_for(args: argparse.Namespace, ticket: Ticket, folder: Path) -> int:
     os.umask(0o077)
     run_worker, prepare = _worker_parts(comes_again=False)  # this agent is told to start another
     connection, access = _reached(args, ticket)
     own_host = connection.own_host
-    with tempfile.TemporaryDirectory(prefix="holdfast-agent-") as folder:
-        work_dir = Path(args.work_dir or folder).absolute()
+    work_dir = Path(args.work_dir or folder / f"work-{args.name}").absolute()
 
-        def adapted(order: messages.StartWorkers) -> messages.StartWorkers:
-            work_dir.mkdir(parents=True, exist_ok=True)
-            network = own_network(order.config.network, own_host, args.listen, args.advertise)
-            config = replace(order.config, network=network)
-            job = _job_of(order, args.name)
-            return replace(order, job=job, run_dir=str(work_dir), config=config)
+    def adapted(order: messages.StartWorkers) -> messages.StartWorkers:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        network = own_network(order.config.network, own_host, args.listen, args.advertise)
+        config = replace(order.config, network=network)
+        job = _job_of(order, args.name)
+        return replace(order, job=job, run_dir=str(work_dir), config=config)
 
-        hello = _hello(args.name, args.slots)
-        leaves = Departures(args.drain_limit, args.drain_file, args.drain_command)
-        leaves.listen()
-        agent = Agent(connection, access, hello, prepare, run_worker, say, adapted, leaves)
-        code = agent.run()
+    hello = _hello(args.name, args.slots)
+    leaves = Departures(args.drain_limit, args.drain_file, args.drain_command)
+    leaves.listen()
+    agent = Agent(connection, access, hello, prepare, run_worker, say, adapted, leaves)
+    code = agent.run()
     if code:
         say(f"holdfast agent: the run at {ticket.address} is not heard any more; trying again")
         _begin_again(ticket, os.environ | {_WAS_THERE: "1"})
@@ -248,6 +284,7 @@ def _hello(machine: str, slots: int) -> messages.AgentHello:
         machine=machine,
         slots=slots,
         memory_bytes=resources.memory_bytes(),
+        devices=resources.devices(),
         pid=os.getpid(),
         fingerprint={"holdfast": holdfast.__version__},
     )

@@ -9,7 +9,7 @@ from holdfast.auth.ticket import read_ticket
 from holdfast.cli import help_text
 from holdfast.errors import ConfigError, HandshakeFailed, HoldfastError
 from holdfast.protocol import messages
-from holdfast.protocol.connection import connect
+from holdfast.protocol.connection import Connection, connect
 from holdfast.protocol.spec import Access
 
 _EXAMPLES = ("holdfast drain node-7 --ticket runs/a.ticket",)
@@ -31,13 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     ticket = read_ticket(Path(args.ticket))
-    access = Access(ticket.host, ticket.port, ticket.secret, 0, ticket.certificate)
-    try:
-        connection, _ = connect(access, OPERATOR, "", _LIMIT_S)
-    except HandshakeFailed as why:
-        raise ConfigError(f"--ticket {args.ticket}: no such run is at {access} ({why})") from why
-    except HoldfastError as why:
-        raise ConfigError(f"--ticket {args.ticket}: nobody answers at {access} ({why})") from why
+    connection = _reached(Access.by(ticket), f"--ticket {args.ticket}")
     try:
         connection.send(messages.DrainMachine(machine=args.machine))
         answers = connection.read_within(_LIMIT_S)
@@ -49,4 +43,24 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(answer, messages.DrainAnswer):
             sys.stdout.write(f"{args.machine} is being drained; the run says when it has left\n")
             return 0
-    raise ConfigError(f"--ticket {args.ticket}: no answer from the run at {access}")
+    raise ConfigError(
+        f"--ticket {args.ticket}: no answer from the run at {ticket.address}; try again"
+    )
+
+
+def _reached(access: Access, where: str) -> Connection:
+    """Whoever leads the run. ConfigError: nobody is to be found."""
+    places = access.places()
+    for place in places:
+        try:
+            return connect(place, OPERATOR, "", _LIMIT_S / len(places))[0]
+        except HandshakeFailed as why:
+            failure = ConfigError(
+                f"{where}: no such run is at {place} ({why}); take the ticket that the run has "
+                "written at its start"
+            )
+        except HoldfastError as why:
+            failure = ConfigError(
+                f"{where}: nobody answers at {place} ({why}); is the run there, and its port open?"
+            )
+    raise failure

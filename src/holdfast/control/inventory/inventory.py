@@ -4,8 +4,9 @@ on.
 Decides nothing: who runs what is left to the planner. Knows no lanes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from math import isnan
 from types import MappingProxyType
 
@@ -15,6 +16,7 @@ from holdfast.planner.remainder.lineage import Facts, MicrobatchProgress, Place
 from holdfast.protocol.messages import Inventory
 from holdfast.protocol.records import VerdictRow
 
+_state = {int(one): one for one in MicrobatchProgress}.__getitem__
 _GOOD = VerdictRow(0.0, None, False)
 
 
@@ -47,7 +49,7 @@ class MemberInventory:
             inventory.reduced,
             inventory.oldest,
             inventory.attempt,
-            {m: MicrobatchProgress(state) for m, state in inventory.progress.items()},
+            dict(zip(inventory.progress, map(_state, inventory.progress.values()), strict=True)),
             _kept(inventory),
             inventory.verdicts,
         )
@@ -62,14 +64,16 @@ class MemberInventory:
             return Facts()
         stepped, kept = self.reduced > step, self.kept.get(step, KeptFacts())
         return Facts(
-            progress={} if stepped else {self._at(m): state for m, state in self.progress.items()},
-            activations=frozenset(map(self._at, kept.activations)),
-            gradients=frozenset(map(self._at, kept.gradients)),
+            progress={}
+            if stepped
+            else dict(zip(self._at(self.progress), self.progress.values(), strict=True)),
+            activations=frozenset(self._at(kept.activations)),
+            gradients=frozenset(self._at(kept.gradients)),
             stepped=frozenset({self.stage} if stepped else ()),
         )
 
-    def _at(self, microbatch: int) -> Place:
-        return self.stage, microbatch
+    def _at(self, microbatches: Iterable[int]) -> Iterator[Place]:
+        return zip(repeat(self.stage), microbatches)
 
 
 def _kept(inventory: Inventory) -> dict[int, KeptFacts]:
@@ -92,11 +96,12 @@ def verdicts_of(
     told = [(member.worker, member.verdicts) for member in everyone]
     for worker, own in (*told, *heard.items()):
         for step, verdict in own.items():
-            known = verdicts.setdefault(step, verdict)
-            first = heard_by.setdefault(step, worker)
-            if not _same(known, verdict):
+            known = verdicts.get(step)
+            if known is None:
+                verdicts[step], heard_by[step] = verdict, worker
+            elif known != verdict and not _same(known, verdict):
                 raise ProtocolError(
-                    f"workers {first} and {worker} tell of different verdicts of step "
+                    f"workers {heard_by[step]} and {worker} tell of different verdicts of step "
                     f"{step}: {known} and {verdict}; expected the same bits everywhere"
                 )
     return dict(sorted(verdicts.items()))

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import Effect, Emit
@@ -60,6 +62,23 @@ def _event(loss: Loss) -> events.WorkerLost:
 _NOWHERE = (0, 0, 0)
 
 
+class _Earlier(NamedTuple):
+    """What a worker had finished of a step that was planned anew. Looked up when it dies."""
+
+    step: int
+    lanes: Mapping[WorkerId, tuple[Op, ...]]
+    done: int
+    before: "_Earlier | None"  # the plan of the same step before that
+
+    def finished(self, worker: WorkerId) -> tuple[Op, ...]:
+        parts: list[tuple[Op, ...]] = []
+        plan: _Earlier | None = self
+        while plan is not None:
+            parts.append(plan.lanes.get(worker, ())[: plan.done])
+            plan = plan.before
+        return tuple(chain.from_iterable(reversed(parts)))
+
+
 class ProgressTracker:
     """How far each worker was when it was last heard of."""
 
@@ -67,7 +86,7 @@ class ProgressTracker:
         self._epoch = 0
         self._steady: list[tuple[int, Schedule]] = []  # the first whole step of each
         self._running: dict[int, RunningStep] = {}
-        self._before: dict[WorkerId, tuple[int, tuple[Op, ...]]] = {}
+        self._before: dict[WorkerId, _Earlier] = {}
         # step, attempt, operations finished of its lane
         self._at: dict[WorkerId, tuple[int, int, int]] = {}
 
@@ -85,8 +104,9 @@ class ProgressTracker:
         following = {one.step: one for one in running}
         before = {}
         for worker, (step, attempt, done) in told.items():
-            same = step in following and following[step].attempt == attempt
-            before[worker] = (step, self._finished(worker, step, done) if same else ())
+            if step in following and following[step].attempt == attempt:
+                earlier = _Earlier(step, self._lanes(step), done, self._earlier(worker, step))
+                before[worker] = earlier
         self._before, self._at = before, {w: (s, attempt, 0) for w, (s, attempt, _) in told.items()}
         self._epoch, self._running, self._steady = epoch, following, [(0, steady)]
 
@@ -116,12 +136,20 @@ class ProgressTracker:
         return [Dead(worker, stage, step - 1, self._finished(worker, step - 1, whole)), now]
 
     def _finished(self, worker: WorkerId, step: int, done: int) -> tuple[Op, ...]:
-        of_step, before = self._before.get(worker, (-1, ()))
-        return (before if of_step == step else ()) + self._lane(worker, step)[:done]
+        earlier = self._earlier(worker, step)
+        before = () if earlier is None else earlier.finished(worker)
+        return before + self._lane(worker, step)[:done]
+
+    def _earlier(self, worker: WorkerId, step: int) -> _Earlier | None:
+        earlier = self._before.get(worker)
+        return earlier if earlier is not None and earlier.step == step else None
 
     def _lane(self, worker: WorkerId, step: int) -> tuple[Op, ...]:
+        return self._lanes(step).get(worker, ())
+
+    def _lanes(self, step: int) -> Mapping[WorkerId, tuple[Op, ...]]:
         running = self._running.get(step)
         if running:
-            return running.schedule.lanes.get(worker, ())
+            return running.schedule.lanes
         steady = [schedule for first, schedule in self._steady if first <= step]
-        return steady[-1].lanes.get(worker, ()) if steady else ()
+        return steady[-1].lanes if steady else {}

@@ -17,7 +17,7 @@ from holdfast.planner.remainder.lineage import Facts
 from holdfast.planner.remainder.remainder import Remainder, remainder_of_step
 from holdfast.protocol.messages import Inventory
 from holdfast.protocol.records import VerdictRow
-from holdfast.schedule.operation import Kind, Op
+from holdfast.schedule.operation import Kind, Op, operation
 from holdfast.schedule.running import RunningStep
 from holdfast.schedule.schedule import Schedule
 
@@ -77,7 +77,7 @@ def remainders(
         first_step=first_step,
         verdicts=verdicts,
         redone=(*redone, *(part for one in begun for op in one.done for part in _parts(op))),
-        num_operations=sum(len(list(_work(one))) for one in running),
+        num_operations=sum(remainder.num_operations for _, remainder in planned),
         length_s=sum(remainder.length_s for _, remainder in planned),
     )
 
@@ -152,17 +152,14 @@ def _with_twice_the_memory(problem: Problem) -> Problem:
 def _check_weights(running: RunningStep, everyone: Sequence[MemberInventory]) -> None:
     """Old operations on new weights would run, and give other bits."""
     unable = {member.worker for member in everyone if not member.can_run(running.step)}
-    for worker, op in _work(running):
-        if worker in unable:
+    for worker in sorted(unable):
+        lane = running.schedule.lanes.get(worker, ())
+        op = next((op for op in lane if op.kind is not Kind.R), None)
+        if op is not None:
             raise ScheduleError(
                 f"{op} of step {running.step} must run again, but no live worker has the weights "
                 f"that stage {op.stage} had before that step: go back to a checkpoint"
             )
-
-
-def _work(running: RunningStep) -> Iterator[tuple[WorkerId, Op]]:
-    for worker, lane in running.schedule.lanes.items():
-        yield from ((worker, op) for op in lane if op.kind is not Kind.R)
 
 
 def _redone(running: RunningStep, remainder: Remainder, dead: Sequence[Dead]) -> Iterator[Op]:
@@ -171,8 +168,12 @@ def _redone(running: RunningStep, remainder: Remainder, dead: Sequence[Dead]) ->
         one for one in dead if one.step == running.step and one.attempt in (None, running.attempt)
     ]
     lost = {part for one in gone for op in one.done for part in _parts(op)}
-    return (op for task in remainder.todo.tasks for op in task.ops if op in lost)
+    tasks = remainder.todo.table.at(
+        {(op.stage, op.microbatch) for op in lost if op.microbatch is not None}
+    )
+    return (op for task in tasks.rows() for op in task.ops if op in lost)
 
 
 def _parts(op: Op) -> tuple[Op, ...]:
-    return tuple(Op(op.stage, kind, op.microbatch) for kind in _PARTS.get(op.kind, (op.kind,)))
+    kinds = _PARTS.get(op.kind, (op.kind,))
+    return tuple([operation(op.stage, kind, op.microbatch) for kind in kinds])

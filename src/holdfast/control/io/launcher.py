@@ -13,31 +13,40 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.control.checks import NOTHING, Accepted, read_schedule
 from holdfast.control.coordinator import Coordinator
+from holdfast.control.effects import Emit
 from holdfast.control.io.agents.agent_process import Starter
-from holdfast.control.io.listening import listen, whereabouts
+from holdfast.control.io.anywhere import from_anywhere, plain_path, with_plain_logs
+from holdfast.control.io.entry.listening import listen, whereabouts
 from holdfast.control.io.private_files import private_files
 from holdfast.control.io.recorder import Pass, RunRecorder, check_run_dir, continues_in, unwritable
 from holdfast.control.io.sealing import Seals
 from holdfast.control.io.server import Server
+from holdfast.control.io.succession.copies import EventCopies
 from holdfast.control.io.succession.knocking import listen_again, write_address
-from holdfast.control.io.succession.past import past_events, steps_finished
-from holdfast.control.io.succession.run_journal import LeftBehind, RunFacts, RunJournal, claim
+from holdfast.control.io.succession.past import past_events, started, steps_finished
+from holdfast.control.io.succession.run_journal import (
+    Led,
+    LeftBehind,
+    RunFacts,
+    RunJournal,
+    claim,
+)
 from holdfast.control.io.supplies import Supplies
 from holdfast.control.journal.base import Journal
 from holdfast.control.journal.opening import open_journal
 from holdfast.control.reconfigure.policies import Policies
 from holdfast.control.state.settings import resume_call
 from holdfast.control.takeover.remembering import Former
-from holdfast.errors import HoldfastError, RunInterrupted
+from holdfast.errors import Deposed, HoldfastError, JournalAway, RunInterrupted
 from holdfast.faults.fault import Fault
 from holdfast.files.file_service import FileService
 from holdfast.host.descriptors import allow_connections
+from holdfast.host.rare_collections import rare_collections
 from holdfast.job_reference import JobSource
 from holdfast.observability import events
 from holdfast.observability.summary import Summary, summarize
@@ -67,6 +76,7 @@ class RunRequest:
     accepted: Accepted = NOTHING
     ticket: Path | None = None  # written for agents of other machines while the run is under way
     left_behind: LeftBehind | None = None  # take over from a coordinator that is gone
+    led: Led | None = None  # its journal, if that was claimed already
 
 
 class Launcher:
@@ -90,24 +100,28 @@ class Launcher:
             check_logs(request.run_dir, request.config)
         schedule = read_schedule(request.config)
         allow_connections(request.config.parallel.pipelines * request.config.parallel.stages)
-        # Whoever is told of a path may have another working directory.
         request = _absolute(request)
         self._config, self.run_dir = request.config, request.run_dir
         control = self._config.control
+        if request.led is not None:
+            journal = request.led.journal
         journal = journal or open_journal(control.journal, self.run_dir, control.lease_s)
-        pass_on = _pass(request, journal)
-        kept = _run_journal(request, journal, pass_on.generation, warn)
-        self._recorder = _recorder(request, pass_on, handle, warn, kept)
-        former, listener = self._begin(request, pass_on, handle)
+        packed_by = request.left_behind
+        self._supplies = Supplies(self._config, request.job, request.ticket, warn, packed_by)
+        bundle = self._supplies.bundle
+        with self._supplies.kept_if_it_begins():
+            pass_on = _pass(request, journal)
+            self._journal = _run_journal(request, journal, bundle.sha256, pass_on.generation, warn)
+            self._recorder = _recorder(request, pass_on, handle, warn, self._journal)
+            former, listener = self._begin(request, pass_on, handle)
         at = whereabouts(self._config, listener)
         self._access = pass_on.access(at.host, at.port)
         join_with = request.join_with(self.run_dir, pass_on.certificate)
         self._coordinator = _coordinator(request, schedule, at.told, join_with, former)
-        self._supplies = Supplies(self._config, request.job, request.ticket, warn)
-        bundle, launch = self._supplies.bundle, _launch(request, pass_on)
+        launch = _launch(request, pass_on)
         self._order = _order(request, self._coordinator.workers, bundle.sha256, launch)
         self._starter, self._told = starter, at.told
-        self._files = _file_service(self._order, launch)
+        self._files = _file_service(self._order, launch, self._recorder.kept)
         self._server = Server(
             listener,
             self._access,
@@ -133,12 +147,14 @@ class Launcher:
         past = past_events(self.run_dir)
         self._recorder.take_over(past)
         write_address(self.run_dir, self._config, listener)
+        next_step = steps_finished(past) if past else snapshot.next_step
+        if not past:
+            self._recorder.perform(Emit(started(self._config, snapshot, next_step)))
         for event in past:
             if isinstance(event, events.RunStarted):
                 handle(event)
         resume = request.resume
         sealed = resume.step if resume is not None and resume.is_in(self.run_dir) else None
-        next_step = steps_finished(past) if past else snapshot.next_step
         return Former(snapshot, next_step, sealed, time.monotonic()), listener
 
     def interrupt(self) -> None:
@@ -147,12 +163,14 @@ class Launcher:
         By any thread, also in a signal handler, and before ``run``.
         """
         self._is_interrupted = True
+        self._journal.hurry()
         self._server.interrupt()
 
     def run(self) -> Summary:
         """Train. Raises HoldfastError, after everything was stopped and the summary written."""
         warm_up_planner()
-        with private_files() as usual_mask:
+        large = rare_collections(is_large=self._config.is_gathered)
+        with large, private_files() as usual_mask:
             self._recorder.expect_mask(usual_mask)
             try:
                 self._serve()
@@ -173,22 +191,29 @@ class Launcher:
         return summary
 
     def _serve(self) -> None:
+        deposed: Deposed | None = None
         try:
             self._supplies.open(self._told, self._access)
             if self._order.workers:
                 self._starter.start(self._access, self._order)
             self._server.run(self._config.workers.start_limit_s, self._starter.ended)
-            if self._server.deposed is not None:
-                raise self._server.deposed
+            deposed = self._server.deposed
         finally:
             self._server.close()
-            self._starter.stop()
+            if deposed is None:
+                self._starter.stop()
+            else:  # agents and ticket are its successor's
+                self._starter.leave()
+                self._supplies.leave()
             self._files.close()
             self._supplies.close()
+        if deposed is not None:
+            raise deposed
 
     def _failure(self) -> HoldfastError | None:
         failure = self._coordinator.failure
-        if self._is_interrupted and type(failure) is HoldfastError:
+        is_asked_for = type(failure) in (HoldfastError, JournalAway)
+        if failure is not None and self._is_interrupted and is_asked_for:
             return RunInterrupted(*failure.args)
         return failure
 
@@ -231,7 +256,7 @@ def _recorder(
     store = store_of(request.run_dir, config.checkpoint.dir)
     store.check(request.resume)
     seals = Seals(config.checkpoint.write_limit_s, at_once=store.seals_at_once)
-    origin = Origin(_from_anywhere(config), request.job.origin, request.job.sha256)
+    origin = Origin(from_anywhere(config), request.job.origin, request.job.sha256)
     return RunRecorder(
         config, store, seals, request.resume, origin, handle, warn, pass_on, journal=journal
     )
@@ -244,23 +269,31 @@ def _pass(request: RunRequest, journal: Journal) -> Pass:
     pass_on = Pass.of(run_dir, request.secret, request.config.network, continues=continues)
     if not is_taken_over and not request.config.control.journal:
         return pass_on
-    generation = claim(journal, above=pass_on.generation - 1)
+    if request.led is not None:
+        generation = request.led.generation
+    else:
+        generation = claim(journal, above=pass_on.generation - 1)
     launch = request.left_behind.facts.launch if request.left_behind else 0
     return replace(pass_on, generation=generation, launch=launch)
 
 
 def _run_journal(
-    request: RunRequest, journal: Journal, generation: int, warn: Callable[[str], None]
+    request: RunRequest,
+    journal: Journal,
+    bundle: str,
+    generation: int,
+    warn: Callable[[str], None],
 ) -> RunJournal:
     config, job = request.config, request.job
     left, waits = request.left_behind, bool(config.control.journal)
     facts = RunFacts(
         left.facts.launch if left else generation,
-        _from_anywhere(config),
+        from_anywhere(config),
         job.reference,
         job.sha256,
         job.origin,
         [str(fault) for fault in request.faults],
+        bundle,
     )
     kept = RunJournal(journal, facts, warn, waits=waits)
     if left is not None or waits:
@@ -288,37 +321,23 @@ def _order(
     )
 
 
-def _file_service(order: StartWorkers, generation: int) -> FileService:
-    """For workers that do not see the run directory."""
-    return FileService(RunShelf(Path(order.run_dir), order.resumed).answer, generation)
+def _file_service(
+    order: StartWorkers, generation: int, kept: Sequence[events.Event]
+) -> FileService:
+    """For workers that do not see the run directory, and for who stands by."""
+    shelf = RunShelf(Path(order.run_dir), order.resumed)
+    return FileService(EventCopies(kept, shelf.answer).answer, generation)
 
 
 def _absolute(request: RunRequest) -> RunRequest:
-    config, run_dir, resume = request.config, request.run_dir, request.resume
-    places: dict[str, Any] = {
-        name: _plain(place)
-        for name in ("log_dir", "log_mirror")
-        if (place := getattr(config.recovery, name))
-    }
-    config = replace(config, recovery=replace(config.recovery, **places))
+    """Whoever is told of a path may have another working directory."""
+    run_dir, resume = request.run_dir, request.resume
     if resume is not None and not resume.address:
-        resume = replace(resume, directory=_plain(resume.directory))
+        resume = replace(resume, directory=plain_path(resume.directory))
     if ".." in run_dir.parts:  # a link before it leads elsewhere than the words say
         run_dir = run_dir.resolve()
-    return replace(request, config=config, run_dir=Path(_plain(run_dir)), resume=resume)
-
-
-def _plain(place: str | Path) -> str:
-    """Absolute, in the one form that workers take: to POSIX '//a' and '/a' are two."""
-    return "/" + os.path.abspath(place).lstrip("/")
-
-
-def _from_anywhere(config: RunConfig) -> dict[str, Any]:
-    """Settings for whoever resumes the run, perhaps from another directory."""
-    values = config.to_dict()
-    if config.schedule.file:
-        values["schedule"]["file"] = os.path.abspath(config.schedule.file)
-    return values
+    config = with_plain_logs(request.config)
+    return replace(request, config=config, run_dir=Path(plain_path(run_dir)), resume=resume)
 
 
 @cache

@@ -18,6 +18,7 @@ from holdfast.auth.secret import (
 )
 from holdfast.config import NetworkConfig, RunConfig
 from holdfast.control.effects import (
+    CheckLead,
     ClearLogs,
     Discard,
     Effect,
@@ -33,6 +34,7 @@ from holdfast.control.effects import (
 from holdfast.control.io.private_files import make_private
 from holdfast.control.io.sealing import SealDone, Seals
 from holdfast.control.io.succession.run_journal import RunJournal
+from holdfast.control.journal.opening import note_journal
 from holdfast.errors import Argument, CheckpointError, ConfigError, ProtocolError, ResumeFrom
 from holdfast.host.scarce import patiently
 from holdfast.observability import events
@@ -123,6 +125,8 @@ class RunRecorder:
         self.usual_mask = usual
 
     def perform(self, effect: Effect) -> None:
+        """Deposed: another coordinator leads."""
+        self._ask_journal(effect)
         match effect:
             case Emit():
                 self._emit(effect.event)
@@ -131,9 +135,8 @@ class RunRecorder:
                     self.origin, traits=effect.traits, fingerprint=effect.fingerprint
                 )
                 self._open()
-            case WriteDown():
-                if self.journal is not None:
-                    self.journal.write(effect.record)
+            case WriteDown() | CheckLead():
+                pass
             case SealCheckpoint():
                 self.seals.begin(effect, self._seal)
             case ReportStuck():
@@ -147,6 +150,17 @@ class RunRecorder:
             case _:
                 raise AssertionError(f"{effect} is for the server")
 
+    def _ask_journal(self, effect: Effect) -> None:
+        if self.journal is None:
+            return
+        match effect:
+            case WriteDown():
+                self.journal.write(effect.record)
+            case CheckLead():
+                self.journal.check()
+            case SealCheckpoint():
+                self.journal.confirm()
+
     def take_seals(self) -> list[SealResult]:
         """What has come of seals since: those that are whole, and those that failed."""
         told: list[SealResult] = []
@@ -157,11 +171,14 @@ class RunRecorder:
         return told
 
     def take_over(self, past: Sequence[events.Event]) -> None:
-        """The directory is there, and what is in it belongs to the run that goes on."""
-        self.sink = self._only_writer()
-        self.kept += past
+        """What is in the directory belongs to the run that goes on; on another machine than before
+        it may be new."""
         try:
+            make_private(self.run_dir, self.usual_mask)
+            self.sink = self._only_writer()
+            self.kept += past
             self.pass_on.write(self.run_dir)
+            self._note_places()
             self.store.take_over()
         except OSError as why:
             raise unwritable(self.run_dir, why) from why
@@ -175,6 +192,7 @@ class RunRecorder:
 
     def close(self, summary: Summary, details: str) -> None:
         if self.journal is not None:
+            self.journal.end()
             self.journal.close()
         if self.sink is None:
             return
@@ -205,13 +223,17 @@ class RunRecorder:
             if self.journal is not None:
                 self.journal.lead(self.pass_on.generation)
             self.pass_on.write(self.run_dir)
-            note_address(self.run_dir, self.config.checkpoint.dir)
+            self._note_places()
             self.store.open(self.resume)
             claim_logs(self.run_dir, self.config)
         except OSError as why:
             raise unwritable(self.run_dir, why) from why
         for event in self.kept:
             self.sink.emit(event)
+
+    def _note_places(self) -> None:
+        note_address(self.run_dir, self.config.checkpoint.dir)
+        note_journal(self.run_dir, self.config.control.journal)
 
     def _only_writer(self) -> events.JsonLines:
         """The events file, locked as long as this process lives: two runs would mix in it."""

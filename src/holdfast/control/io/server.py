@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from holdfast.auth.handshake import AGENT, COORDINATOR, JOINER, OPERATOR, Identity
+from holdfast.auth.handshake import COORDINATOR, Identity
 from holdfast.auth.stamps import Stamps
 from holdfast.bundle.serving import BundleServer
 from holdfast.cluster import WorkerId, parse_worker
@@ -23,13 +23,17 @@ from holdfast.control.effects import (
     SealResult,
     Send,
     StartWorker,
+    TellAgents,
 )
 from holdfast.control.io.agents.agent_connections import Agents
 from holdfast.control.io.agents.machine_desk import Line, MachineDesk
+from holdfast.control.io.agents.passed_on import Hear, PassedOnWords
+from holdfast.control.io.entry.entrance import Entrance
+from holdfast.control.io.entry.rights import check_right, join_answer, sent_away
+from holdfast.control.io.entry.strangers import Stranger, Strangers, TakeCourier, send_away
+from holdfast.control.io.entry.worker_connections import WorkerConnections
 from holdfast.control.io.in_order import InOrder
 from holdfast.control.io.last_words import Unheard
-from holdfast.control.io.rights import check_right, join_answer, refusal, sent_away
-from holdfast.control.io.strangers import Stranger, Strangers, TakeCourier, send_away
 from holdfast.control.io.succession.signs import Signs
 from holdfast.control.io.worker_clocks import WorkerClocks
 from holdfast.errors import Deposed, HoldfastError, PeerLost, ProtocolError
@@ -42,7 +46,6 @@ from holdfast.protocol.spec import Access
 STOP_LIMIT_S = 1.5  # with the agent's grace well below the 5 s in which a run must have stopped
 SEND_LIMIT_S = 0.5  # a worker that takes nothing for so long must not hold up the others
 MORE_STRANGERS = 64  # than workers of the run; descriptors are few
-ASK_LIMIT_S = 5.0  # of one who has proven to belong to the run, and wants to join
 TICK_S = 0.05
 
 
@@ -78,11 +81,14 @@ class Server:
         most = len(coordinator.workers) + MORE_STRANGERS
         self.strangers = Strangers(self._selector, listener, access.secret, me, most, take_courier)
         self._peers: dict[Connection, Identity] = {}  # all who have proven who they are
-        self._loading: dict[WorkerId, Connection] = {}  # have not said hello yet
-        self._workers: dict[WorkerId, Connection] = {}
-        self._asking: dict[Connection, float] = {}  # wants to join, or back; until when it may stay
+        self._workers = WorkerConnections()
         self._agents = Agents(most_agents)
-        line = Line(self._send, self._drop, self._apply, self._log)
+        known = (access.generation, start_workers.launch, coordinator)
+        self._entrance = Entrance(*known, self._agents, self._workers)
+        is_past = coordinator.parts.reports.is_past
+        hear = Hear(self._hear_as_said, coordinator.hear_beats, self._apply)
+        self._passed_on = PassedOnWords(self._agents, self._workers, hear, is_past)
+        line = Line(self._send, self._drop, self._apply, self._log, self._passed_on.take)
         supplies = start_more, bundle or BundleServer(None)
         self._machines = MachineDesk(coordinator, self._agents, start_workers, *supplies, line)
         self._effects = InOrder(self._do)
@@ -106,11 +112,11 @@ class Server:
         self.strangers.open()
         started_s = time.monotonic()
         while not self._coordinator.over and self.deposed is None:
+            time.sleep(self._coordinator.pause_s)  # so that more is heard at once
             self.turn(TICK_S)
             now_s = time.monotonic()
             self._tick(now_s)
-            if self._coordinator.is_gathering:
-                started_s = now_s
+            started_s = now_s if self._coordinator.is_gathering else started_s
             awaits = self._coordinator.is_gathering or not self._agents.connections
             if awaits and (why := agent_ended()):
                 self._fail(HoldfastError(why))
@@ -138,20 +144,22 @@ class Server:
         if now_s - self._ticked_s >= TICK_S:
             self._ticked_s = now_s
             self.strangers.tick(now_s)
-            for connection in [c for c, until_s in self._asking.items() if now_s > until_s]:
+            for connection in self._entrance.late(now_s):
+                self._log(str(self._peers[connection]), "did not say what it had come for")
                 self._drop(connection)
             if number := self.strangers.count_refused(now_s):  # one line for many
                 self._log("strangers", f"{number} did not prove that they belong to the run")
-            self._apply(self._clocks.due(self._workers, now_s))
-            self._apply(self._signs.due(self._workers, now_s))
+            self._apply(self._clocks.due(self._workers.here, now_s))
+            self._apply(self._signs.due(self._workers.here, now_s))
             self._apply(self._coordinator.tick(now_s))
             self._hear_of_seals()
 
     def wait_for_workers(self) -> None:
         """They were told to stop; those that do not are killed by the agent in close()."""
-        for connection in list(self._loading.values()):
+        for connection in list(self._workers.loading.values()):
             self._send(connection, messages.Stop(reason="the run is over"))
-        self._turn_while(lambda: self._agents.are_running or self._workers)
+        here = self._workers.here
+        self._turn_while(lambda: self._agents.are_running or here or self._signs.awaited)
 
     def _turn_while(self, goes_on: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + STOP_LIMIT_S
@@ -166,8 +174,7 @@ class Server:
             if key.fileobj is self._listener:
                 self.strangers.accept()
             elif isinstance(key.fileobj, Stranger):
-                proven = self.strangers.read(key.fileobj)
-                if proven is not None:
+                if (proven := self.strangers.read(key.fileobj)) is not None:
                     self._admit(*proven)
             elif isinstance(key.fileobj, Connection) and key.fileobj in self._peers:
                 self._read(key.fileobj)
@@ -179,39 +186,29 @@ class Server:
         except OSError:  # it has hung up already
             sock.close()
             return
-        generation, launch = self._access.generation, self._start_workers.launch
-        wants = self._agents.has_place
-        why = refusal(peer, generation, self._is_free, wants_agent=wants, launch=launch)
         self._peers[connection] = peer
         self._selector.register(connection, selectors.EVENT_READ)
-        if why:
-            self._send(connection, sent_away(peer, generation, why))
+        if why := self._entrance.refusal(peer):
+            self._send(connection, sent_away(peer, self._access.generation, why))
             self._log(str(peer), why)
             self._drop(connection)
-        elif peer.role == AGENT:
-            self._agents.admit(connection)
-        elif peer.role in (JOINER, OPERATOR) or not self._is_free(peer.name):
-            self._asking[connection] = time.monotonic() + ASK_LIMIT_S
         else:
-            self._loading[parse_worker(peer.name)] = connection
-
-    def _is_free(self, name: str) -> bool:
-        return self._coordinator.accepts(name) and parse_worker(name) not in self._loading
+            self._entrance.enter(peer, connection, time.monotonic())
 
     def _read(self, connection: Connection) -> None:
         try:
             for message in self._unheard.words(connection):
                 if connection in self._peers:  # else an earlier message had it dropped
                     self._dispatch(connection, message)
-        except PeerLost as why:
-            self._lose(connection, why)
-        except ProtocolError as why:
-            if connection in self._peers:
-                self._log(str(self._peers[connection]), str(why))
+                    self._workers.heard(connection)
+                    self._passed_on.heard(connection)
+        except (PeerLost, ProtocolError) as why:
             self._lose(connection, why)
 
     def _lose(self, connection: Connection, why: HoldfastError) -> None:
-        is_worker = connection in (*self._workers.values(), *self._loading.values())
+        if isinstance(why, ProtocolError) and connection in self._peers:
+            self._log(str(self._peers[connection]), str(why))
+        is_worker = connection in self._workers
         machine = self._agents.machine_of(connection)
         peer = self._drop(connection)
         if machine:
@@ -221,36 +218,41 @@ class Server:
 
     def _dispatch(self, connection: Connection, message: messages.Message) -> None:
         """ProtocolError: it has said what it may not say."""
-        has_said_hello = connection in self._workers.values()
-        check_right(self._peers[connection], message, has_said_hello=has_said_hello)
-        if isinstance(message, messages.BundleAsk) and connection in self._asking:
-            self._asking[connection] = time.monotonic() + ASK_LIMIT_S  # while it takes pieces
+        is_here = self._workers.is_here(connection)
+        check_right(self._peers[connection], message, has_said_hello=is_here)
+        if isinstance(message, messages.BundleAsk):
+            self._entrance.asks_on(connection, time.monotonic())
         if self._machines.hear(connection, message):
             return
         match message:
             case messages.JoinRequest():
-                self._answer(connection, message)
-                return
+                return self._answer(connection, message)
             case messages.Reattach():
-                self._take_back(connection, message)
-                return
+                return self._take_back(connection, message)
             case messages.Hello():
                 worker = parse_worker(message.worker)
-                if self._loading.get(worker) is not connection:
+                if self._workers.loading.get(worker) is not connection:
                     raise ProtocolError(f"{self._peers[connection]}: has no place to say hello in")
-                self._workers[worker] = self._loading.pop(worker)
+                self._workers.came(worker, connection)
         self._apply(self._handled(message))
 
     def _take_back(self, connection: Connection, told: messages.Reattach) -> None:
         worker = parse_worker(told.worker)
-        answer = self._signs.answer(told, is_new=self._loading.get(worker) is connection)
+        answer = self._signs.answer(told, is_new=self._workers.loading.get(worker) is connection)
         if answer is None:
-            self._asking.pop(connection, None)
-            self._workers[worker] = connection
+            self._entrance.stays(connection)
+            self._workers.came(worker, connection)
             return self._apply(self._handled(told))
         self._send(connection, answer)
         if isinstance(answer, messages.Begone):
             self._drop(connection)
+
+    def _hear_as_said(self, connection: Connection, message: messages.Message) -> None:
+        """What an agent has passed on. If it is nonsense, that is not the agent's fault."""
+        try:
+            self._apply(self._handled(message))
+        except ProtocolError as why:
+            self._lose(connection, why)
 
     def _handled(self, message: messages.Message) -> list[Effect]:
         now_s = time.monotonic()
@@ -277,27 +279,26 @@ class Server:
     def _do(self, effect: Effect) -> None:
         match effect:
             case Send():
-                if effect.to in self._workers:
-                    self._send(self._workers[effect.to], effect.message)
+                if effect.to in self._workers.here:
+                    self._send(self._workers.here[effect.to], effect.message)
             case Fence():
                 self._fence(effect.worker)
             case StartWorker() | AskStack() | LookAtWorker():
-                told = self._machines.do(effect, self._workers.get(effect.worker))
+                told = self._machines.do(effect, self._workers.here.get(effect.worker))
                 self._apply([] if told is None else self._handled(told))
-            case FenceMachine() | ReleaseMachine() | CheckLinks():
+            case FenceMachine() | ReleaseMachine() | CheckLinks() | TellAgents():
                 self._machines.do(effect, None)
             case _:
                 self._perform_or_fail(effect)
 
     def _fence(self, worker: WorkerId) -> None:
         self._agents.fence(worker)
-        connection = self._workers.get(worker) or self._loading.get(worker)
-        if connection is not None:
+        if (connection := self._workers.of(worker)) is not None:
             self._hear_last_words(connection)
             self._drop(connection)
 
     def _hear_last_words(self, connection: Connection) -> None:
-        if connection not in self._workers.values():
+        if not self._workers.is_here(connection):
             return
         peer = self._peers[connection]
         for message in self._unheard.last_words(connection):
@@ -340,10 +341,10 @@ class Server:
         peer = self._peers.pop(connection, None)
         if peer is None:
             return None  # a send that failed has done it
-        self._asking.pop(connection, None)
+        self._entrance.stays(connection)
         self._agents.drop(connection)
         self._selector.unregister(connection)
         connection.close()
-        self._workers = {w: c for w, c in self._workers.items() if c is not connection}
-        self._loading = {w: c for w, c in self._loading.items() if c is not connection}
+        self._workers.drop(connection)
+        self._passed_on.drop(connection)
         return peer

@@ -6,6 +6,7 @@ rarely. One that has not answered yet is taken to have spoken of the moment in w
 
 from collections.abc import Collection
 from dataclasses import replace
+from heapq import heappop, heappush
 from ipaddress import ip_address
 
 from holdfast.clocks import ClockEstimate, Exchange
@@ -27,18 +28,21 @@ class _Clock:
 class WorkerClocks:
     def __init__(self) -> None:
         self._clocks: dict[WorkerId, _Clock] = {}  # of those on other machines
+        self._agenda: list[tuple[float, WorkerId]] = []  # a heap: when each is to be asked
 
     def due(self, connected: Collection[WorkerId], now_s: float) -> list[Effect]:
         """What to ask now."""
-        asked = [
-            worker
-            for worker, clock in self._clocks.items()
-            if clock.ask_s <= now_s and worker in connected
-        ]
-        for worker in asked:
-            clock = self._clocks[worker]
+        asked: list[WorkerId] = []
+        while self._agenda and self._agenda[0][0] <= now_s:
+            ask_s, worker = heappop(self._agenda)
+            clock = self._clocks.get(worker)
+            if clock is None or clock.ask_s != ask_s:
+                continue  # of one that was here before, under the same name
             clock.ask_s = now_s + clock.pause_s
-            clock.pause_s = min(2 * clock.pause_s, _LONGEST_PAUSE_S)
+            heappush(self._agenda, (clock.ask_s, worker))
+            if worker in connected:
+                clock.pause_s = min(2 * clock.pause_s, _LONGEST_PAUSE_S)
+                asked.append(worker)
         return [Send(worker, messages.ClockAsk(asked_s=now_s)) for worker in asked]
 
     def heard(self, message: messages.Message, now_s: float) -> messages.Message | None:
@@ -67,6 +71,7 @@ class WorkerClocks:
         self._clocks.pop(worker, None)
         if not _is_here(hello.host):
             self._clocks[worker] = _Clock(now_s)
+            heappush(self._agenda, (now_s, worker))
 
     def _answered(self, told: messages.ClockTold, now_s: float) -> None:
         clock = self._clocks.get(parse_worker(told.worker))

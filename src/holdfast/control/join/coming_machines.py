@@ -1,5 +1,6 @@
 """Machines come: at the start they are waited for, later they fill the places that are missing."""
 
+import holdfast
 from holdfast.control.effects import Effect, Emit, StartWorker
 from holdfast.control.join.seating import Seating
 from holdfast.control.state.lifecycle import RunPhase
@@ -34,7 +35,7 @@ class ComingMachines:
             return
         raise HoldfastError(
             f"machines.wait_s={machines.wait_s:g} reached: {len(self._run.machines.here)} of "
-            f"{machines.needed} machines are here ({self._run.machines.named()}); start "
+            f"{machines.needed} machines are here ({self._run.machines.names}); start "
             "'holdfast agent' on the others, or begin with fewer (machines.start_with)"
         )
 
@@ -47,16 +48,22 @@ class ComingMachines:
                 f"a machine called {name} is here already, and has just been heard; "
                 "give this one another name"
             )
+        version = hello.fingerprint.get("holdfast", holdfast.__version__)
+        if version != holdfast.__version__:
+            raise ConfigError(
+                f"machine {name} has holdfast {version}, the run has {holdfast.__version__}; "
+                "install the same on all machines"
+            )
         if hello.slots < 1:
             raise ConfigError(
-                f"machine {hello.machine} has {hello.slots} slots: expected at least 1"
+                f"machine {name} has {hello.slots} slots: expected at least 1, for its agent"
             )
 
     def came(
         self, hello: messages.AgentHello, at_s: float, *, is_own: bool = False
     ) -> list[Effect]:
         """ConfigError: all are here, and too small together."""
-        machine = Machine(hello.machine, hello.slots)
+        machine = Machine(hello.machine, hello.slots, hello.memory_bytes or None)
         self._run.machines.came(machine, at_s, is_own=is_own)
         return [*self._said(hello, at_s), *self._begin()]
 
@@ -70,6 +77,8 @@ class ComingMachines:
             slots=hello.slots,
             num_here=len(self._run.machines.here),
             num_wanted=wanted,
+            memory_bytes=hello.memory_bytes,
+            devices=tuple(hello.devices),
         )
         return [Emit(came)]
 

@@ -14,6 +14,8 @@ from holdfast.control.state.run import Run
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 
+RETURN_LIMIT_S = 60.0  # in which the agent of a machine that is to leave finds a new coordinator
+
 
 class Draining:
     def __init__(self, run: Run, moving: Moving) -> None:
@@ -25,37 +27,57 @@ class Draining:
         """ConfigError: there is no such machine, or it cannot be let go."""
         run = self._run
         if name not in run.machines.here:
-            raise ConfigError(f"machine {name}: expected one of {run.machines.named()}")
+            here = run.machines.names
+            raise ConfigError(
+                f"machine {name} is not in the run; expected the name of one that is: {here}"
+            )
         if not run.config.machines.count:
             raise ConfigError(f"machine {name} cannot be drained: all workers run there")
 
     def ask(self, name: str, reason: str, at_s: float) -> list[Effect]:
         run = self._run
+        self._forget(at_s)
         if name in self._asked_s:
             return []
-        run.machines.drain(name)
-        self._asked_s[name] = at_s
+        self.recall(name, at_s)
         workers = tuple(map(str, run.machines.on(name)))
         return [Emit(events.MachineDrains(at_s=at_s, machine=name, reason=reason, workers=workers))]
 
+    def recall(self, name: str, at_s: float) -> None:
+        """It was asked, perhaps of a coordinator before this one; then its agent is not back."""
+        self._asked_s[name] = at_s
+        self._run.machines.drain(self._asked_s)
+
     def next(self, at_s: float) -> list[Effect]:
         """Only while nothing else is under way."""
-        run, here = self._run, self._run.machines.here
-        self._asked_s = {name: since_s for name, since_s in self._asked_s.items() if name in here}
+        run, machines = self._run, self._run.machines
+        self._forget(at_s)
         effects: list[Effect] = []
-        if self._asked_s and run.machines.are_all_draining:
+        if self._asked_s and self._asked_s.keys() >= {*machines.here, *machines.seats.values()}:
             run.ending.ask("every machine is to leave", at_s)
             return effects
-        for name, since_s in list(self._asked_s.items()):
-            workers = run.machines.on(name)
+        here = {name: s for name, s in self._asked_s.items() if name in machines.here}
+        for name, since_s in here.items():
+            workers = machines.on(name)
             if workers:
                 effects += self._empty(name, workers, at_s)
                 continue
-            run.machines.left(name)
+            machines.left(name)
             took_s = at_s - since_s
             gone = events.MachineDrained(at_s=at_s, machine=name, took_s=took_s)
             effects += [Emit(gone), ReleaseMachine(name)]
         return effects
+
+    def _forget(self, at_s: float) -> None:
+        """Those that are gone. Whoever comes back after long comes as a new one."""
+        machines = self._run.machines
+        self._asked_s = {
+            name: since_s
+            for name, since_s in self._asked_s.items()
+            if name in machines.draining
+            and (name in machines.here or at_s - since_s <= RETURN_LIMIT_S)
+        }
+        machines.drain(self._asked_s)
 
     def _empty(self, name: str, workers: list[WorkerId], at_s: float) -> list[Effect]:
         if self._moving.is_wanted or not all(worker in self._run.stages for worker in workers):

@@ -62,7 +62,7 @@ class Replacing:
             return []
         effects: list[Effect] = []
         for worker in sorted(lost & self._places.keys() - self._left_out):
-            may = self._is_local(worker) and self._may_start(self._places[worker], at_s)
+            may = self.is_local(worker) and self._may_start(self._places[worker], at_s)
             if may and self._joining.admission.seating.has_room(worker):
                 effects += self._start(worker, at_s)
         return effects
@@ -77,7 +77,7 @@ class Replacing:
         is_worth_it = self._reports.steps_left >= _LEAST_STEPS_LEFT
         return self._policy.replaces_lost and whole and is_worth_it
 
-    def _is_local(self, worker: WorkerId) -> bool:
+    def is_local(self, worker: WorkerId) -> bool:
         """Who has come by hand is not ours to bring back."""
         hello = self._run.hellos.get(worker)
         threads = self._run.config.workers.kind == "threads"

@@ -45,7 +45,7 @@ class Seating:
             machines.seat(worker, name)
             return StartWorker(worker, name)
         self._waiting[worker] = at_s
-        here = machines.named()
+        here = machines.names
         return Emit(events.NoRoom(at_s=at_s, worker=str(worker), machines=here))
 
     def due(self, at_s: float) -> list[Effect]:

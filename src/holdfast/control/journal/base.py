@@ -61,7 +61,7 @@ class Journal(Protocol):
 
     def renew(self) -> None:
         """Have more time to lead asked for now. A thread does so by itself: nobody has to. Does
-        not wait for the answer."""
+        not wait for the answer. Deposed: somebody else leads; for good."""
         ...
 
     def leads(self, now_s: float) -> bool:

@@ -91,6 +91,7 @@ class EtcdJournal:
         self._write([snapshot], is_snapshot=True, deadline_s=time.monotonic() + limit_s)
 
     def renew(self) -> None:
+        self._term()
         if self._keeper is not None:
             self._keeper.wake()
 

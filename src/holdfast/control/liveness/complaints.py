@@ -44,11 +44,12 @@ class Complaints:
         return self.complain(worker, parse_worker(gone.lost), at_s)
 
     def complain(self, by: WorkerId, about: WorkerId, at_s: float) -> list[Effect]:
-        """About somebody who has left, or is not yet a member, it says nothing."""
-        if by not in self._run.stages:
-            return self._joining.copies.complains(by, about, at_s)
-        if about in self._run.stages:
-            self._link_complaints.complain(by, about, self._run.epoch, at_s)
+        """About somebody who has left it says nothing."""
+        stages, copies = self._run.stages, self._joining.copies
+        if by not in stages or about not in stages:  # either end of a copy can tell that it broke
+            joiner, source = (about, by) if by in stages else (by, about)
+            return copies.complains(joiner, source, at_s)
+        self._link_complaints.complain(by, about, self._run.epoch, at_s)
         return []
 
     def _stuck(self, worker: WorkerId, at_s: float) -> list[Effect]:

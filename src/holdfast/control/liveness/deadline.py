@@ -4,7 +4,6 @@ What is not saved is lost, so nobody is hurried who saves, but for ``checkpoint.
 second signal still ends all at once.
 """
 
-from holdfast.cluster import WorkerId
 from holdfast.control.state.run import Run
 from holdfast.protocol import messages
 
@@ -14,9 +13,6 @@ class Deadline:
         self._run = run
         self._part_s = 0.0  # the longest that a part took
         self._saved_s = 0.0  # when somebody was last seen to save
-
-    def note_beat(self, worker: WorkerId, beat: messages.Heartbeat) -> None:
-        self._run.saved.note_saving(worker, is_saving=beat.saving)
 
     def note_part(self, part: messages.CheckpointPart) -> None:
         self._part_s = max(self._part_s, part.took_s)

@@ -48,10 +48,18 @@ class FailureDetector:
     def beat(self, worker: WorkerId) -> None:
         self._beats.add(worker)
 
+    def has_beaten(self, worker: WorkerId, at_s: float) -> None:
+        """As :meth:`beat` and :meth:`spoke`."""
+        self._beats.add(worker)
+        self._silence.spoke(worker, at_s)
+
+    def forgive(self, at_s: float) -> None:
+        """Before each tick, whatever the run is at: a pause of our own is nobody's silence."""
+        away_s = self._silence.forgive(at_s, self._run.timeouts.heartbeat_timeout_s)
+        self._run.machines.forgive(away_s)
+
     def tick(self, at_s: float) -> list[Effect]:
         timeouts = self._run.timeouts
-        away_s = self._silence.forgive(at_s, timeouts.heartbeat_timeout_s)
-        self._run.machines.forgive(away_s)
         effects: list[Effect] = []
         if self._is_look_due(at_s, timeouts.beat_s):
             effects += [*self._stalls(at_s), *self._silent(at_s), *self._overdue(at_s)]
@@ -101,7 +109,8 @@ class FailureDetector:
     def _silent(self, at_s: float) -> list[Effect]:
         timeouts, effects = self._run.timeouts, list[Effect]()
         standing = self._silence.standing(at_s)
-        for worker in self._run.membership.live:
+        # Whoever has just spoken is neither silent nor looked at: nearly all.
+        for worker in self._silence.late(self._run.membership.live, at_s, timeouts.look_s):
             silent_s = self._silence.of(worker, at_s)
             if not self._should_beat(worker):
                 continue

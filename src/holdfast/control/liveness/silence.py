@@ -5,6 +5,8 @@ slow disk may hold back. So its agent looks at the process of a silent worker. O
 or on which nobody looks, is silent; one that runs stands still, and has the limits of progress.
 """
 
+from collections.abc import Iterable
+
 from holdfast.cluster import WorkerId
 from holdfast.control.state.timeouts import Timeouts
 
@@ -32,6 +34,11 @@ class Silence:
         """Seconds without a sign of life."""
         spoke_s = self._spoke_s.setdefault(worker, at_s)
         return at_s - self._runs_s.get(worker, spoke_s)
+
+    def late(self, workers: Iterable[WorkerId], at_s: float, limit_s: float) -> list[WorkerId]:
+        """Those whose own last word was longer ago. One that was never heard is from now on."""
+        spoke_s = self._spoke_s
+        return [w for w in workers if at_s - spoke_s.setdefault(w, at_s) > limit_s]
 
     def is_look_due(self, worker: WorkerId, at_s: float, timeouts: Timeouts) -> bool:
         """Asks for one: the next is due a heartbeat later, unless there is an answer before."""

@@ -12,6 +12,7 @@ from holdfast.cluster import WorkerId
 from holdfast.observability import events
 from holdfast.observability.lines import OPERATIONS
 from holdfast.protocol import messages
+from holdfast.protocol.records import BeatRow
 
 REPORT_TIMES, REPORT_MORE_S = 3.0, 1.0
 """It is named after so many times the longest usual one, and so much more."""
@@ -30,13 +31,21 @@ class _Longest:
     """Of the newest durations of one kind."""
 
     def __init__(self) -> None:
-        self._kept: deque[float] = deque(maxlen=_NUM_KEPT)
-        self.longest_s = 0.0
+        self._num_added = 0
+        # Those that no newer one is as long as, with their numbers: the longest comes first.
+        self._kept: deque[tuple[int, float]] = deque()
+
+    @property
+    def longest_s(self) -> float:
+        return self._kept[0][1] if self._kept else 0.0
 
     def add(self, took_s: float) -> None:
-        leaves = len(self._kept) == _NUM_KEPT and self._kept[0] >= self.longest_s
-        self._kept.append(took_s)
-        self.longest_s = max(self._kept) if leaves else max(self.longest_s, took_s)
+        while self._kept and self._kept[-1][1] <= took_s:
+            self._kept.pop()
+        self._kept.append((self._num_added, took_s))
+        self._num_added += 1
+        if self._kept[0][0] < self._num_added - _NUM_KEPT:
+            self._kept.popleft()
 
 
 @dataclass
@@ -85,6 +94,7 @@ class StuckDetector:
     def __init__(self, limit_s: float, start_limit_s: float) -> None:
         """``limit_s`` 0: learnt."""
         self._limit_s, self._start_limit_s = limit_s, start_limit_s
+        self._least_s = min(REPORT_MORE_S, limit_s or REPORT_MORE_S, start_limit_s)
         self._seen: dict[WorkerId, _Seen] = {}
         self._usual: dict[tuple[str, int], _Longest] = {}  # of an operation, in a stage
 
@@ -94,19 +104,29 @@ class StuckDetector:
     def known(self) -> Set[WorkerId]:
         return self._seen.keys()
 
-    def note(self, worker: WorkerId, stage: int, beat: messages.Heartbeat) -> None:
+    def note(
+        self,
+        worker: WorkerId,
+        stage: int,
+        beat: messages.Heartbeat | BeatRow,
+        longest: Iterable[tuple[str, float]],
+    ) -> None:
+        """``longest``: of each kind that it has ended since the last heartbeat."""
         seen = self._seen.get(worker)
         if seen is None or seen.stage != stage or beat.step < seen.first_step:
             seen = self._seen[worker] = _Seen(stage, beat.step)
         seen.step = beat.step
         if seen.is_warm:
-            for kind, took_s in beat.longest.items():
+            for kind, took_s in longest:
                 if kind not in OPERATIONS or not took_s >= 0:
                     continue
-                self._usual.setdefault((kind, stage), _Longest()).add(took_s)
+                usual = self._usual.get((kind, stage))
+                if usual is None:
+                    usual = self._usual[kind, stage] = _Longest()
+                usual.add(took_s)
         self._note_operation(seen, beat)
 
-    def _note_operation(self, seen: _Seen, beat: messages.Heartbeat) -> None:
+    def _note_operation(self, seen: _Seen, beat: messages.Heartbeat | BeatRow) -> None:
         mute_s, seen.mute_s = seen.mute_s, 0.0
         if not beat.operation or beat.number != seen.number:
             seen.number, seen.kind, seen.microbatch = beat.number, beat.operation, beat.microbatch
@@ -122,6 +142,8 @@ class StuckDetector:
         look = Look()
         for worker, seen in self._seen.items():
             seen.mute_s = mute.get(worker, 0.0)
+            if not seen.mute_s and seen.lasted_s <= self._least_s:
+                continue  # nearly all: no limit is below it
             stall = self._stall(worker, seen)
             report_s, lose_s = self._limits(seen, stall)
             if not stall.kind or stall.lasted_s <= report_s:

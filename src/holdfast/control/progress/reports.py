@@ -6,6 +6,7 @@ Counts on whoever is a member now: the dead are not waited for. Plans nothing.
 import hashlib
 from array import array
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Emit
@@ -22,7 +23,9 @@ class Reports:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.next_step = 0  # all before it are finished
+        self._since_epoch = 0  # that all have begun in, or gone back in
         self._last_end_s = 0.0
+        self._is_timed = True  # when steps end is heard as they do
         self._steps: dict[int, dict[WorkerId, messages.StepReport]] = {}
         self._done: dict[WorkerId, int] = {}  # steps that it has reported, or came too late for
         self.checkpoints = Checkpoints(run, self._is_past)
@@ -37,8 +40,21 @@ class Reports:
     def steps_left(self) -> int:
         return max(0, self._run.ending.end_step - self.next_step)
 
+    def is_past(self, epoch: int) -> bool:
+        """Whether all have gone back since: what was reported then is done again."""
+        return epoch < self._since_epoch
+
+    def has_told(self, worker: WorkerId, step: int) -> bool:
+        return self._done.get(worker, 0) > step
+
+    def take_over(self, first_step: int, at_s: float) -> None:
+        """Steps that nobody knew of are told at once: that says nothing of how long they took."""
+        self.begin(first_step, at_s)
+        self._is_timed = False
+
     def begin(self, first_step: int, at_s: float) -> None:
         """From the start, or again from a step that all have gone back to."""
+        self._since_epoch = self._run.epoch
         self.next_step, self._last_end_s = first_step, at_s
         self._done = dict.fromkeys(self._run.stages, first_step)
         self._steps.clear()
@@ -47,6 +63,7 @@ class Reports:
 
     def rewind(self, version: int, at_s: float) -> None:
         """All members go on from a version they still have. What is on disk stays of use."""
+        self._since_epoch = self._run.epoch
         self.checkpoints.rewind(version, self.next_step)
         self.next_step, self._last_end_s = version, at_s
         self._done = dict.fromkeys(self._run.stages, version)
@@ -56,24 +73,29 @@ class Reports:
     def proceed(self, entered: Mapping[WorkerId, int]) -> None:
         """Everyone finishes again. ``entered``: new members and the first step they will report."""
         self.finished.clear()
+        self._is_timed = True
         self._done |= entered
 
     def _is_past(self, worker: WorkerId, version: int) -> bool:
         """It tells what it has of a version before it reports the step that begins with it."""
-        return self._done.get(worker, 0) > version or worker in self.finished
+        return self.has_told(worker, version) or worker in self.finished
 
     def on_step(self, report: messages.StepReport, at_s: float) -> list[Effect]:
         worker = parse_worker(report.worker)
-        recorded = self._run.config.observe.operations
-        effects = [Emit(event) for event in _worker_events(report, recorded, at_s)]
+        effects: list[Effect] = []
+        if report.operations or report.taken_back:
+            recorded = self._run.config.observe.operations
+            effects += [Emit(event) for event in _worker_events(report, recorded, at_s)]
         if report.step >= self.next_step:
             self._steps.setdefault(report.step, {})[worker] = report
         self._done[worker] = max(report.step + 1, self._done.get(worker, 0))
-        return [*effects, *self.fold(at_s)]
+        return effects + self.fold(at_s)
 
     def fold(self, at_s: float) -> list[Effect]:
         """Steps that every live member has done. Asked again when one is lost."""
         effects: list[Effect] = []
+        if self._is_surely_awaited():
+            return []
         if self._run.placement.lost_stages:
             return []  # all go back; what only the lost had heard of the step is run again
         while self._run.stages and not self._is_awaited():
@@ -85,13 +107,19 @@ class Reports:
 
     def _is_awaited(self) -> bool:
         """Whether a member has not done the next step. One is enough: it is looked at first."""
-        members, done, step = self._run.stages, self._done, self.next_step
-        known = self._awaited
-        if known is None or known not in members or done.get(known, 0) > step:
+        if not self._is_surely_awaited():
+            members, done, step = self._run.stages, self._done, self.next_step
             # From the end, as most report in the order of their names.
             late = (worker for worker in reversed(list(members)) if done.get(worker, 0) <= step)
             self._awaited = next(late, None)
         return self._awaited is not None
+
+    def _is_surely_awaited(self) -> bool:
+        """Of nearly all reports: the one that was looked for last is still to come."""
+        known = self._awaited
+        if known is None or self._done.get(known, 0) > self.next_step:
+            return False
+        return known in self._run.stages
 
     def _fold_step(self, at_s: float) -> events.StepFinished:
         step = self.next_step
@@ -105,7 +133,8 @@ class Reports:
         self.nonfinite.note(step, reports, losses)
         took_s = at_s - self._last_end_s
         self.next_step, self._last_end_s = step + 1, at_s
-        self._run.times.note_step(took_s)
+        if self._is_timed:
+            self._run.times.note_step(took_s)
         return events.StepFinished(
             at_s=at_s,
             step=step,
@@ -166,7 +195,7 @@ class Reports:
 
 def _losses(reports: Mapping[WorkerId, messages.StepReport], step: int) -> tuple[list[float], int]:
     """In the order of the micro-batches, from any holder of the last stage; all have all."""
-    told = {worker: report for worker, report in sorted(reports.items()) if report.losses}
+    told = dict(sorted((worker, one) for worker, one in reports.items() if one.losses))
     if not told:  # those who computed them are gone
         return [], 0
     first = min(told)
@@ -182,12 +211,12 @@ def _losses(reports: Mapping[WorkerId, messages.StepReport], step: int) -> tuple
 
 def _bits(losses: Iterable[MicrobatchLoss]) -> tuple[list[int], bytes]:
     """A loss that is no number does not equal itself, but its bits do."""
-    ordered = sorted(losses, key=lambda one: one.microbatch)
-    return [one.microbatch for one in ordered], array("d", [one.loss for one in ordered]).tobytes()
+    numbers, values = zip(*sorted(losses, key=itemgetter(0)), strict=True)
+    return list(numbers), array("d", values).tobytes()
 
 
 def _in_order(losses: Iterable[MicrobatchLoss]) -> list[float]:
-    return [one.loss for one in sorted(losses)]
+    return [loss for _, loss in sorted(losses, key=itemgetter(0))]
 
 
 def _worker_events(report: messages.StepReport, recorded: bool, at_s: float) -> list[events.Event]:

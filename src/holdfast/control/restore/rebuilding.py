@@ -4,6 +4,7 @@ Asked again and again while all members stand still; does whatever can be done n
 log reaches so far is found out by those who replay; if it does not, all go back instead.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,13 +172,15 @@ class Rebuilding:
         """What is done to find some, and for which stage there is nobody; empty: for none."""
         run = self._run
         hosts, effects, nobody = self._hosts(), list[Effect](), ""
-        coming = len(run.membership.all_in(m.WorkerPhase.STARTING))
+        coming = run.membership.all_in(m.WorkerPhase.STARTING)
         for worker in hosts.values():
             if self._joining.joiners[worker].awaits_state and not self.replays(worker):
                 self._joining.admission.waits(worker, at_s)
         for stage in [stage for stage in run.placement.lost_stages if stage not in hosts]:
+            if self._lacks_room(coming, at_s) and self._take_from_others(change, stage, at_s):
+                continue
             if coming:
-                coming -= 1
+                coming = coming[1:]
                 continue
             own = [w for w in run.membership.missing if w.stage == stage]
             restarted = self._restarting.ask(at_s, min(own, default=None))
@@ -185,6 +188,13 @@ class Rebuilding:
             if not restarted and not self._take_from_others(change, stage, at_s):
                 nobody = f"nobody is left to hold stage {stage}"
         return effects, nobody
+
+    def _lacks_room(self, coming: Sequence[WorkerId], at_s: float) -> bool:
+        """No machine has room for one more, and whoever is to come waits for one."""
+        seating = self._joining.admission.seating
+        if not all(seating.waits(worker, at_s) for worker in coming):
+            return False
+        return not any(map(seating.has_room, self._run.membership.missing))
 
     def _take_from_others(self, change: Reconfiguration, stage: int, at_s: float) -> bool:
         """A member of a stage that others hold too changes sides: they run its work again."""

@@ -5,15 +5,30 @@ A seal that would trim what is being read is held back until the replay is over.
 
 from collections.abc import Mapping, Sequence
 
+from holdfast.cluster import WorkerId
 from holdfast.control.state.settings import Settings
 from holdfast.control.state.workers.roster import Roster
 from holdfast.protocol.records import LogOrder
+
+
+def copiers(keepers: Mapping[str, Sequence[WorkerId]]) -> dict[WorkerId, str]:
+    """Who copies the logs of which machine: the first worker of the next one in a ring by name.
+
+    ``keepers``: by machine, those who are there. One alone is copied by nobody.
+    """
+    hosts = sorted(host for host, here in keepers.items() if here)
+    return {
+        keepers[after][0]: host
+        for host, after in zip(hosts, hosts[1:] + hosts[:1], strict=True)
+        if host != after
+    }
 
 
 class BoundaryLogs:
     def __init__(self, settings: Settings, roster: Roster, began: int) -> None:
         self._run_id, self._roster = settings.run_id, roster
         self._is_on = settings.config.recovery.log == "boundary"
+        self._are_copied = settings.config.recovery.log_copies > 0
         self._boundaries = tuple(range(settings.shape.stages - 1)) if self._is_on else ()
         self._limits: dict[int, int] = {}
         self._num_histories = 0
@@ -24,6 +39,11 @@ class BoundaryLogs:
     @property
     def is_on(self) -> bool:
         return self._is_on
+
+    @property
+    def are_copied(self) -> bool:
+        """From each machine to another one."""
+        return self._are_copied
 
     @property
     def boundaries(self) -> tuple[int, ...]:

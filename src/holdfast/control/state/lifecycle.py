@@ -26,7 +26,7 @@ _NEXT: dict[RunPhase, frozenset[RunPhase]] = {
     RunPhase.BUILDING: frozenset({RunPhase.TRAINING, RunPhase.FAILED}),
     RunPhase.TRAINING: frozenset({RunPhase.RETURNING, RunPhase.FINISHED, RunPhase.FAILED}),
     RunPhase.RETURNING: frozenset({RunPhase.TRAINING, RunPhase.FAILED}),
-    RunPhase.REGAINING: frozenset({RunPhase.TRAINING, RunPhase.FAILED}),
+    RunPhase.REGAINING: frozenset({RunPhase.TRAINING, RunPhase.FINISHED, RunPhase.FAILED}),
     RunPhase.FINISHED: frozenset(),
     RunPhase.FAILED: frozenset(),
 }

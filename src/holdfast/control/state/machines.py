@@ -14,7 +14,7 @@ class Machines:
         self._here: dict[str, Machine] = {}
         self._seats: dict[WorkerId, str] = {}
         self._spoke_s: dict[str, float] = {}
-        self._draining: set[str] = set()
+        self._draining: frozenset[str] = frozenset()
         self._closed: set[str] = set()  # they may be away
         self._own = ""  # the one that the coordinator is on
 
@@ -42,12 +42,13 @@ class Machines:
         return {name: each for name, each in self._here.items() if name not in closed}
 
     @property
-    def are_all_draining(self) -> bool:
-        return self._draining == self._here.keys()
+    def draining(self) -> frozenset[str]:
+        """Those that are to leave; they may not be back yet."""
+        return self._draining
 
-    def drain(self, name: str) -> None:
-        """It is to leave: nobody is started there any more."""
-        self._draining.add(name)
+    def drain(self, names: Iterable[str]) -> None:
+        """These are to leave, and no others: nobody is started there any more."""
+        self._draining = frozenset(names)
 
     def keep_out(self, names: Iterable[str]) -> None:
         """From now on nobody is started on these, and on no others for that; here or not."""
@@ -62,7 +63,7 @@ class Machines:
         """Who was there."""
         gone = self.on(name)
         del self._here[name], self._spoke_s[name]
-        self._draining.discard(name)
+        self._draining -= {name}
         for worker in gone:
             del self._seats[worker]
         return gone
@@ -105,5 +106,7 @@ class Machines:
         """The coordinator was away for so long: nobody could be heard."""
         self._spoke_s = {name: at_s + seconds for name, at_s in self._spoke_s.items()}
 
-    def named(self, names: Iterable[str] = ()) -> str:
-        return ", ".join(sorted(names or self._here)) or "none"
+    @property
+    def names(self) -> str:
+        """Of those that are here, for people."""
+        return ", ".join(sorted(self._here)) or "none"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.control.effects import ClearLogs, Effect, Send, TrimLogs
-from holdfast.control.state.boundary_logs import BoundaryLogs
+from holdfast.control.state.boundary_logs import BoundaryLogs, copiers
 from holdfast.control.state.current_plan import CurrentPlan
 from holdfast.control.state.ending import Ending
 from holdfast.control.state.lifecycle import BEFORE_TRAINING, Lifecycle, RunPhase
@@ -210,4 +210,19 @@ class Run:
             saved=dict(sorted((saved or {}).items())),
             saves=list(self.saved.rules),
         )
-        return [Send(worker, message) for worker in sorted(stages)]
+        return [*self._copy_logs(), *(Send(worker, message) for worker in sorted(stages))]
+
+    def _copy_logs(self) -> list[Effect]:
+        """All hear of it: whoever did it before may not be the one any more."""
+        if not self.logs.are_copied or len(self.roster.hosts) < 2:
+            return []
+        keepers = self.log_keepers()
+        chosen = copiers(keepers)
+        effects: list[Effect] = []
+        for worker in sorted(self.membership.live):
+            machines = [chosen[worker]] if worker in chosen else []
+            copied = {
+                host: [self.roster.address(one) for one in keepers[host]] for host in machines
+            }
+            effects.append(Send(worker, messages.CopyLogs(keepers=copied)))
+        return effects

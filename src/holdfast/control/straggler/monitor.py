@@ -20,14 +20,15 @@ from holdfast.detection.diagnosis import (
     link_of,
 )
 from holdfast.detection.live.probe_rounds import rounds
+from holdfast.detection.live.settings import WatchSettings
 from holdfast.detection.live.watcher import Watcher
 from holdfast.detection.observation import OpTime, StepObservation, Transfer
 from holdfast.observability import events
 from holdfast.observability.text import count
 from holdfast.protocol import messages
 from holdfast.protocol.records import LinkProbe
-from holdfast.protocol.report_limits import near
-from holdfast.schedule.operation import Kind, parse_op
+from holdfast.protocol.report_limits import near, num_turns
+from holdfast.schedule.operation import parse_op
 
 _NUM_BASELINES = 4  # more benchmarks of a worker that is new: the shortest counts
 _WARM_STEPS = 1  # before a worker's benchmark of its own: it would measure compilers
@@ -35,10 +36,17 @@ _HERE = "this machine"
 _MOST_ALL_LINKS = 32  # members; of more, each measures the links to its neighbours
 
 
+def watch_settings(num_members: int) -> WatchSettings:
+    """What a link was asked is told in the next turn of its ends."""
+    usual = WatchSettings()
+    return replace(usual, num_patience_steps=max(usual.num_patience_steps, num_turns(num_members)))
+
+
 class StragglerMonitor:
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._watcher = Watcher({}) if run.config.mitigation.watches else None
+        settings = watch_settings(run.config.num_workers)
+        self._watcher = Watcher({}, settings) if run.config.mitigation.watches else None
         self._known: dict[WorkerId, int] = {}  # and its process
         self._unmeasured: dict[WorkerId, int] = {}  # benchmarks that are still to be ordered
 
@@ -48,11 +56,11 @@ class StragglerMonitor:
         self._run.health.note(HEALTHY)
 
     def on_report(self, report: messages.StepReport, at_s: float) -> None:
-        worker = parse_worker(report.worker)
-        if self._watcher is None or worker not in self._run.stages:
-            return
-        if self._run.is_large and not report.operations:
+        if self._watcher is None or (not report.operations and self._run.is_large):
             return  # in this step others tell of theirs
+        worker = parse_worker(report.worker)
+        if worker not in self._run.stages:
+            return
         stage = self._run.stages[worker]
         if any(parse_op(one.op).stage != stage for one in report.operations[:1]):
             return  # of the stage that it held before
@@ -160,18 +168,18 @@ def links_of(new: Iterable[WorkerId], stages: Mapping[WorkerId, int]) -> set[Lin
 
 def _op_times(report: messages.StepReport) -> tuple[OpTime, ...]:
     found = []
-    for one in report.operations:
-        op = parse_op(one.op)
-        if op.kind is not Kind.R and op.microbatch is not None:
-            times = (one.start_s, one.end_s, one.cpu_s, one.elements)
+    for text, start_s, end_s, cpu_s, elements in report.operations:
+        op = parse_op(text)
+        if op.microbatch is not None:  # R has none
+            times = (start_s, end_s, cpu_s, elements)
             found.append(OpTime(op.kind.value, op.microbatch, *times))
     return tuple(found)
 
 
 def _transfers(report: messages.StepReport) -> tuple[Transfer, ...]:
     return tuple(
-        Transfer(parse_worker(one.source), one.purpose, one.number, one.num_bytes, one.moved_s)
-        for one in report.transfers
+        Transfer(parse_worker(source), purpose, number, num_bytes, moved_s)
+        for source, purpose, number, num_bytes, moved_s in report.transfers
     )
 
 

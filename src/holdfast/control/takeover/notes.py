@@ -9,8 +9,14 @@ from holdfast.control.state.lifecycle import BEFORE_TRAINING
 from holdfast.control.state.run import Run
 from holdfast.control.takeover.remembering import Writer
 from holdfast.control.takeover.snapshot import to_record
+from holdfast.observability import events
 
-_MAY_COME_FIRST = (Emit, OpenRun)  # there is no place for records before there is a run
+
+def _may_come_first(effect: Effect) -> bool:
+    """There is no place for records before there is a run; who drains a machine is told of it."""
+    if isinstance(effect, Emit):
+        return not isinstance(effect.event, events.MachineDrains)
+    return isinstance(effect, OpenRun)
 
 
 class Notes:
@@ -20,7 +26,7 @@ class Notes:
 
     def noted(self, effects: list[Effect]) -> list[Effect]:
         """With what is to be written, in its place."""
-        place = next((n for n, e in enumerate(effects) if not isinstance(e, _MAY_COME_FIRST)), None)
+        place = next((n for n, each in enumerate(effects) if not _may_come_first(each)), None)
         if place is None or self._run.phase in BEFORE_TRAINING or not self._run.plan.is_made:
             return effects
         key = self._writer.key()

@@ -22,12 +22,18 @@ class Regaining:
     def __init__(self, run: Run, parts: CoordinatorParts) -> None:
         self._run, self._parts = run, parts
         self._away: set[WorkerId] = set()  # whoever has said hello, and has not come back
+        self._untold: set[WorkerId] = set()  # may not know that the run is finished
         self._began_s = 0.0
 
     def begin(self, former: Former) -> None:
         run, parts, snapshot = self._run, self._parts, former.snapshot
         recall(run, parts, former)
         self._began_s = former.at_s
+        parts.failure_detector.forgive(former.at_s)
+        if snapshot.phase == "FINISHED":
+            self._untold = set(run.membership.all_in(m.WorkerPhase.FINISHED))
+            run.lifecycle.enter(RunPhase.FINISHED)
+            return
         self._away = set(run.membership.all_in(*_HERE))
         for name, stage in snapshot.rolling_back.items():
             if parse_worker(name) in self._away:
@@ -47,6 +53,15 @@ class Regaining:
         if worker not in self._away or hello is None or told.epoch >= self._run.epoch:
             return False
         return (told.pid, told.host, told.port) == (hello.pid, hello.host, hello.port)
+
+    @property
+    def is_expecting(self) -> bool:
+        """The run was finished before: whoever comes back is told so."""
+        return bool(self._untold)
+
+    def tell_end(self, worker: WorkerId) -> messages.Stop:
+        self._untold.discard(worker)
+        return messages.Stop(reason="the run is finished", is_over=True)
 
     def is_starting(self, worker: WorkerId) -> bool:
         """It was asked for, and has not been heard."""

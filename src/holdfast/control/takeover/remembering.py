@@ -36,11 +36,12 @@ class Former:
 
 
 class Writer:
-    """Makes snapshots; lanes that have not changed are not written as text again."""
+    """Makes snapshots; who has said hello is not written anew if nobody else has come since."""
 
     def __init__(self, run: Run, parts: CoordinatorParts) -> None:
         self._run, self._parts = run, parts
-        self._texts: dict[int, tuple[Steady, str]] = {}
+        self._known: dict[WorkerId, messages.Hello] = {}
+        self._rows: tuple[list[s.HelloKind], dict[str, s.HelloRow]] = [], {}
 
     def key(self) -> object:
         """Another one whenever there is something to write. Cheap: it is asked for often."""
@@ -60,11 +61,12 @@ class Writer:
             run.logs.history,
             len(parts.joining.admission.joins_used),
             len(parts.replacing.left_out),
+            run.machines.draining,
         )
 
     def snapshot(self) -> s.RunSnapshot:
         run, parts = self._run, self._parts
-        kinds, hellos = _hellos(run.hellos)
+        kinds, hellos = self._hello_rows()
         settings, checkpoints = run.settings, parts.reports.checkpoints
         return s.RunSnapshot(
             run_id=settings.run_id,
@@ -74,8 +76,8 @@ class Writer:
             epoch=run.epoch,
             next_step=parts.reports.next_step,
             cut=_cut_row(run.plan.cut),
-            first=self._steady_row(run.plan.first),
-            steady=self._steady_row(run.plan.steady),
+            first=_steady_row(run.plan.first),
+            steady=_steady_row(run.plan.steady),
             steady_from=run.plan.steady_from,
             planned_for=_named(run.plan.planned_for),
             stages=_named(run.stages),
@@ -98,7 +100,9 @@ class Writer:
                 for worker in run.membership.all_in(*WorkerPhase)
                 if (machine := run.machines.of(worker))
             },
+            by_hand=[str(w) for w in sorted(run.hellos) if not parts.replacing.is_local(w)],
             left_out=[str(worker) for worker in sorted(parts.replacing.left_out)],
+            draining=sorted(run.machines.draining),
             rules=list(run.saved.rules),
             compared_from=checkpoints.compared_from,
             log=s.LogRow(list(run.logs.boundaries), dict(run.logs.limits), *run.logs.history),
@@ -116,13 +120,15 @@ class Writer:
         ready = run.membership.all_in(WorkerPhase.READY)
         return {worker: joiners[worker].stage for worker in ready if worker in joiners}
 
-    def _steady_row(self, steady: Steady) -> s.SteadyRow:
-        known = self._texts.get(id(steady))
-        if known is None or known[0] is not steady:
-            kept = (self._run.plan.first, self._run.plan.steady)
-            self._texts = {k: v for k, v in self._texts.items() if v[0] in kept}
-            known = self._texts[id(steady)] = steady, steady.schedule.dumps()
-        return s.SteadyRow(known[1], steady.period_s, steady.reason)
+    def _hello_rows(self) -> tuple[list[s.HelloKind], dict[str, s.HelloRow]]:
+        hellos = self._run.hellos
+        if self._known != hellos:
+            self._known, self._rows = dict(hellos), _hellos(hellos)
+        return self._rows
+
+
+def _steady_row(steady: Steady) -> s.SteadyRow:
+    return s.SteadyRow(steady.schedule.dumps_relative(), steady.period_s, steady.reason)
 
 
 def _phase(run: Run) -> s.Phase:
@@ -203,11 +209,15 @@ def _recall_plan(run: Run, snapshot: s.RunSnapshot) -> None:
 
 def _recall_parts(parts: CoordinatorParts, former: Former) -> None:
     snapshot = former.snapshot
-    parts.reports.begin(former.next_step, former.at_s)
+    parts.reports.take_over(former.next_step, former.at_s)
     parts.reports.checkpoints.recall(snapshot.compared_from)
     parts.reports.nonfinite.recall(NonfiniteCount(*snapshot.nonfinite))
     parts.joining.admission.recall(snapshot.joins_used)
     parts.coming_machines.take_over()
+    for name in snapshot.hellos.keys() - set(snapshot.by_hand):
+        parts.replacing.on_started(parse_worker(name), snapshot.hellos[name].pid)
+    for name in snapshot.draining:
+        parts.draining.recall(name, former.at_s)
     for name in snapshot.left_out:
         parts.replacing.leave_out(parse_worker(name))
 

@@ -6,7 +6,8 @@ their steps and checkpoints. Data only; what is read is checked field by field.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 from holdfast.errors import ProtocolError
@@ -129,17 +130,14 @@ class RunSnapshot:
     fired: list[str]  # faults
     joins_used: list[Number]  # join faults, by their place in the list
     seats: dict[WorkerName, MachineName]  # who was started on which machine
+    by_hand: list[WorkerName]  # who was started by nobody of the run, and is not to be again
     left_out: list[WorkerName]  # who is to stay away
+    draining: list[MachineName]  # that are to leave
     rules: list[SaveRule]
     compared_from: Step
     log: LogRow
     times: TimesRow
     nonfinite: NonfiniteRow
-
-    @property
-    def is_over(self) -> bool:
-        """The run has ended in order: nobody waits for a successor."""
-        return self.phase in ("FINISHED", "FAILED")
 
 
 _BUILDERS = {
@@ -148,7 +146,8 @@ _BUILDERS = {
 
 
 def to_record(snapshot: RunSnapshot) -> dict[str, Any]:
-    return {"kind": SNAPSHOT, "version": VERSION, **asdict(snapshot)}
+    values = {one.name: copy(getattr(snapshot, one.name)) for one in fields(snapshot)}
+    return {"kind": SNAPSHOT, "version": VERSION, **values}
 
 
 def from_record(record: Mapping[str, Any]) -> RunSnapshot:

@@ -217,7 +217,7 @@ class Investigation:
     @property
     def rests(self) -> bool:
         """Only a change, or a high level that lasts, can stir it."""
-        return self.phase is InvestigationPhase.HEALTHY and not self.tried
+        return self.phase is InvestigationPhase.HEALTHY and self._next_try is None
 
     @property
     def tried(self) -> bool:

@@ -108,20 +108,21 @@ class Watcher:
 
     def health(self) -> Health:
         """What the diagnoses of now say, rounded so that noise does not change a plan."""
+        slow = InvestigationPhase.SLOW
+        machines = {
+            name: machine.investigation.factor
+            for name, machine in self._workers.machines.items()
+            if machine.investigation.phase is slow
+        }
         factors: dict[WorkerId, float] = {}
         for worker, track in self._workers.tracks.items():
-            investigations = (
-                track.investigation,
-                self._workers.machines[track.machine].investigation,
-            )
-            # What a worker has besides its machine's comes on top of that.
-            slow = math.prod(
-                investigation.factor
-                for investigation in investigations
-                if investigation.phase is InvestigationPhase.SLOW
-            )
-            if slow > 1:
-                factors[worker] = quantised(slow, 0.03)
+            is_slow = track.investigation.phase is slow
+            if is_slow or track.machine in machines:
+                # What a worker has besides its machine's comes on top of that.
+                factor = track.investigation.factor if is_slow else 1.0
+                factor *= machines.get(track.machine, 1.0)
+                if factor > 1:
+                    factors[worker] = quantised(factor, 0.03)
         links = {
             pair: quantised(max(track.told.excess_s, 1e-6), 0.05)
             for pair, track in self._links.tracks.items()

@@ -131,6 +131,8 @@ class Workers:
         own = self._own(samples, common)
         for worker, track in self.tracks.items():
             change = None
+            if worker not in own and track.investigation.rests:
+                continue  # nothing new, and nothing is waited for
             if worker in own:
                 track.last_step = step
                 track.cpu_shares.append((step, samples[worker].cpu_share))

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from holdfast.addresses import host_port
 from holdfast.auth.handshake import AGENT
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, ProtocolError
 from holdfast.host.network import open_listener
 from holdfast.launch.preflight.facts import LinkFacts, own_facts
 from holdfast.launch.preflight.talk import Talk, answered, called, called_until
@@ -34,7 +35,7 @@ class MachineProber:
 
     def run(self, host: str, port: int, *, advertise: str, try_s: float) -> None:
         """Until whoever coordinates, at ``host``, says that it was all. HoldfastError: who not."""
-        talk = called_until(host, port, self._secret, try_s)
+        talk = self._called(host, port, try_s)
         everywhere = "::" if ":" in talk.own_host else "0.0.0.0"
         with open_listener(everywhere, 0, backlog=64) as listener:
             threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
@@ -46,6 +47,21 @@ class MachineProber:
                     pass
             finally:
                 talk.close()
+
+    def _called(self, host: str, port: int, try_s: float) -> Talk:
+        where = f"machine {self._machine}: no preflight"
+        try:
+            return called_until(host, port, self._secret, try_s)
+        except ProtocolError as why:
+            raise ConfigError(
+                f"{where} with this secret is at {host_port(host, port)} ({why}); take the ticket "
+                "that the preflight has written on the machine that coordinates it"
+            ) from why
+        except HoldfastError as why:
+            raise ConfigError(
+                f"{where} has answered at {host_port(host, port)} within {try_s:g} s ({why}); is "
+                "it there, its port open, and its name known here?"
+            ) from why
 
     def _obeys(self, talk: Talk, order: dict[str, Any]) -> bool:
         match order:

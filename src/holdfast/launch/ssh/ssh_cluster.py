@@ -40,9 +40,7 @@ class _Session:
 
     def poll(self) -> MachineEnded | None:
         if self.program is None:
-            if time.monotonic() > self.again_s:
-                self.start()
-            return None
+            return self._start_again() if time.monotonic() > self.again_s else None
         code = self.program.code()
         self.listen()
         if code is None:
@@ -52,6 +50,15 @@ class _Session:
         # One that has ended well was drained, or the run is over.
         self.program, self.again_s = None, again_s if code else math.inf
         return self._news(self._ended(code))
+
+    def _start_again(self) -> MachineEnded | None:
+        """This machine may be short of processes or memory for a while."""
+        try:
+            self.start()
+        except ConfigError as why:
+            self.again_s = time.monotonic() + _AGAIN_S
+            return self._news(MachineEnded(self._host.machine, str(why), was_up=False))
+        return None
 
     def listen(self) -> None:
         program = self.program

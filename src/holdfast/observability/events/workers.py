@@ -31,6 +31,8 @@ class MachineCame(Timed):
     slots: int
     num_here: int  # machines, with it
     num_wanted: int
+    memory_bytes: int = 0  # 0: not known
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

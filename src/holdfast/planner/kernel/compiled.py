@@ -25,6 +25,11 @@ def has_numba() -> bool:
     return True
 
 
+def is_plain(wanted: bool | None) -> bool:
+    """Whether plain Python is to run; None: if there is nothing else."""
+    return not has_numba() if wanted is None else wanted
+
+
 def compiled(function: Function) -> Function:
     """Decorator: compiled at first use, kept on disk, run without the interpreter's lock."""
     plain: Any = function

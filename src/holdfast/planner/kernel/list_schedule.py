@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.arrays import Ints
 from holdfast.planner.kernel import kernel as k
-from holdfast.planner.kernel.compiled import has_numba, plain_twins
+from holdfast.planner.kernel.compiled import is_plain, plain_twins
 from holdfast.planner.kernel.graph import OperationGraph
 
 
@@ -25,7 +25,7 @@ class Board:
     """One graph, laid out again and again with other policies and releases."""
 
     def __init__(self, graph: OperationGraph, *, plain: bool | None = None) -> None:
-        self._plain = not has_numba() if plain is None else plain
+        self._plain = is_plain(plain)
         self.graph = graph
         hosts = graph.hosts
         self._first_host = np.searchsorted(hosts.worker, np.arange(hosts.num_workers + 1))

@@ -7,6 +7,7 @@ costs and no order: who takes the work that is bound to nobody is decided elsewh
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 from holdfast.arrays import Flags, Ints
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
-from holdfast.schedule.operation import Fact, Kind, Op, Shape, What
+from holdfast.schedule.operation import Fact, Kind, Op, Shape, What, operation
 
 Place = tuple[int, int]  # stage, micro-batch
 Kinds = tuple[Kind, ...]
@@ -61,7 +62,7 @@ class Task(NamedTuple):
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        return tuple(Op(self.stage, kind, self.microbatch) for kind in self.kinds)
+        return tuple([operation(self.stage, kind, self.microbatch) for kind in self.kinds])
 
 
 class Reduction(NamedTuple):
@@ -76,6 +77,41 @@ class Reduction(NamedTuple):
         return self.copy_from is not None
 
 
+@dataclass(frozen=True, eq=False)
+class TaskTable:
+    """Tasks as columns, an entry each. Workers are numbered in sorted order; -1 is nobody.
+
+    In a large cluster there are tens of thousands, and all workers wait for their plan.
+    """
+
+    workers: tuple[WorkerId, ...]
+    stage: Ints
+    microbatch: Ints
+    bits: Ints  # which kinds: F 1, B 2, W 4
+    owner: Ints
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TaskTable) and tuple(self.rows()) == tuple(other.rows())
+
+    def at(self, places: Collection[Place]) -> "TaskTable":
+        """Those of these stages and micro-batches."""
+        width = int(self.microbatch.max(initial=0)) + 1
+        wanted = [stage * width + microbatch for stage, microbatch in places if microbatch < width]
+        found = np.isin(self.stage * width + self.microbatch, wanted)
+        columns = (self.stage, self.microbatch, self.bits, self.owner)
+        return TaskTable(self.workers, *(column[found] for column in columns))
+
+    def rows(self) -> Iterator[Task]:
+        workers = (*self.workers, None)  # so that -1 is nobody
+        return map(
+            Task,
+            self.stage.tolist(),
+            self.microbatch.tolist(),
+            map(_KINDS.__getitem__, self.bits.tolist()),
+            map(workers.__getitem__, self.owner.tolist()),
+        )
+
+
 @dataclass(frozen=True)
 class Todo:
     """``sources``: who has the boundary tensors that the tasks need and that exist already.
@@ -83,10 +119,16 @@ class Todo:
     A task at a committed stage runs on the parameters of before the step.
     """
 
-    tasks: tuple[Task, ...]  # by micro-batch, then stage
+    table: TaskTable  # by micro-batch, then stage
     sources: Mapping[Fact, WorkerId]
     reductions: tuple[Reduction, ...]  # by stage
     committed: tuple[int, ...]  # stages that a live holder has stepped
+    forwarded: Ints = field(compare=False)  # [worker, stage]: micro-batches that wait for their B
+    graded: Ints = field(compare=False)  # ... for their W
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        return tuple(self.table.rows())
 
 
 _NOTHING = Facts()
@@ -108,13 +150,15 @@ def still_to_do(shape: Shape, holders: Holders, facts: Mapping[WorkerId, Facts])
     by_stage = _holders_by_stage(shape, holders)
     reductions = [_reduction(stage, who, facts) for stage, who in enumerate(by_stage)]
     committed = tuple(r.stage for r in reductions if r.catch_up)
-    left = _gather(shape, by_stage, facts)
+    left = _gather(shape, sorted(holders), by_stage, facts)
     runs = _runs(left, committed)
     return Todo(
-        tasks=tuple(_tasks(left, runs)),
+        table=_tasks(left, runs),
         sources=dict(_sources(left, runs, facts)),
         reductions=tuple(r for r in reductions if r.workers),
         committed=committed,
+        forwarded=_num_at(left, MicrobatchProgress.FORWARDED),
+        graded=_num_at(left, MicrobatchProgress.GRADED),
     )
 
 
@@ -162,9 +206,11 @@ class _Left:
 
 
 def _gather(
-    shape: Shape, by_stage: Sequence[Sequence[WorkerId]], facts: Mapping[WorkerId, Facts]
+    shape: Shape,
+    workers: Sequence[WorkerId],
+    by_stage: Sequence[Sequence[WorkerId]],
+    facts: Mapping[WorkerId, Facts],
 ) -> _Left:
-    workers = tuple(sorted(set(chain(facts, *by_stage))))
     told = [facts.get(worker, _NOTHING) for worker in workers]
     progress = np.zeros((shape.stages, shape.microbatches), np.int64)
     owner = np.full_like(progress, _NOBODY)
@@ -177,7 +223,7 @@ def _gather(
     owner[at] = who
     activation = _lowest(shape, workers, [one.activations for one in told])
     gradient = _lowest(shape, workers, [one.gradients for one in told])
-    return _Left(workers, progress, owner, activation, gradient)
+    return _Left(tuple(workers), progress, owner, activation, gradient)
 
 
 def _places(
@@ -229,6 +275,14 @@ def _lowest(shape: Shape, workers: Sequence[WorkerId], groups: Sequence[Collecti
     return np.where(lowest < len(workers), lowest, _NOBODY)
 
 
+def _num_at(left: _Left, progress: MicrobatchProgress) -> Ints:
+    """[worker, stage]: micro-batches that are so far."""
+    found = np.zeros((len(left.workers), len(left.progress)), np.int64)
+    stages, microbatches = np.nonzero(left.progress == progress)
+    np.add.at(found, (left.owner[stages, microbatches], stages), 1)
+    return found
+
+
 @dataclass(frozen=True)
 class _Runs:
     """Which operations are still to run, and which of the needed tensors exist already."""
@@ -260,7 +314,7 @@ def _runs(left: _Left, committed: Collection[int]) -> _Runs:
     return _Runs(forward, backward, weight, activation, gradient)
 
 
-def _tasks(left: _Left, runs: _Runs) -> Iterator[Task]:
+def _tasks(left: _Left, runs: _Runs) -> TaskTable:
     """What begins with F is free; what begins later is bound to whose stash it begins from."""
     forwarded, graded = (
         left.progress == MicrobatchProgress.FORWARDED,
@@ -272,14 +326,8 @@ def _tasks(left: _Left, runs: _Runs) -> Iterator[Task]:
     codes = np.stack((bound.T, free.T), axis=-1)  # by micro-batch, stage, then this
     microbatches, stages, is_free = np.nonzero(codes)
     owners = np.where(is_free, _NOBODY, left.owner[stages, microbatches])
-    workers = (*left.workers, None)  # so that -1 is nobody
-    return map(
-        Task,
-        stages.tolist(),
-        microbatches.tolist(),
-        map(_KINDS.__getitem__, codes[microbatches, stages, is_free].tolist()),
-        map(workers.__getitem__, owners.tolist()),
-    )
+    bits = codes[microbatches, stages, is_free]
+    return TaskTable(left.workers, stages, microbatches, bits, owners)
 
 
 def _sources(

@@ -9,11 +9,22 @@ from holdfast.protocol.fields import (
     Number,
     Pid,
     PidOrNone,
+    Seconds,
     Slots,
+    Step,
     WorkerName,
 )
 from holdfast.protocol.messages.what_to_run import WhatToRun
-from holdfast.protocol.records import Address
+from holdfast.protocol.records import (
+    Address,
+    AliveRow,
+    BeatRow,
+    LongestRow,
+    MicrobatchLoss,
+    OperationTime,
+    ReportRow,
+    Transfers,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +45,7 @@ class AgentHello:
     machine: MachineName  # that it speaks for
     slots: Slots  # workers that may run there at one time
     memory_bytes: Number  # of the machine; 0: not known
+    devices: list[Label]  # as people call them
     pid: Pid
     fingerprint: dict[Label, Label]  # what can be said before anything is loaded
 
@@ -41,6 +53,38 @@ class AgentHello:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentBeat:
     """agent -> coordinator, every so often: the machine is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """worker -> its agent -> coordinator, instead of an AgentBeat: heartbeats and reports of steps
+    of all workers on the machine. Rows of several of them stand one after the other."""
+
+    alive: list[AliveRow]
+    beats: list[BeatRow]
+    longest: list[LongestRow]
+    reports: list[ReportRow]
+    losses: list[MicrobatchLoss]
+    operations: list[OperationTime]
+    transfers: list[Transfers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOn:
+    """agent -> worker: what it has gathered of it is on its way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewals:
+    """coordinator -> agent -> workers whose heartbeats it passes on, to each its own answer: what
+    Renewal and StillHere say."""
+
+    number: Number
+    for_s: Seconds
+    epoch: Number
+    next_step: Step  # of this epoch
+    heard: Step
+    answers: dict[WorkerName, Number]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +171,11 @@ class LookAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndWorker(_Process):
+    """coordinator -> agent: somebody else has its place; it hangs, or would end by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRuns(_Process):
     """agent -> coordinator, after a LookAt: it runs. Of one that is stopped nothing is said."""
 
@@ -146,6 +195,9 @@ AgentMessage = (
     | RunTold
     | AgentHello
     | AgentBeat
+    | Gathered
+    | PassedOn
+    | Renewals
     | Leaving
     | DrainMachine
     | DrainAnswer
@@ -157,6 +209,7 @@ AgentMessage = (
     | WorkerNotStarted
     | WorkerExited
     | LookAt
+    | EndWorker
     | WorkerRuns
     | ShowStack
 )

@@ -134,6 +134,7 @@ class StillHere:
     """coordinator -> worker, now and then: there is no need to look for another one."""
 
     next_step: Step  # all steps before it are on record: nobody will ask for them again
+    heard: Step  # reports of all steps before it have come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,13 @@ class TidyLogs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyLogs:
+    """coordinator -> worker, aside: from now on copy the logs of this machine, and of no other."""
+
+    keepers: dict[Host, list[Address]]  # those who serve them, by machine; empty: copy nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """worker -> coordinator: its share is done, and what it was to write is on disk."""
 
@@ -104,4 +111,6 @@ class ReplayFailed:
     reason: str  # one line
 
 
-LogMessage = LogVolume | LogBoundaries | LogState | Replay | TidyLogs | Replayed | ReplayFailed
+LogMessage = (
+    LogVolume | LogBoundaries | LogState | Replay | TidyLogs | CopyLogs | Replayed | ReplayFailed
+)

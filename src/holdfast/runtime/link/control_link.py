@@ -6,21 +6,26 @@ halt. Decides nothing itself.
 
 import queue
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from holdfast.errors import EpochPast, HoldfastError, PeerLost
 from holdfast.host.scarce import patiently
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
-from holdfast.protocol.successors import Successors
+from holdfast.protocol.spec import Access
+from holdfast.protocol.successors import SILENCE_S, Successors
+from holdfast.runtime.link.relay import Relay
 from holdfast.runtime.link.retained import Retained
 from holdfast.transport.base import Transport
 
-SILENCE_S = 5.0  # of a coordinator that gives a sign every second
 _LOOK_S = 1.0
 _JOIN_LIMIT_S = 10.0
+# Reports that an agent passes on may come before or after these.
+_IN_ANY_ORDER = (messages.ClockTold, messages.PeerGone, messages.Probed)
 
 
 class Stopped(Exception):
@@ -43,12 +48,16 @@ class ControlLink:
         on_stopped: Callable[[], None] = lambda: None,
         successors: Successors | None = None,
         is_over: Callable[[], bool] = lambda: False,
+        relay: socket.socket | None = None,
     ) -> None:
         """``on_stopped`` is called once, when the worker is to end and may not be able to.
 
         ``successors``: who is looked for when the coordinator is gone; None: nobody. ``is_over``:
-        nobody will come any more, whatever was heard.
+        nobody will come any more, whatever was heard. ``relay``: to an agent that gathers.
         """
+        self._relay = Relay(relay)
+        self._num_said = 0  # on this connection
+        self._proceeded = 0  # epoch
         self._connection = connection
         self._successors, self._retained = successors, Retained()
         self._nobody_comes = is_over
@@ -79,16 +88,53 @@ class ControlLink:
         """Whether it was said that the run is."""
         return self._stopped is not None and self._stopped.is_over
 
+    def now_at(self) -> Access | None:
+        """Of whoever leads by now; None: nobody has looked."""
+        return None if self._successors is None else self._successors.access
+
     def send(self, message: messages.Message) -> None:
         if self._stopped is not None:  # a run of one worker waits for nobody: it hears it here
             raise self._stopped
         with self._lock:
             self._num_builds -= isinstance(message, messages.Ready)
             self._retained.note(message)
-            if not self._is_away:
+            if not self._is_away and not self._is_passed_on(message):
                 self._try_to_send(message)
 
+    def tell(self, message: messages.Message) -> None:
+        """From a thread that ends nothing: whoever reads hears of it if there is nobody to tell."""
+        with suppress(PeerLost, Stopped):
+            self.send(message)
+
+    def _is_passed_on(self, message: messages.Message) -> bool:
+        """By the agent. What is not comes after all reports before it, as they are told again."""
+        match message:
+            case messages.Heartbeat():
+                passed_on = self._relay.beat(message)
+                self._heed(message.worker)
+            case messages.StepReport() if self._proceeded >= self._halted_before:
+                passed_on = self._relay.report(message, self._proceeded, self._num_said)
+                if passed_on:
+                    self._retained.passed_on(message.step)
+            case _:
+                passed_on = False
+        if not passed_on and not isinstance(message, _IN_ANY_ORDER):
+            for report in self._retained.take_unsure():
+                self._try_to_send(report)
+        return passed_on
+
+    def _heed(self, worker: str) -> None:
+        """What came by the agent, of a coordinator that this worker speaks to as well."""
+        for told in self._relay.take_told():
+            if (answers := told.answers.get(worker)) is not None:
+                number, for_s = told.number, told.for_s
+                self._on_aside(messages.Renewal(number=number, answers=answers, for_s=for_s))
+            self._heard_s = None if self._heard_s is None else time.monotonic()
+            if told.epoch == self._proceeded:  # else it may be of steps that are run once more
+                self._retained.acknowledged(told.next_step, told.heard)
+
     def _try_to_send(self, message: messages.Message) -> None:
+        self._num_said += 1
         try:
             self._connection.send(message)
         except PeerLost:
@@ -127,6 +173,8 @@ class ControlLink:
         self._connection.shutdown()
         self._thread.join(_JOIN_LIMIT_S)
         self._connection.close()
+        with self._lock:
+            self._relay.close()
 
     def _read(self) -> None:
         while True:
@@ -178,7 +226,7 @@ class ControlLink:
         """It hears first who is there; then what the one before may not have heard."""
         with self._lock:
             before, self._connection = self._connection, connection
-            self._is_away, self._heard_s = False, None
+            self._is_away, self._heard_s, self._num_said = False, None, 0
             before.shutdown()
             if self._is_ending:
                 connection.shutdown()
@@ -213,7 +261,7 @@ class ControlLink:
             case messages.StillHere():
                 self._heard_s = time.monotonic()
                 with self._lock:
-                    self._retained.drop_before(message.next_step)
+                    self._retained.acknowledged(message.next_step, message.heard)
             case messages.SayHello():
                 with self._lock:
                     if self._retained.hello is not None:
@@ -225,6 +273,7 @@ class ControlLink:
                 | messages.LogBoundaries()
                 | messages.Sealed()
                 | messages.TidyLogs()
+                | messages.CopyLogs()
                 | messages.Probe()
                 | messages.ClockAsk()
                 | messages.Renewal()
@@ -242,6 +291,8 @@ class ControlLink:
                     is_assign = isinstance(message, messages.Assign)
                     self._num_builds += is_assign
                     self._was_assigned = self._was_assigned or is_assign
+                    if isinstance(message, messages.Proceed):
+                        self._proceeded = message.epoch
                 self._inbox.put(message)
 
     def _do_aside(self, message: messages.Message) -> None:

@@ -25,6 +25,7 @@ _OTHERS = (
 class Retained:
     def __init__(self) -> None:
         self._reports: deque[messages.StepReport] = deque(maxlen=MOST_REPORTS)
+        self._unsure: set[int] = set()  # steps whose report was given to somebody to pass on
         self._others: deque[messages.Message] = deque(maxlen=MOST_OTHERS)
         self.hello: messages.Hello | None = None
 
@@ -37,10 +38,21 @@ class Retained:
             case _ if isinstance(message, _OTHERS):
                 self._others.append(message)
 
-    def drop_before(self, step: int) -> None:
-        """Of these all is on record."""
-        while self._reports and self._reports[0].step < step:
+    def acknowledged(self, next_step: int, heard: int) -> None:
+        """Of steps before ``next_step`` all is on record; reports of those before ``heard`` have
+        come, though whoever takes over may not know them."""
+        while self._reports and self._reports[0].step < next_step:
             self._reports.popleft()
+        self._unsure = {step for step in self._unsure if step >= heard}
+
+    def passed_on(self, step: int) -> None:
+        """Whether its report has arrived is not known."""
+        self._unsure.add(step)
+
+    def take_unsure(self) -> list[messages.StepReport]:
+        """To be told again, in order, before what must come after them."""
+        unsure, self._unsure = self._unsure, set()
+        return [one for one in self._reports if one.step in unsure] if unsure else []
 
     def all(self) -> list[messages.Message]:
         """In the order of a run: what is known of a version is told before the step after it."""

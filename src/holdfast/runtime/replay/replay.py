@@ -40,6 +40,7 @@ from holdfast.schedule.running import RunningStep
 from holdfast.schedule.schedule import Lane, Schedule
 from holdfast.storage.checkpoint import write_part
 from holdfast.storage.log.reader import LogReader
+from holdfast.storage.log.sources import DiskLogs, LogSource
 from holdfast.storage.manifest import Checkpoint, Part, write_manifest
 from holdfast.storage.places import Places
 from holdfast.transport.base import Transport
@@ -97,8 +98,10 @@ class Replayer:
         start_s, order = time.monotonic(), self._order
         roots = (self._places.log_root(), self._places.log_mirror)
         far = far_logs(self._places, order, self._own_host, tls=self._config.network.tensor_tls)
+        copies = [DiskLogs(root) for root in self._places.log_copies().values()]
         losses: list[StepLosses] = []
-        with LogReader.open(*roots, order.log.run, order.log.workers, far) as reader:
+        more: list[LogSource] = [*copies, *far]
+        with LogReader.open(*roots, order.log.run, order.log.workers, more) as reader:
             verdicts = LoggedVerdicts(reader)
             for happened in self._executor(reader, verdicts).run():
                 match happened:

@@ -5,7 +5,12 @@ from collections.abc import Callable
 
 from holdfast.cluster import WorkerId
 from holdfast.protocol import messages, records
-from holdfast.protocol.report_limits import tells_losses, tells_operations, told_transfers
+from holdfast.protocol.report_limits import (
+    tells_losses,
+    tells_operations,
+    told_operations,
+    told_transfers,
+)
 from holdfast.runtime.job.hidden_state import HiddenState
 from holdfast.runtime.probe.transfer_times import summed_up
 from holdfast.runtime.step.epoch import Epoch
@@ -37,7 +42,8 @@ class StepReports:
         committed = settled.committed
         verdict, totals = committed.verdict, committed.result.totals
         tells = tells_losses(self._me, epoch.holders[max(epoch.holders)])
-        is_full = tells_operations(self._me, committed.step, len(epoch.stages))
+        turn = (self._me, committed.step, len(epoch.stages))
+        operations = settled.operations if self._with_operations else ()
         losses = sorted(totals.losses.items()) if tells else []
         report = messages.StepReport(
             worker=str(self._me),
@@ -49,8 +55,8 @@ class StepReports:
             skipped=verdict.skip,
             taken_back=committed.taken_back,
             nonfinite=committed.result.reduced.nonfinite,
-            operations=list(settled.operations) if self._with_operations and is_full else [],
-            transfers=self._transfers() if is_full else [],
+            operations=told_operations(*turn, operations),
+            transfers=self._transfers() if tells_operations(*turn) else [],
         )
         self._tell(report)
         for line in self._hidden.look():

@@ -85,7 +85,7 @@ def run_worker(
         transport,
         lambda message: worker.aside(message),
         (lambda: None) if woken else end_soon,
-        *(_successors(spec, generation), woken.is_set if woken else _goes_on),
+        *(_successors(spec, generation), woken.is_set if woken else _goes_on, spec.relay),
     )
 
     def die() -> None:
@@ -101,6 +101,16 @@ def run_worker(
     )
     link.start()
     try:
+        return _exit_code(spec, link, worker)
+    finally:
+        transport.close()
+        link.close()
+        worker.close()
+
+
+def _exit_code(spec: WorkerSpec, link: ControlLink, worker: Worker) -> int:
+    """Of all its work."""
+    try:
         worker.run()
     except (Stopped, TransportClosed):
         if link.failure is not None and not link.is_cut_off:
@@ -114,10 +124,6 @@ def run_worker(
         if isinstance(why, PeerLost) and not why.worker:
             return CUT_OFF  # a send found out before the reading thread did
         return _tell_failure(spec, link, why)
-    finally:
-        transport.close()
-        link.close()
-        worker.close()
     return 0
 
 

@@ -54,6 +54,9 @@ class WorkerThreads:
     def ended(self) -> str | None:
         return None  # a thread that fails says so itself
 
+    def leave(self) -> None:
+        """They end with this process at the latest."""
+
     def stop(self) -> None:
         self.woken.set()
         for thread in self._threads:

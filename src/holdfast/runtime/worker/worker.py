@@ -36,8 +36,9 @@ from holdfast.runtime.step.stage_runner import StageTraining
 from holdfast.runtime.worker.failures import job_failed, replay_failed
 from holdfast.runtime.worker.heartbeat import clock_told, heartbeat
 from holdfast.runtime.worker.job_loading import JobLoader
+from holdfast.runtime.worker.log_orders import LogOrders
 from holdfast.runtime.worker.stacks import Stacks
-from holdfast.runtime.worker.worker_places import places_of, tidy_aside
+from holdfast.runtime.worker.worker_places import places_of
 from holdfast.transport.base import Transport
 
 _IDLE_LIMIT_S = 1_000_000.0  # the control connection ends a wait for the launcher, not the clock
@@ -64,7 +65,9 @@ class Worker:
         # A connection within one machine is not cut without both its ends hearing of it.
         self._lease = Lease(is_needed=spec.config.machines.count > 0)
         self._stacks = Stacks(str(spec.worker), on_signal=is_process)
-        self._places = places_of(spec, is_process=is_process)
+        transport.tell_unreached(lambda peer: link.tell(self._gone(str(peer))))
+        self._places = places_of(spec, link.now_at, is_process=is_process)
+        self._log_orders = LogOrders(spec, self._places, self._lease, link.tell)
         self._epoch, self._host = 0, ""  # where others reach it
         self._log = BoundaryLog()
         self.training: StageTraining | None = None
@@ -254,6 +257,7 @@ class Worker:
         if self.training is not None:
             self.training.close()
         self._log.close()
+        self._log_orders.close()
         self._stacks.close()
         if self._link.is_over:
             self._places.leave()
@@ -280,21 +284,15 @@ class Worker:
                 self._link.send(clock_told(self._spec.worker, message))
             case messages.ShowStack():
                 self._stacks.dump()
-            case messages.LogBoundaries() | messages.Sealed() | messages.TidyLogs():
-                self._change_logs(message)
+            case (
+                messages.LogBoundaries()
+                | messages.Sealed()
+                | messages.TidyLogs()
+                | messages.CopyLogs()
+            ):
+                self._log_orders.obey(message, self._log)
             case messages.Renewal():
                 self._lease.renew(message)
-
-    def _change_logs(
-        self, order: messages.LogBoundaries | messages.Sealed | messages.TidyLogs
-    ) -> None:
-        match order:
-            case messages.LogBoundaries():
-                self._log.boundaries(order.boundaries, order.limit_bytes)
-            case messages.Sealed() if self._lease.is_valid:  # else the next one trims as much
-                self._log.sealed(order.step)
-            case messages.TidyLogs() if self._lease.is_valid:
-                tidy_aside(self._places, order)
 
     def _change_saves(self, order: messages.SaveAt | messages.SaveOnce) -> None:
         if self.training is None:

@@ -31,10 +31,14 @@ class FarLogs:
     def segments(self, note: TellTrouble) -> list[LogSegment]:
         """If the first who is asked is gone, the next one is."""
         try:
-            rows = self._rows(self.ask({"do": "segments"}, _MOST_LIST_BYTES))
+            return list(self.listed())
         except TransferFailed as why:
             note(f"{self}: {why}")
             return []
+
+    def listed(self) -> "list[FarSegment]":
+        """TransferFailed: nobody there can tell."""
+        rows = self._rows(self.ask({"do": "segments"}, _MOST_LIST_BYTES))
         return [FarSegment(self, *row) for row in rows]
 
     def _rows(self, data: bytes) -> list[tuple[str, str, int]]:

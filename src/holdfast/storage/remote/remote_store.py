@@ -72,19 +72,27 @@ class RemoteStore:
     def open(self, resume: Checkpoint | None) -> None:
         clear_leftovers(self.run_dir)
         self.check(resume)  # somebody else may have come since
-        number = keys.newest_launch(self._bucket.sizes(keys.LAUNCHES)) + 1
-        mine = json.dumps({"launch": number, "token": secrets.token_hex(16)}).encode()
-        if self._put_once(keys.launch(number), mine) is not None:
+        if not self._take_next_launch():
             raise ConfigError(
                 f"checkpoint.dir={self.address}: another run is starting there; choose another "
                 "address"
             )
-        self._launch = number
         if resume is not None and self._continues(resume):
             self._set_aside_after(resume.step)
 
     def take_over(self) -> None:
-        self._launch = keys.newest_launch(self._bucket.sizes(keys.LAUNCHES))
+        """Whoever sealed before is left behind from here on."""
+        while not self._take_next_launch():
+            pass  # only one of all that lead has come in between, and leads no more
+
+    def _take_next_launch(self) -> bool:
+        """False: somebody else has the number."""
+        number = keys.newest_launch(self._bucket.sizes(keys.LAUNCHES)) + 1
+        mine = json.dumps({"launch": number, "token": secrets.token_hex(16)}).encode()
+        if self._put_once(keys.launch(number), mine) is not None:
+            return False
+        self._launch = number
+        return True
 
     def _continues(self, resume: Checkpoint | None) -> bool:
         return resume is not None and resume.address == self.address
@@ -142,7 +150,7 @@ class RemoteStore:
             # Its answer was lost, and the steps were trained again since.
             self._bucket.delete([key])
             other = self._put_once(key, data)
-        if other is not None:
+        if other is not None and not _is_the_same(data, other):
             raise CheckpointError(
                 f"{self.address}: {name} was sealed by launch {_launch_of(other)} of the run, and "
                 f"stays; that of this one, {self._launch}, is not kept"
@@ -196,3 +204,12 @@ def _launch_of(data: bytes) -> Any:
         return json.loads(data)["launch"]
     except (ValueError, KeyError, TypeError):
         return "unknown"
+
+
+def _is_the_same(data: bytes, other: bytes) -> bool:
+    """Sealed by one that was taken over from before it could say so."""
+    try:
+        ours, theirs = (from_values("", json.loads(each)) for each in (data, other))
+    except (ValueError, KeyError, TypeError, AttributeError, ProtocolError):
+        return False
+    return (ours.step, ours.parts) == (theirs.step, theirs.parts)

@@ -1,12 +1,11 @@
 """One link to one peer: what waits to leave, and the thread that sees it off.
 
-The caller's thread writes what the kernel takes at once; only the rest is left to the writer
-thread, so small messages need no thread change and large ones never hold up the caller. The
-writer also hears what has arrived, and connects anew when a connection breaks.
+The caller's thread writes what the kernel takes at once, the writer thread the rest: small messages
+need no thread change, large ones never hold up the caller. The writer also hears what has arrived,
+and connects anew when a connection breaks.
 """
 
 import os
-import secrets
 import select
 import socket
 import threading
@@ -23,12 +22,13 @@ from holdfast.transport.link_shaping import LinkShaping
 from holdfast.transport.outbox import Outbox, OutboxRules
 from holdfast.transport.tcp.departing import Departing, Trouble
 from holdfast.transport.tcp.dialing import Dialer
-from holdfast.transport.tcp.greeting import ANSWER_BYTES, GOODBYE, SessionHello, decode_answer
+from holdfast.transport.tcp.greeting import ANSWER_BYTES, GOODBYE
+from holdfast.transport.tcp.session import Session
 from holdfast.transport.tcp.sockets import LOOK_S, Acknowledgements, shut
-from holdfast.transport.tcp.unconfirmed import Unconfirmed
 
 _BYE = encode_note(Note.BYE)
 _ANSWERS_AT_ONCE = 512
+_GOODBYE = "it closed the connection"
 
 
 class _Over(Exception):
@@ -47,19 +47,18 @@ class Outgoing(Outbox[Departing]):
         epoch: Callable[[], int],
         rules: OutboxRules,
         shaping: LinkShaping,
+        on_lost: Callable[[WorkerId], None],
     ) -> None:
+        """``on_lost`` is called, by its own thread, if it breaks and nobody has abandoned it."""
         super().__init__(me, peer, rules, shaping)
         self.sent_messages = self.sent_bytes = self.reconnections = 0
-        self._dialer, self._epoch = dialer, epoch
-        self._session = secrets.randbits(64)
+        self._dialer, self._epoch, self._on_lost = dialer, epoch, on_lost
+        self._session, self._is_abandoned = Session(epoch()), False
         self._socket: socket.socket | None = None
         self._connection: socket.socket | None = None  # the same, once it was answered
         self._stamps: Stamps | None = None  # of that connection
-        self._was_answered = False
         self._trouble = Trouble(rules.limits.reconnect_limit_s)
-        self._unconfirmed: Unconfirmed[Departing] = Unconfirmed()
         self._begun: deque[Departing] = deque()  # numbered, not yet written: before the queue
-        self._answers = bytearray()
         self._asked: tuple[socket.socket | None, int] = (None, 0)  # to confirm so many
         self._rouser = -1
         name = f"holdfast-{me}-write-{peer}"
@@ -80,8 +79,9 @@ class Outgoing(Outbox[Departing]):
             if self._connection is not None:
                 try:
                     self._hear(self._connection)
-                except (OSError, ProtocolError):
-                    shut(self._connection)  # the writer finds out
+                except (_Over, OSError, ProtocolError):
+                    shut(self._connection)  # the writer finds out, and hears nothing more
+                    self._connection = None
             return self._broken is not None
 
     @property
@@ -106,7 +106,7 @@ class Outgoing(Outbox[Departing]):
 
     def flush(self, deadline_s: float) -> None:
         with self._changed:
-            while (self._queued_bytes or self._unconfirmed) and not self._ended:
+            while (self._queued_bytes or self._session) and not self._ended:
                 self._ask_to_confirm()
                 self._wait_until(deadline_s, "for the last messages to arrive")
             if self._closed:
@@ -115,6 +115,7 @@ class Outgoing(Outbox[Departing]):
     def abandon(self, reason: str) -> None:
         """The peer is gone, or somewhere else. Its thread and its socket end by themselves."""
         with self._changed:
+            self._is_abandoned = True
             self._say_bye()
             self._break(reason)
 
@@ -137,7 +138,7 @@ class Outgoing(Outbox[Departing]):
     def _break(self, reason: str) -> None:
         super()._break(reason)
         self._begun.clear()
-        self._unconfirmed.clear()
+        self._session.clear()
         self._end()
 
     def _end(self) -> None:
@@ -160,7 +161,7 @@ class Outgoing(Outbox[Departing]):
 
     def _begin(self, message: Departing) -> None:
         assert self._stamps is not None
-        message.begin(0 if message.is_note else self._unconfirmed.add(message), self._stamps)
+        message.begin(0 if message.is_note else self._session.add(message), self._stamps)
 
     def _write_at_once(self, message: Departing, connection: socket.socket) -> None:
         self._begin(message)
@@ -171,7 +172,6 @@ class Outgoing(Outbox[Departing]):
         except OSError:  # it will be sent again
             self._connection = None
             shut(connection)
-            self._rouse()
             return
         if message.num_bytes:
             self._begun.append(message)
@@ -179,7 +179,7 @@ class Outgoing(Outbox[Departing]):
             self._rouse()
 
     def _ask_to_confirm(self) -> None:
-        wanted = (self._connection, self._unconfirmed.num_sent)
+        wanted = (self._connection, self._session.num_sent)
         if self._connection is not None and not self._queued_bytes and self._asked != wanted:
             self._asked = wanted
             note = Departing(None, None, memoryview(b""))  # no shaping holds it up
@@ -189,36 +189,37 @@ class Outgoing(Outbox[Departing]):
 
     def _hear(self, connection: socket.socket) -> None:
         """Read what the peer has confirmed, without waiting."""
+        if connection is not self._connection:
+            raise ConnectionError("it was found to be broken")
         try:
             news = connection.recv(_ANSWERS_AT_ONCE * ANSWER_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        self._answers += news
         assert self._stamps is not None
-        while len(self._answers) >= ANSWER_BYTES:
-            answer = self._stamps.opened_unnumbered(self._answers[:ANSWER_BYTES])
-            num_received = decode_answer(answer)
-            del self._answers[:ANSWER_BYTES]
-            if num_received == GOODBYE:  # nobody may find it well from here on
-                self._break("it closed the connection")
-                return
-            if self._unconfirmed.confirm(num_received):
-                self._trouble.is_over()
-                self._changed.notify_all()
+        counts = self._session.heard(news, self._stamps)
+        if GOODBYE in counts:
+            self._take_goodbye()
+        if any([self._session.confirm(num_received) for num_received in counts]):
+            self._trouble.is_over()
+            self._changed.notify_all()
         if not news:
-            raise ConnectionError("it closed the connection")
+            raise ConnectionError(_GOODBYE)
+
+    def _take_goodbye(self) -> None:
+        """Always raises. Nobody may find the link well from here on, or the session."""
+        another = self._session.another(self._epoch(), self._queue)
+        if another is None:
+            self._break(_GOODBYE)
+            raise _Over(_GOODBYE)
+        self._session = another
+        raise ConnectionError(f"{_GOODBYE}; another session begins")
 
     def _resume(self, connection: socket.socket, stamps: Stamps, num_received: int) -> None:
         """What has not come goes first."""
-        self._unconfirmed.confirm(num_received)
-        self._begun = deque(self._unconfirmed.all())
-        for sequence, message in enumerate(self._begun, num_received + 1):
-            message.begin(sequence, stamps)
+        self.reconnections += self._session.was_answered
+        self._begun = deque(self._session.resumed(num_received, stamps))
         self._queued_bytes += sum(message.num_bytes for message in self._begun)
-        self._answers.clear()
         self._connection, self._stamps = connection, stamps
-        self.reconnections += self._was_answered
-        self._was_answered = True
         if not self._begun:
             self._trouble.is_over()
         self._changed.notify_all()
@@ -246,6 +247,8 @@ class Outgoing(Outbox[Departing]):
             with self._changed:
                 os.close(self._rouser)
                 self._rouser = -1
+        if not (self._closed or self._is_abandoned):
+            self._on_lost(self.peer)
 
     def _serve_once(self) -> None:
         """Connect, and work until that breaks."""
@@ -276,11 +279,11 @@ class Outgoing(Outbox[Departing]):
             self._dialer.wait_connected(connection)
             with self._changed:
                 connection = self._socket = self._dialer.secured(connection)
-            hello = SessionHello(self._session, self._epoch(), self._was_answered)
+            hello = self._session.hello(self._epoch())
             num_received, stamps = self._dialer.finish(connection, hello)
-            if num_received == GOODBYE:
-                raise _Over("it closed the connection")
             with self._changed:
+                if num_received == GOODBYE:
+                    self._take_goodbye()
                 self._resume(connection, stamps, num_received)
         except BaseException:
             with self._changed:
@@ -299,7 +302,7 @@ class Outgoing(Outbox[Departing]):
                 message, wait_s = self._next_begun()
                 if message is not None:
                     self._write(message, connection, acknowledged)
-                elif self._unconfirmed:
+                elif self._session:
                     acknowledged.look()
                 # What the caller's thread has written rouses nobody here.
                 ready = poll.poll(1000 * (LOOK_S if wait_s is None else min(wait_s, LOOK_S)))

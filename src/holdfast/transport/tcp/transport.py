@@ -239,6 +239,7 @@ class TcpTransport(MailboxTransport):
                 epoch=lambda: self._mailbox.epoch,
                 rules=self._rules,
                 shaping=self._shapings.get(peer, UNSHAPED),
+                on_lost=lambda peer: self._tell_unreached(peer),
             )
             link.start()
             self._outgoing[peer] = link

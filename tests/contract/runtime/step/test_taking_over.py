@@ -120,7 +120,7 @@ def histories(makers, calm) -> Histories:
     return Histories(makers, calm)
 
 
-NUM_HISTORIES, NUM_TOGETHER = 64, 8
+NUM_HISTORIES, NUM_TOGETHER = 80, 8
 SITUATIONS = {
     "0 running", "1 running", "2 running", "a copy", "half a tie", "a second attempt",
     "run for others", "sent again",

@@ -98,7 +98,7 @@ def test_it_goes_over_to_a_coordinator_of_a_higher_generation_with_all_that_is_u
     assert link.next(LIMIT_S) == ASSIGN
     for step in range(3):
         link.send(report("0.0", step))
-    theirs.send(messages.StillHere(next_step=1))
+    theirs.send(messages.StillHere(next_step=1, heard=3))
     theirs.send(messages.Halt(epoch=4))
     assert link.next(LIMIT_S) == messages.Halt(epoch=4)
     door.close()
@@ -163,5 +163,5 @@ def test_what_is_kept_is_bounded_and_without_times_of_operations():
         kept.note(messages.PartFailed(worker="0.0", step=step, reason="full"))
     kept.note(messages.Ready(worker="0.0"))
     assert len(kept.all()) == MOST_REPORTS + MOST_OTHERS
-    kept.drop_before(MOST_REPORTS)
+    kept.acknowledged(MOST_REPORTS, 0)
     assert [one.step for one in kept.all()[MOST_OTHERS:]] == [MOST_REPORTS + n for n in range(5)]

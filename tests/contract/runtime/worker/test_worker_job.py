@@ -12,6 +12,7 @@ from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.job import load_job
+from holdfast.job_file import known_imports
 from holdfast.protocol.spec import Access, WorkerSpec
 from holdfast.runtime.job.traits import job_traits
 from holdfast.runtime.worker.job_loading import JobLoader
@@ -100,6 +101,14 @@ def own(tmp_path):
 
 def traits_of(job: Path) -> dict[str, str]:
     return job_traits(load_job(job, 0), str(job), file_digest(job))
+
+
+def test_a_name_that_is_no_file_is_none_of_its_imports(own, monkeypatch) -> None:
+    """torch.classes says that it is _classes.py, in whatever folder the process happens to be."""
+    assert sys.modules["torch.classes"].__file__ == "_classes.py"
+    monkeypatch.chdir(own.parent)
+    known_imports.cache_clear()
+    assert not [name for name in traits_of(own) if "_classes" in name]
 
 
 def test_traits_are_the_files_it_imports_its_data_its_numbers_and_its_optimizer(own) -> None:

@@ -21,7 +21,7 @@ from holdfast.config import config_from
 from holdfast.control.checks import NOTHING, Accepted, check_alike, read_schedule
 from holdfast.control.effects import Emit, OpenRun
 from holdfast.control.io import server
-from holdfast.control.io.agents import agent
+from holdfast.control.io.agents import worker_processes
 from holdfast.control.join import starting
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.timeouts import Timeouts
@@ -340,7 +340,7 @@ def test_a_member_whose_machine_is_out_of_something_is_lost_and_the_others_go_on
 
 
 def test_a_stop_has_time_to_spare_within_the_promised_five_seconds() -> None:
-    assert server.STOP_LIMIT_S + agent.STOP_GRACE_S + starting.SUSPICION_S <= 4.5
+    assert server.STOP_LIMIT_S + worker_processes.STOP_GRACE_S + starting.SUSPICION_S <= 4.5
 
 
 # --- steps ---

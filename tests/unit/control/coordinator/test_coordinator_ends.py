@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.harness.coordinator_world import World, emitted, report, sent
-from holdfast.control.io.rights import MAY_SAY
+from holdfast.control.io.entry.rights import MAY_SAY
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages

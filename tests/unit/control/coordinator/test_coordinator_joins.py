@@ -207,11 +207,12 @@ def test_a_joiner_whose_source_dies_copies_from_another() -> None:
     assert "2.0" in world.stages
 
 
-def test_a_joiner_that_loses_its_source_ends_no_member() -> None:
+@pytest.mark.parametrize(("by", "about"), [("2.0", "0.0"), ("0.0", "2.0")])
+def test_a_joiner_that_loses_its_source_ends_no_member(by: str, about: str) -> None:
     world = short_of("2.0", pipelines=3)
     world.come("2.0")
     world.pump()
-    complaint = messages.PeerGone(worker="2.0", epoch=world.run.run.epoch, lost="0.0")
+    complaint = messages.PeerGone(worker=by, epoch=world.run.run.epoch, lost=about)
     effects = world.handle(complaint)
     assert sent(effects, messages.CopyState)["2.0"].source == "1.0"
     assert "0.0" in world.stages

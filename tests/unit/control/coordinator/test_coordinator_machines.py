@@ -1,13 +1,27 @@
 """Machines come and go: where workers are started, and what is lost with a machine."""
 
+from dataclasses import replace
+
 import pytest
 
 from helpers.agents import agent_hello
-from helpers.harness.coordinator_world import emitted, sent
+from helpers.harness.coordinator_world import NUM_LAYERS, emitted, pid_of, sent
 from helpers.harness.machine_world import MachineWorld
-from holdfast.control.effects import FenceMachine, ReleaseMachine, StartWorker
+from holdfast.cluster import parse_worker
+from holdfast.control.coordinator import Coordinator
+from holdfast.control.effects import (
+    Effect,
+    Emit,
+    FenceMachine,
+    ReleaseMachine,
+    StartWorker,
+    WriteDown,
+)
+from holdfast.control.join.draining import RETURN_LIMIT_S
 from holdfast.control.liveness.lost_machines import AGENT_S
 from holdfast.control.state.lifecycle import RunPhase
+from holdfast.control.takeover.remembering import Former
+from holdfast.control.takeover.snapshot import from_record
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.protocol import messages
@@ -57,6 +71,19 @@ def test_a_second_machine_of_the_same_name_is_refused_while_the_first_is_heard()
     world = MachineWorld(TWO)
     with pytest.raises(ConfigError, match="called a is here already"):
         world.machine_comes("a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fingerprint": {"holdfast": "9.9"}}, r"machine c has holdfast 9\.9, the run has"),
+        ({"slots": 0}, "machine c has 0 slots: expected at least 1, for its agent"),
+    ],
+)
+def test_a_machine_of_no_use_is_refused_with_its_name_and_what_to_do(changes, words):
+    world = MachineWorld(TWO)
+    with pytest.raises(ConfigError, match=words):
+        world.run.machines.came(replace(agent_hello(machine="c"), **changes), world.at_s)
 
 
 def test_an_agent_that_comes_in_the_place_of_a_silent_one_ends_it():
@@ -229,8 +256,85 @@ def test_when_every_machine_is_to_leave_the_run_ends_with_a_checkpoint():
 
 def test_what_is_not_here_cannot_be_drained():
     world = MachineWorld({"a": 2}, count=2)
-    with pytest.raises(ConfigError, match="machine z: expected one of a"):
+    with pytest.raises(ConfigError, match=r"machine z is not in the run; .* one that is: a"):
         world.drain("z")
+
+
+class Journalled(MachineWorld):
+    def __init__(self, slots: dict[str, int]) -> None:
+        super().__init__(slots, given={"journalled": True})
+
+    def come(self, name: str) -> list[Effect]:
+        hashes = [f"{number:032x}" for number in range(NUM_LAYERS)]
+        return super().come(name, layer_hashes=hashes)
+
+
+def take_over(world: MachineWorld) -> None:
+    """By one that knows what was written down. All workers come back to it, and no agent."""
+    written = [effect.record for effect in world.effects if isinstance(effect, WriteDown)]
+    steps = [event.step for event in emitted(world.effects, events.StepFinished)]
+    former = Former(from_record(written[-1]), len(steps), sealed=None, at_s=world.at_s)
+    config, planner = world.run.run.config, world.planner
+    world.run = Coordinator(config, "runs/x", None, planner=planner, former=former, journalled=True)
+    for name in list(world.actors):
+        place = {"host": "h", "port": 1, "epoch": 0, "building": 0}
+        world.handle(messages.Reattach(worker=name, pid=pid_of(name), **place))
+    world.pump()
+
+
+def test_a_successor_goes_on_draining_as_soon_as_the_agent_of_that_machine_is_back():
+    world = Journalled(TWO)
+    world.step(2)
+    assert [type(effect) for effect in world.drain("b")] == [WriteDown, Emit]
+    take_over(world)
+    world.machine_comes("a")
+    effects = [effect for _ in range(3) for effect in (*world.tick(0.5), *world.step())]
+    assert not world.run.run.ending.is_early  # not all are to leave: b has yet to come
+    world.machine_comes("b")
+    effects += [effect for _ in range(6) for effect in world.step()]
+    assert ReleaseMachine("b") in effects
+    assert emitted(effects, events.MachineDrained)
+    assert not emitted(effects, events.WentBack)
+    assert set(world.stages) == {"0.0", "0.1"}
+
+
+def test_a_successor_starts_those_that_were_lost_before_it_came_as_soon_as_there_is_room():
+    world = Journalled(TWO)
+    world.step(2)
+    world.machine_dies("b")
+    world.pump()
+    take_over(world)
+    world.machine_comes("a")
+    world.step(2)
+    assert not starts(world.tick(5.0))
+    assert starts(world.machine_comes("b") + world.tick(5.0)) == {"1.0": "b", "1.1": "b"}
+
+
+def test_one_that_came_by_hand_is_not_started_by_a_successor_either():
+    world = Journalled({"a": 3, "b": 3})
+    world.step(2)
+    world.run.parts.replacing.on_started(parse_worker("1.1"), 1)  # another process than its own
+    world.die("1.1")
+    world.pump()
+    take_over(world)
+    for name in "ab":
+        world.machine_comes(name)
+    world.step(2)
+    assert not starts(world.tick(5.0))
+
+
+def test_after_a_minute_a_machine_of_that_name_comes_as_a_new_one():
+    world = Journalled({"a": 2, "b": 2, "c": 2})
+    world.step(2)
+    spare = next(name for name in "abc" if name not in world.seats().values())
+    world.drain(spare)
+    take_over(world)
+    for name in "abc".replace(spare, ""):
+        world.machine_comes(name)
+    world.tick(RETURN_LIMIT_S + 1)
+    effects = world.machine_comes(spare)
+    effects += [effect for _ in range(6) for effect in world.step()]
+    assert ReleaseMachine(spare) not in effects
 
 
 def test_a_wish_to_leave_before_training_is_kept():

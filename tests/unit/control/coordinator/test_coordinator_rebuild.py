@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from helpers.harness.coordinator_world import Actor, World, emitted, much_happens, sent
+from helpers.harness.machine_world import MachineWorld
 from holdfast.cluster import parse_worker
 from holdfast.control.effects import ClearLogs, Discard, Effect, Send, StartWorker
 from holdfast.control.state.lifecycle import RunPhase
@@ -657,3 +658,26 @@ def test_whatever_happens_the_run_comes_to_an_end(shape, seed) -> None:
     assert world.run.over
     failure = str(world.run.failure)
     assert "the coordinator failed" not in failure, failure
+
+
+# --- several machines ---
+
+
+class LoggingMachines(LoggingWorld, MachineWorld):
+    """With a worker each."""
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_where_no_machine_has_room_for_a_replacement_a_member_takes_the_lost_stage(together):
+    world = LoggingMachines(dict.fromkeys("abcd", 1))
+    world.step(4)
+    world.save(4)
+    world.step(2)
+    for machine in [world.where[name] for name, stage in world.stages.items() if stage == 0]:
+        world.machine_dies(machine)
+        if not together:
+            world.settle()
+    world.settle()
+    assert len(emitted(world.effects, events.StageRebuilt)) == 1
+    assert sorted(world.stages.values()) == [0, 1]
+    assert_all_is_well(world)

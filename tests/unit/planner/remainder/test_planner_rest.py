@@ -1,5 +1,6 @@
 """The planned rest of a half-done step, run lane by lane in a simulated cluster."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from helpers.half_done import World, cross_routed, grid
 from holdfast.cluster import WorkerId
 from holdfast.errors import MemoryExceeded
-from holdfast.planner.problem import Member, Memory, Problem
+from holdfast.planner.problem import LinkCost, LinkCosts, Member, Memory, Problem
 from holdfast.planner.remainder.lineage import Facts, MicrobatchProgress
 from holdfast.planner.remainder.remainder import remainder_of_step
 from holdfast.schedule.costs import Costs
@@ -170,3 +171,57 @@ def test_work_that_finds_no_room_beside_what_is_held_is_refused_in_words():
     facts = {WorkerId(0, 0): Facts(progress={(0, 0): MicrobatchProgress.FORWARDED})}
     with pytest.raises(MemoryExceeded, match="does not fit into memory"):
         remainder_of_step(asked(shape, holders, limit=1), holders, facts)
+
+
+def test_pipelines_that_nothing_happened_to_keep_their_micro_batches():
+    shape, holders = Shape(16, 4, 64), grid(16, 4, ("3.2",))
+    forwarded = {(s, 4 * p): MicrobatchProgress.FORWARDED for p in range(16) for s in range(4)}
+    facts = {
+        one: Facts(
+            progress={
+                place: told
+                for place, told in forwarded.items()
+                if place == (one.stage, 4 * one.pipeline)
+            },
+            activations=frozenset({(one.stage, 4 * one.pipeline)}),
+        )
+        for one in holders
+    }
+    rest = remainder_of_step(asked(shape, holders), holders, facts)
+    strangers = {
+        one: [op for op in lane if op.microbatch is not None and op.microbatch // 4 != one.pipeline]
+        for one, lane in rest.lanes.items()
+    }
+    assert {one.stage for one, ops in strangers.items() if ops} == {2}
+    places = [sorted({op.microbatch for op in ops}) for ops in strangers.values() if ops]
+    assert sorted(places) == [[12], [13], [14], [15]]  # one each: nobody is done later than others
+
+
+def test_work_leaves_a_home_that_would_be_done_after_all_others():
+    # Pipeline 0 has begun nothing, the others have one micro-batch left of four.
+    shape, holders = Shape(4, 1, 16), grid(4, 1)
+    summed = {
+        WorkerId(p, 0): Facts(
+            progress={(0, m): MicrobatchProgress.SUMMED for m in range(4 * p, 4 * p + 3)}
+        )
+        for p in (1, 2, 3)
+    }
+    rest = remainder_of_step(asked(shape, holders), holders, summed)
+    numbers = [len({op.microbatch for op in lane} - {None}) for lane in rest.lanes.values()]
+    assert numbers == [2, 2, 2, 1]
+    assert rest.length_s == pytest.approx(6.0)
+
+
+def test_a_slow_link_counts_on_the_way_and_for_what_is_sent_again():
+    shape, holders = Shape(1, 2, 1), grid(1, 2)
+    problem = asked(shape, holders)
+    pair = (WorkerId(0, 1), WorkerId(0, 0))
+    slow = replace(problem, links=LinkCosts(unusual={pair: LinkCost(5.0)}))
+    kept = {
+        WorkerId(0, 0): Facts(
+            progress={(0, 0): MicrobatchProgress.FORWARDED}, activations=frozenset({(0, 0)})
+        )
+    }
+    found = [remainder_of_step(one, holders, kept).length_s for one in (problem, slow)]
+    # The activation is sent again, then F and B, the gradient back, then B and W.
+    assert found == pytest.approx([0.1 + 2 + 0.1 + 2, 5 + 2 + 5 + 2], abs=1e-4)

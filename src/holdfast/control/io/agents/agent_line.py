@@ -1,17 +1,25 @@
 """An agent's line to the coordinator: when it breaks, the workers stay, and another one is looked
 for. No thread: it is asked again and again."""
 
+import os
 import selectors
 import time
 from contextlib import suppress
 from dataclasses import replace
 
 from holdfast.auth.handshake import AGENT
+from holdfast.config import MOST_TIMEOUT_S
 from holdfast.errors import HoldfastError, PeerLost
 from holdfast.protocol.connection import Connection
-from holdfast.protocol.messages import Message, StartWorkers, WorkerExited, WorkerStarted
+from holdfast.protocol.messages import (
+    Message,
+    StartWorkers,
+    StillHere,
+    WorkerExited,
+    WorkerStarted,
+)
 from holdfast.protocol.spec import Access
-from holdfast.protocol.successors import PAUSE_S, GivenUp, Successors
+from holdfast.protocol.successors import PAUSE_S, SILENCE_S, GivenUp, Successors
 
 _LAST_WORDS_S = 0.01  # they are here, or lost
 
@@ -25,8 +33,10 @@ class AgentLine:
         self.connection: Connection | None = connection
         self.access = access
         self._selector = selector
-        self._successors: Successors | None = None
+        # Until there is something to be kept, a line that breaks is the end.
+        self._successors = Successors(access, AGENT, "", "", 0.0, MOST_TIMEOUT_S)
         self._until_s = self._next_s = 0.0
+        self._heard_s: float | None = None  # last word of a coordinator that gives signs
         self._last_words: list[Message] = []  # read after a send had failed
         self._unsaid: list[Message] = []  # of processes that have ended since it broke
         self._selector.register(connection, selectors.EVENT_READ)
@@ -34,18 +44,24 @@ class AgentLine:
     def follow(self, order: StartWorkers) -> None:
         """From now on there are workers to be kept."""
         workers = order.config.workers
-        self._successors = self._successors or Successors(
-            self.access, AGENT, "", order.run_dir, workers.orphan_limit_s, workers.silence_limit_s
+        self._successors = replace(
+            self._successors,
+            run_dir=order.run_dir,
+            limit_s=workers.orphan_limit_s,
+            silence_limit_s=workers.silence_limit_s,
         )
 
     def read(self) -> list[Message]:
         if self.connection is None:
             return []
         try:
-            return self.connection.read()
+            heard = self.connection.read()
         except PeerLost as why:
             self._lose(why)
             return []
+        if self._heard_s is not None or any(isinstance(each, StillHere) for each in heard):
+            self._heard_s = time.monotonic()
+        return [each for each in heard if not isinstance(each, StillHere)]
 
     def send(self, message: Message) -> None:
         """PeerLost: nobody is there, and nobody is looked for."""
@@ -61,7 +77,7 @@ class AgentLine:
     def _lose(self, why: PeerLost) -> None:
         self._last_words += self._read_to_the_end()
         self.close()
-        limit_s = 0.0 if self._successors is None else self._successors.limit_s
+        limit_s = self._successors.limit_s
         if not limit_s and not self._last_words:  # else it may have said that the run is over
             raise why
         self._until_s = time.monotonic() + limit_s
@@ -84,24 +100,29 @@ class AgentLine:
     def look(self) -> bool:
         """Whether there is a new coordinator. PeerLost: there will be none."""
         now_s = time.monotonic()
-        if self.connection is not None or now_s < self._next_s:
+        if now_s < self._next_s or (self.connection is not None and not self._is_silent(now_s)):
             return False
-        if self._successors is None:
-            raise PeerLost("the coordinator is gone")
         self._next_s = now_s + PAUSE_S
-        if now_s > self._until_s:
+        if self.connection is None and now_s > self._until_s:
             raise PeerLost("nobody has taken over the run")
         try:
-            self.connection = self._successors.look()
+            found = self._successors.look(is_alive=self.connection is not None)
         except GivenUp as why:
             raise PeerLost(str(why)) from why
-        if self.connection is None:
-            return False
-        self._selector.register(self.connection, selectors.EVENT_READ)
-        there = self._successors.access
+        if found is not None:
+            self._follow(found, self._successors.access)
+        return found is not None
+
+    def _is_silent(self, now_s: float) -> bool:
+        """It may be stopped, and another one may have its place; it is left only for that one."""
+        return self._heard_s is not None and now_s - self._heard_s > SILENCE_S
+
+    def _follow(self, found: Connection, there: Access) -> None:
+        self.close()
+        self.connection, self._heard_s = found, None
+        self._selector.register(found, selectors.EVENT_READ)
         # Workers prove to each other that they are of one launch.
         self.access = replace(there, generation=self.access.generation)
-        return True
 
     @property
     def pause_s(self) -> float:
@@ -111,6 +132,11 @@ class AgentLine:
     def take_unsaid(self) -> list[Message]:
         unsaid, self._unsaid = self._unsaid, []
         return unsaid
+
+    def let_go(self) -> None:
+        """In a forked child. The descriptor only: a shutdown would end the agent's connection."""
+        if self.connection is not None:
+            os.close(self.connection.fileno())
 
     def stop_reading(self) -> None:
         """What is said is still sent."""

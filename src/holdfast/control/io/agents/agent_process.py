@@ -29,6 +29,10 @@ class Starter(Protocol):
         """Leave nothing behind, whatever state the workers are in."""
         ...
 
+    def leave(self) -> None:
+        """Another coordinator has taken over: whatever was started is theirs."""
+        ...
+
 
 class Awaited:
     """Agents are started by others, on machines of their own."""
@@ -40,6 +44,9 @@ class Awaited:
         return None
 
     def stop(self) -> None:
+        pass
+
+    def leave(self) -> None:
         pass
 
 
@@ -80,3 +87,6 @@ class AgentProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()  # its workers end with it (parent-death signal)
             self._process.wait()
+
+    def leave(self) -> None:
+        self._process = None

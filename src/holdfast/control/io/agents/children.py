@@ -31,6 +31,14 @@ class Children:
         """0: the agent has not started it."""
         return max((pid for pid, name in self._running.items() if name == str(worker)), default=0)
 
+    def all_of(self, worker: WorkerId) -> list[int]:
+        """Those of fenced ones as well."""
+        return [pid for pid, name in self._started.items() if name == str(worker)]
+
+    @property
+    def running(self) -> set[str]:
+        return set(self._running.values())
+
     @property
     def are_running(self) -> bool:
         return bool(self._running)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdfast.bundle.serving import BundleServer
+from holdfast.cluster import parse_worker
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import (
     AskStack,
@@ -15,10 +16,11 @@ from holdfast.control.effects import (
     LookAtWorker,
     ReleaseMachine,
     StartWorker,
+    TellAgents,
 )
 from holdfast.control.io.agents.agent_connections import Agents
 from holdfast.control.io.agents.orders import AgentOrders
-from holdfast.control.io.rights import told
+from holdfast.control.io.entry.rights import told
 from holdfast.errors import ConfigError
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
@@ -32,6 +34,7 @@ class Line:
     drop: Callable[[Connection], object]
     apply: Callable[[Sequence[Effect]], None]
     log: Callable[[str, str], None]  # who, and what is to be known of it
+    pass_on: Callable[[Connection, messages.Gathered], None]  # what workers say by their agent
 
 
 class MachineDesk:
@@ -50,21 +53,38 @@ class MachineDesk:
 
     def hear(self, connection: Connection, message: messages.Message) -> bool:
         """Whether it was about a machine, and is dealt with. ProtocolError: it may not say this."""
+        now_s = time.monotonic()
         if connection in self._agents:
-            self._agents.check(connection, message)
+            self._agents.check(connection, message, now_s)
         machine = self._agents.machine_of(connection)
         if machine:
-            self._coordinator.machines.spoke(machine, time.monotonic())
+            self._coordinator.machines.spoke(machine, now_s)
         if isinstance(
             message, messages.WorkerStarted | messages.WorkerExited | messages.WorkerRuns
         ):
             self._agents.hear(connection, message)
+            if self._is_past(message, machine):
+                return True
         return self._answered(connection, message, machine)
+
+    def _is_past(
+        self,
+        told: messages.WorkerStarted | messages.WorkerExited | messages.WorkerRuns,
+        machine: str,
+    ) -> bool:
+        """It is of a process whose worker was started elsewhere meanwhile: that one is ended."""
+        seat = self._coordinator.machines.seat_of(told.worker)
+        is_past = seat not in ("", machine)
+        if is_past and isinstance(told, messages.WorkerStarted):
+            self._orders.end_elsewhere(parse_worker(told.worker), seat)
+        return is_past
 
     def _answered(self, connection: Connection, message: messages.Message, machine: str) -> bool:
         match message:
             case messages.AgentBeat():
                 pass
+            case messages.Gathered():
+                self._line.pass_on(connection, message)
             case messages.BundleAsk():
                 self._line.send(connection, self._bundle.answer(message))
             case messages.LinksTried(unreached=unreached):
@@ -115,6 +135,9 @@ class MachineDesk:
                 self._orders.ask_stack(effect.worker, worker)
             case LookAtWorker():
                 self._orders.look_at(effect.worker)
+            case TellAgents():
+                for connection in self._agents.named_as(effect.machine):
+                    self._line.send(connection, effect.message)
             case CheckLinks():
                 self._orders.try_links(effect.machine, effect.others)
             case ReleaseMachine() | FenceMachine():

@@ -25,6 +25,7 @@ class AgentOrders:
 
     def start(self, worker: WorkerId, machine: str) -> messages.WorkerNotStarted | None:
         """None: somebody does it, or its machine is just being lost."""
+        self.end_elsewhere(worker, machine)
         order = replace(self._order, workers=[str(worker)])
         if machine:
             agent = self._agents.connection_to(machine)
@@ -36,6 +37,11 @@ class AgentOrders:
         except RuntimeError as why:  # no thread to be had
             return messages.WorkerNotStarted(worker=str(worker), reason=str(why))
         return None
+
+    def end_elsewhere(self, worker: WorkerId, machine: str) -> None:
+        """One that hangs, and whose place is taken now, would only keep its memory."""
+        for agent, pid in self._agents.elsewhere(worker, machine):
+            self._send(agent, messages.EndWorker(worker=str(worker), pid=pid))
 
     def ask_stack(self, worker: WorkerId, connection: Connection | None) -> None:
         """The agent asks by a signal; one that it has not started is asked by a message."""

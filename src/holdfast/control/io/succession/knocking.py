@@ -11,8 +11,8 @@ from holdfast.auth.certificate import TlsKey, kept_key
 from holdfast.auth.handshake import COORDINATOR, JOINER, Identity
 from holdfast.auth.secret import write_private
 from holdfast.config import RunConfig
-from holdfast.control.io.listening import listen, listen_on, whereabouts
-from holdfast.control.io.strangers import Stranger, Strangers
+from holdfast.control.io.entry.listening import listen, listen_on, whereabouts
+from holdfast.control.io.entry.strangers import Stranger, Strangers
 from holdfast.protocol.spec import ADDRESS_FILE
 
 KNOCK_LIMIT_S = 4.0  # they try several times a second
@@ -20,8 +20,8 @@ _MOST = 64
 
 
 def listen_again(config: RunConfig, address: str, key: TlsKey | None) -> socket.socket:
-    """Where the coordinator before was, if that place is free."""
-    _, port = parse_host_port(address, "the journal: address")
+    """At the port that the settings name, or that of the coordinator before if it is free."""
+    port = config.control.port or parse_host_port(address, "the journal: address")[1]
     try:
         return listen_on(config.network.listen, port, key)
     except OSError:

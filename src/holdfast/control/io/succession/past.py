@@ -1,8 +1,11 @@
 """What the events of a run tell whoever takes it over: what came before, how far it had come."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from holdfast.config import RunConfig
+from holdfast.control.takeover.snapshot import RunSnapshot
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 
@@ -25,3 +28,18 @@ def steps_finished(past: Sequence[events.Event]) -> int:
         elif isinstance(event, events.WentBack):
             reached = event.to_step
     return reached
+
+
+def started(config: RunConfig, snapshot: RunSnapshot, next_step: int) -> events.RunStarted:
+    """For who has none of the events before, and whoever reads those that follow."""
+    return events.RunStarted(
+        at_s=time.monotonic(),
+        pipelines=config.parallel.pipelines,
+        stages=config.parallel.stages,
+        microbatches=config.parallel.microbatches,
+        first_step=next_step,
+        steps=config.train.steps,
+        schedule=config.schedule.file or config.schedule.name,
+        reason=snapshot.cut.reason,
+        cut=tuple(snapshot.cut.layers),
+    )

@@ -4,7 +4,10 @@ A journal that cannot be written ends no run that is kept in its directory: only
 over from it. One that is kept elsewhere is waited for, since others may lead by then.
 """
 
+import math
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +15,8 @@ from holdfast.control.journal.base import Journal
 from holdfast.control.takeover.snapshot import RunSnapshot, from_record
 from holdfast.errors import ConfigError, JournalAway, JournalError, JournalHeld, ProtocolError
 
+END_LIMIT_S = 5.0  # besides the limit of the call that is under way
+_PAUSE_S = 0.05
 _NUM_RECORDS = 64  # then the older ones are dropped: each is all there is to know
 
 
@@ -25,6 +30,7 @@ class RunFacts:
     job_sha256: str
     origin: str  # for whoever resumes the run
     faults: list[str]
+    bundle: str = ""  # SHA-256 of what other machines are sent of the job; empty: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,14 @@ class LeftBehind:
     snapshot: RunSnapshot
 
 
+@dataclass(frozen=True, slots=True)
+class Led:
+    """A journal that is ours already, and as which generation."""
+
+    journal: Journal
+    generation: int
+
+
 class RunJournal:
     def __init__(
         self, journal: Journal, facts: RunFacts, warn: Callable[[str], None], *, waits: bool
@@ -43,6 +57,13 @@ class RunJournal:
         self._journal, self._facts = journal, asdict(facts)
         self._warn, self._waits = warn, waits
         self._num_written, self._leads, self._has_warned = 0, False, False
+        self._is_given_up = False  # the run ends without it
+        self._until_s = math.inf  # it is waited for
+
+    def hurry(self) -> None:
+        """The run is to end: it is waited for a little longer, and after a second word no more."""
+        now_s = time.monotonic()
+        self._until_s = now_s + END_LIMIT_S if self._until_s == math.inf else now_s
 
     def lead(self, generation: int) -> None:
         """ConfigError: somebody else does."""
@@ -56,10 +77,22 @@ class RunJournal:
         """It was claimed before."""
         self._leads = True
 
+    def check(self) -> None:
+        """Deposed: another one leads. Else nobody does, as far as is known."""
+        if self._leads and not self._journal.leads(time.monotonic()):
+            self._journal.renew()
+
+    def confirm(self) -> None:
+        """As ``check``, but waits until it is known for sure. JournalAway: in vain."""
+        while self._leads and not self._journal.leads(time.monotonic()):
+            self._journal.renew()
+            self._stop_waiting("nobody knows who leads the run")
+            time.sleep(_PAUSE_S)
+
     def write(self, record: Mapping[str, Any]) -> None:
-        """Deposed: nothing that follows may be done."""
-        if not self._leads:
-            return  # nothing was opened yet that anybody could take over
+        """Deposed: nothing that follows may be done. JournalAway: it was waited for in vain."""
+        if not self._leads or self._is_given_up:
+            return  # nobody could take over yet, or any more
         whole = {"run": self._facts, "snapshot": record}
         while True:
             try:
@@ -73,12 +106,26 @@ class RunJournal:
                 self._complain(str(why))
                 if not self._waits:
                     return
+                self._stop_waiting(str(why))
+
+    def _stop_waiting(self, why: str) -> None:
+        if time.monotonic() >= self._until_s:
+            self._is_given_up = True
+            raise JournalAway(
+                f"the run ends without its journal ({why}); resume it from its newest checkpoint"
+            )
 
     def _complain(self, why: str) -> None:
         if not self._has_warned:
             self._has_warned = True
             then = "it is waited for" if self._waits else "nobody could take over from here"
             self._warn(f"the journal cannot be written: {why}; {then}")
+
+    def end(self) -> None:
+        """Everyone was told that the run is over: there is nothing to take over."""
+        if self._leads:
+            with suppress(JournalError):  # then a successor finds nobody
+                self._journal.append({"ended": True})
 
     def close(self) -> None:
         self._journal.close()
@@ -93,13 +140,19 @@ def claim(journal: Journal, *, above: int) -> int:
 
 
 def left_behind(journal: Journal) -> LeftBehind | None:
-    """None: nothing, or the run was ended in order. Whoever leads it may still do so."""
+    """None: nothing, or the run was ended in order. Whoever leads it may still do so.
+
+    Of a run that has failed nothing is left: it goes on from its checkpoint, with new workers. One
+    that is finished may have workers that do not know it. JournalAway: nobody knows.
+    """
     try:
         records = journal.records()
         if not records:
             return None
         facts = RunFacts(**records[-1]["run"])
         snapshot = from_record(records[-1]["snapshot"])
+    except JournalAway:
+        raise
     except (JournalError, ProtocolError, KeyError, TypeError):
         return None
-    return None if snapshot.is_over else LeftBehind(facts, snapshot)
+    return None if snapshot.phase == "FAILED" else LeftBehind(facts, snapshot)

@@ -3,7 +3,6 @@
 import math
 from collections import Counter, deque
 from collections.abc import Mapping
-from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ class Baseline:
         if self._known is None:
             return None
         moved_s, learnt_bytes = self._known
-        return moved_s * max(1.0, num_bytes / learnt_bytes if learnt_bytes else 1.0)
+        return moved_s * (num_bytes / learnt_bytes) if num_bytes > learnt_bytes > 0 else moved_s
 
 
 class LinkSample(NamedTuple):
@@ -56,9 +55,10 @@ class LinkSample(NamedTuple):
 
 def compared(moved_s: float, base_s: float, floor_s: float, doubt_s: float = 0.0) -> LinkSample:
     # Clocks of two machines may make a time negative.
-    scale_s = _scale_s(base_s, floor_s)
-    now_s = max(_LEAST_SHARE * floor_s, floor_s + moved_s)
-    return LinkSample(math.log(now_s / scale_s), moved_s, base_s, doubt_s)
+    least_s = _LEAST_SHARE * floor_s
+    now_s, scale_s = floor_s + moved_s, floor_s + base_s
+    ratio = (now_s if now_s > least_s else least_s) / (scale_s if scale_s > least_s else least_s)
+    return LinkSample(math.log(ratio), moved_s, base_s, doubt_s)
 
 
 def _scale_s(base_s: float, floor_s: float) -> float:
@@ -75,7 +75,9 @@ def both_ways(ways: Mapping[Link, LinkSample], floor_s: float) -> LinkSample:
     What both take together is certain whatever the clocks say. Of that excess the slower direction
     has at least one half, and at most all of it.
     """
-    (way, slow), *more = sorted(ways.items(), key=lambda pair: pair[1][:3], reverse=True)
+    (way, slow), *more = ways.items()
+    if more and more[0][1][:3] > slow[:3]:
+        (way, slow), more = more[0], [(way, slow)]
     scale_s = _scale_s(slow.base_s, floor_s)
     excess_s = scale_s * math.expm1(slow.value)
     if not more:
@@ -91,12 +93,12 @@ def both_ways(ways: Mapping[Link, LinkSample], floor_s: float) -> LinkSample:
         least_s, most_s = sorted((total_s, total_s / 2))
         certain = _with_excess(slow, min(max(excess_s - doubt_s, least_s), most_s), scale_s)
     is_one_way = excess_s - other_s - 2 * doubt_s > _ONE_WAY * max(excess_s, 0.0)
-    return certain._replace(way=way if is_one_way else None)
+    return certain._replace(way=way) if is_one_way else certain
 
 
 def _with_excess(slow: LinkSample, excess_s: float, scale_s: float) -> LinkSample:
     value = math.log1p(max(excess_s / scale_s, _LEAST_SHARE - 1.0))
-    return slow._replace(value=value, moved_s=slow.base_s + excess_s)
+    return LinkSample(value, slow.base_s + excess_s, *slow[2:])
 
 
 class LinkTrack:
@@ -106,6 +108,7 @@ class LinkTrack:
         self.series: Series | None = None  # only while it is looked at closely
         self.probe: tuple[int, LinkSample] | None = None
         self.told: LinkSample | None = None  # as the last diagnosis had it
+        self._known_quiet = False  # until something comes
 
     def samples_since(self, step: int) -> list[LinkSample]:
         return [sample for at, sample in self.history if at >= step]
@@ -115,6 +118,13 @@ class LinkTrack:
             _, other = self.history.pop()
             sample = slower(sample, other)
         self.history.append((step, sample))
+        self._known_quiet = False
+
+    def lower(self, by: float) -> None:
+        """The newest value: so much of it is not the link's."""
+        step, sample = self.history[-1]
+        self.history[-1] = (step, LinkSample(sample.value - by, *sample[1:]))
+        self._known_quiet = False
 
     def measured(self, step: int, sample: LinkSample) -> None:
         """Of a step that ran twice the slower one counts."""
@@ -139,12 +149,17 @@ class LinkTrack:
     def base_s(self) -> float:
         return median(sample.base_s for _, sample in self.history)
 
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Nothing to look at: most links, most of the time."""
+        if not self._known_quiet:
+            self._known_quiet = self._is_quiet()
+        return self._known_quiet
+
+    def _is_quiet(self) -> bool:
         if self.series is not None or not self.investigation.rests:
             return False
-        newest = list(islice(reversed(self.history), 2))  # one late message is no slowness
-        return len(newest) < 2 or min(sample.value for _, sample in newest) < AWAKE
+        history = self.history  # one late message is no slowness
+        return len(history) < 2 or history[-1][1].value < AWAKE or history[-2][1].value < AWAKE
 
     def newest(self) -> float | None:
         if len(self.history) < NUM_NOW:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from statistics import median
 
+from holdfast.clocks import ClockOffset
 from holdfast.cluster import WorkerId
 from holdfast.detection.change.series import LevelChange, Series
 from holdfast.detection.diagnosis import Link, link_of
@@ -14,7 +15,7 @@ from holdfast.detection.live.investigation import (
     InvestigationPhase,
     Reading,
 )
-from holdfast.detection.live.links.link_clocks import ArrivedRow, LinkClocks
+from holdfast.detection.live.links.link_clocks import Arrived, LinkClocks
 from holdfast.detection.live.links.link_tracks import (
     AWAKE,
     NUM_NOW,
@@ -60,15 +61,17 @@ class LinkWatcher:
 
     def learn(self, steps: Iterable[Iterable[StepObservation]]) -> None:
         """What is normal, from the first steps of all. Their clocks are compared before that."""
-        known = [(_rows(reports), _time_s(reports)) for reports in map(list, steps)]
+        known = [(_by_way(reports), _time_s(reports)) for reports in map(list, steps)]
         for arrived, at_s in known:
             self._clocks.note(arrived, at_s)
         for arrived, at_s in known:
-            for each in arrived:
-                row = self._clocks.corrected(each, at_s)
-                if row is not None:
+            for way, rows in arrived.items():
+                offset = self._clocks.offset(link_of(*way), at_s)
+                if offset is None:
+                    continue
+                for row in rows:
                     num_bytes = row.num_bytes / max(row.count, 1)
-                    self._baseline(row, each.to).add(row.moved_s, num_bytes)
+                    self._baseline(way, row.kind).add(_moved_s(row, way, offset), num_bytes)
 
     def observe(self, report: StepObservation) -> None:
         """One worker's transfers of a step; `conclude` comes after those of all."""
@@ -78,31 +81,40 @@ class LinkWatcher:
     def look_back(self, step: int, reports: Iterable[StepObservation]) -> None:
         """At a step that was learnt from."""
         reports = list(reports)
-        self._sort(step, _rows(reports), _time_s(reports))
+        self._sort(step, _by_way(reports), _time_s(reports))
         self.level(step)
 
-    def _sort(self, step: int, arrived: list[ArrivedRow], at_s: float) -> None:
+    def _sort(self, step: int, arrived: Arrived, at_s: float) -> None:
         """All rows of a step, by link and direction."""
         self._one_way = dict.fromkeys(self._clocks.one_way(arrived), at_s)
-        ways: dict[Link, dict[Link, _Known]] = {}
-        for each in arrived:
-            to, source = each.to, each.row.source
-            row = self._clocks.corrected(each, at_s) if source != to else None
-            known = None if row is None else self._sample(row, to, at_s)
-            if row is not None and known is not None:
-                directions = ways.setdefault(link_of(source, to), {})
-                directions.setdefault((source, to), []).append((row, known))
-        for link, directions in ways.items():
+        links: dict[Link, dict[Link, _Known]] = {}
+        for way, rows in arrived.items():
+            link = link_of(*way)
+            offset = self._clocks.offset(link, at_s)
+            if offset is None or way[0] == way[1]:
+                continue
+            track, known = self.tracks.get(link), []
+            for row in rows:
+                sample = self._sample(row, way, track, offset)
+                if sample is not None:
+                    known.append((row, sample))
+            if known:
+                links.setdefault(link, {})[way] = known
+        for link, directions in links.items():
             self._take(self._track(link), step, directions)
 
     def _take(self, track: LinkTrack, step: int, directions: dict[Link, _Known]) -> None:
-        ordinary, probes = {}, {}
+        ordinary: dict[Link, LinkSample] = {}
+        probes: dict[Link, LinkSample] = {}
         for way, known in directions.items():
+            if len(known) == 1:  # of nearly all
+                [(row, sample)] = known
+                (probes if row.kind == "probe" else ordinary)[way] = sample
+                continue
             if rest := [pair for pair in known if pair[0].kind != "probe"]:
                 ordinary[way] = _merged(rest)
-            for row, measured in known:
-                if row.kind == "probe":
-                    probes[way] = measured
+            if len(rest) < len(known):
+                probes[way] = [sample for row, sample in known if row.kind == "probe"][-1]
         if probes:
             track.measured(step, both_ways(probes, self.floor_s))
         if ordinary:
@@ -110,14 +122,13 @@ class LinkWatcher:
 
     def level(self, step: int) -> None:
         """What most links have in common in a step is the machines' business, no link's."""
-        here = [t.history for t in self.tracks.values() if t.history and t.history[-1][0] == step]
+        here = [t for t in self.tracks.values() if t.history and t.history[-1][0] == step]
         if len(here) < _NUM_CROWD:
             return
-        common = lower_median(history[-1][1].value for history in here)
+        common = lower_median(track.history[-1][1].value for track in here)
         if common > 0:
-            for history in here:
-                sample = history[-1][1]
-                history[-1] = (step, sample._replace(value=sample.value - common))
+            for track in here:
+                track.lower(common)
 
     def conclude(
         self, step: int, busy_ends: Callable[[Link], float]
@@ -125,14 +136,15 @@ class LinkWatcher:
         """``busy_ends``: seconds that slowness of the two ends' own computation may explain."""
         for at in sorted(at for at in self._arrived if at <= step):
             reports = self._arrived.pop(at)
-            arrived, at_s = _rows(reports), _time_s(reports)
+            arrived, at_s = _by_way(reports), _time_s(reports)
             exposed = self._clocks.note(arrived, at_s)
-            self._forget(exposed.__contains__)  # it was learnt as if they had one clock
+            if exposed:
+                self._forget(exposed.__contains__)  # it was learnt as if they had one clock
             self._sort(at, arrived, at_s)
         self.level(step)
         moves = [(InvestigationMove.ASK, link) for link in self._in_doubt(step)]
         for link, track in self.tracks.items():
-            if track.quiet():
+            if track.is_quiet():
                 continue
             move = self._read(track, step, busy_ends(link))
             if move:
@@ -171,31 +183,35 @@ class LinkWatcher:
             if not is_gone(link_of(source, to))
         }
 
-    def _baseline(self, row: Transfer, to: WorkerId) -> Baseline:
-        return self._baselines.setdefault((row.source, to, row.kind), Baseline())
+    def _baseline(self, way: Link, kind: str) -> Baseline:
+        key = (*way, kind)
+        found = self._baselines.get(key)
+        if found is None:
+            found = self._baselines[key] = Baseline()
+        return found
 
     def _track(self, link: Link) -> LinkTrack:
         if link not in self.tracks:
             self.tracks[link] = LinkTrack(self._settings)
         return self.tracks[link]
 
-    def _sample(self, row: Transfer, to: WorkerId, at_s: float) -> LinkSample | None:
-        num_bytes, link = row.num_bytes / max(row.count, 1), link_of(row.source, to)
-        baseline, track = self._baseline(row, to), self.tracks.get(link)
+    def _sample(
+        self, row: Transfer, way: Link, track: LinkTrack | None, offset: ClockOffset
+    ) -> LinkSample | None:
+        num_bytes, moved_s = row.num_bytes / max(row.count, 1), _moved_s(row, way, offset)
+        baseline = self._baseline(way, row.kind)
         base_s = baseline.predict_s(num_bytes)
-        is_own = base_s is not None
+        # Compared with itself before, a difference of the two ways is no error of the clocks.
+        doubt_s = offset.within_s if base_s is None else offset.wander_s
         if track is None or track.investigation.phase is InvestigationPhase.HEALTHY:
-            baseline.add(row.moved_s, num_bytes)
+            baseline.add(moved_s, num_bytes)
         if base_s is None:
             base_s = self._fleet_s(row.kind, num_bytes)
         if base_s is None and row.kind == "probe" and track is not None and track.history:
             base_s = track.base_s  # the first measurement ever: as the ordinary messages
-        offset = self._clocks.offset(link, at_s)
-        if base_s is None or offset is None or not self.floor_s:
+        if base_s is None or not self.floor_s:
             return None
-        # Compared with itself before, a difference of the two ways is no error of the clocks.
-        doubt_s = offset.wander_s if is_own else offset.within_s
-        return compared(row.moved_s, base_s, self.floor_s, doubt_s)
+        return compared(moved_s, base_s, self.floor_s, doubt_s)
 
     def _fleet_s(self, kind: str, num_bytes: float) -> float | None:
         """What a message of this kind takes over the other links."""
@@ -267,8 +283,17 @@ class LinkWatcher:
         return median(sample.excess_s for sample in samples) if samples else 0.0
 
 
-def _rows(reports: Iterable[StepObservation]) -> list[ArrivedRow]:
-    return [ArrivedRow(report.worker, row) for report in reports for row in report.transfers]
+def _by_way(reports: Iterable[StepObservation]) -> dict[Link, list[Transfer]]:
+    arrived: dict[Link, list[Transfer]] = {}
+    for report in reports:
+        for row in report.transfers:
+            arrived.setdefault((row.source, report.worker), []).append(row)
+    return arrived
+
+
+def _moved_s(row: Transfer, way: Link, offset: ClockOffset) -> float:
+    """Whatever the clocks of the two ends say."""
+    return row.moved_s - (offset.offset_s if way[0] < way[1] else -offset.offset_s)
 
 
 def _time_s(reports: Iterable[StepObservation]) -> float:

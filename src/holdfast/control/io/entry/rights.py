@@ -23,6 +23,7 @@ MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.AgentAsk,
         messages.AgentHello,
         messages.AgentBeat,
+        messages.Gathered,
         messages.Leaving,
         messages.LinksTried,
         messages.WorkerStarted,

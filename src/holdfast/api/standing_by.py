@@ -1,0 +1,171 @@
+"""Waits beside a run until its coordinator leads no more, and takes over from it."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from holdfast.addresses import host_port
+from holdfast.api.following import Following
+from holdfast.api.live_run import LiveRun
+from holdfast.api.taking_over import Heir, Warn
+from holdfast.auth.secret import last_generation
+from holdfast.auth.ticket import Ticket, read_ticket
+from holdfast.config import RunConfig
+from holdfast.control.io.entry.listening import listen, whereabouts
+from holdfast.control.io.succession.run_journal import Led, LeftBehind, left_behind
+from holdfast.control.journal.base import POLL_S, Journal
+from holdfast.control.state.settings import resume_call
+from holdfast.errors import Argument, ConfigError, JournalAway, JournalHeld
+from holdfast.observability.events import EVENTS_FILE
+
+_LEASE_S = 2.0  # until the run's own is known
+_NOT_BEGUN_S = 0.5
+
+
+@dataclass(frozen=True)
+class Vigil:
+    """How it is, for whoever looks on."""
+
+    leader: str  # in words; empty: nobody knows
+    step: int = 0  # the last finished one, as far as it was told
+    num_events: int = 0  # that were copied; 0 as well if all is on this disk
+    trouble: str = ""
+
+
+class Standby:
+    """``show`` is told again and again how it is."""
+
+    def __init__(
+        self,
+        heir: Heir,
+        *,
+        warn: Warn,
+        show: Callable[[Vigil], None],
+        resume_with: Callable[[str], str] = resume_call,
+    ) -> None:
+        """ConfigError: it could never take over."""
+        self._heir, self._warn, self._show = heir, warn, show
+        self._resume_with = resume_with
+        self._is_far = bool(heir.asked.control.journal)
+        self._ticket: Ticket | None = None
+        if self._is_far:
+            self._ticket = _far_ticket(heir)
+            if (heir.run_dir / EVENTS_FILE).exists():
+                raise ConfigError(
+                    f"{heir.run_dir}: already holds a run; choose another directory for this "
+                    "standby"
+                )
+        self._following: Following | None = None
+        self._seen = 0  # generation that is followed
+
+    def wait(self) -> LiveRun | None:
+        """The run, which has yet to begin here. None: it has ended without us."""
+        journal = self._when_begun()
+        try:
+            while True:
+                try:
+                    above = last_generation(self._heir.run_dir)
+                    led = Led(journal, journal.claim(above=above).generation)
+                    break
+                except JournalHeld as why:
+                    self._follow(journal, why.generation)
+                    self._tell(why.holder, "")
+                except JournalAway as why:
+                    self._tell("", str(why))
+                time.sleep(POLL_S)
+            run = self._taken_over(led)
+        except BaseException:
+            journal.close()
+            raise
+        finally:
+            self._stop_following()
+        if run is None:
+            journal.close()
+        return run
+
+    def _when_begun(self) -> Journal:
+        """A journal that nobody has written to is nobody's to take over."""
+        journal = self._heir.open(_LEASE_S)
+        while True:
+            try:
+                left = left_behind(journal)
+                if left is not None or journal.records():
+                    break
+                self._tell("", "the run has not begun")
+            except JournalAway as why:
+                self._tell("", str(why))
+            time.sleep(_NOT_BEGUN_S)
+        if left is None:  # of an earlier run, perhaps: whoever leads says so
+            return journal
+        config = self._heir.config(left)
+        self._check(config)
+        self._heir.prepare(config)
+        return self._heir.open(config.control.lease_s)
+
+    def _check(self, config: RunConfig) -> None:
+        """ConfigError: nobody would find us here."""
+        with listen(config) as listener:
+            told = whereabouts(config, listener).told
+        known = config.control.standby_addresses
+        asked = host_port(config.network.listen, config.control.port)
+        if self._is_far and told not in known and asked not in known:
+            shown = ", ".join(known) or "none"
+            raise ConfigError(
+                Argument("listen", told),
+                f": workers would not look for a coordinator there; the run knows of {shown}; "
+                "start it with ",
+                Argument("standby", told),
+            )
+
+    def _taken_over(self, led: Led) -> LiveRun | None:
+        left = left_behind(led.journal)
+        if left is None:
+            return None
+        heir, config = self._heir, self._heir.config(left)
+        heir.prepare(config)
+        if self._following is not None:
+            self._following.stop()
+            with suppress(OSError):  # then losses so far are missing, and nothing else
+                self._following.write_down()
+        request = heir.request(config, left, led, self._warn)
+        return LiveRun(replace(request, resume_with=self._resume_with), self._warn)
+
+    # --- who leads meanwhile ---
+
+    def _follow(self, journal: Journal, generation: int) -> None:
+        if self._ticket is None or generation == self._seen:
+            return
+        self._stop_following()
+        with suppress(JournalAway):
+            left = left_behind(journal)
+            if left is not None:
+                self._following, self._seen = self._followed(left, self._ticket), generation
+                self._following.start()
+
+    def _followed(self, left: LeftBehind, ticket: Ticket) -> Following:
+        far = not self._heir.config(left).checkpoint.dir
+        return Following(left, ticket, self._heir.run_dir, far_checkpoints=far)
+
+    def _stop_following(self) -> None:
+        if self._following is not None:
+            self._following.stop()
+            self._following = None
+
+    def _tell(self, leader: str, trouble: str) -> None:
+        following = self._following
+        if following is None:
+            self._show(Vigil(leader, trouble=trouble))
+            return
+        number = len(following.events)
+        self._show(Vigil(leader, following.step, number, trouble or following.trouble))
+
+
+def _far_ticket(heir: Heir) -> Ticket:
+    if heir.ticket is None:
+        raise ConfigError(
+            "standby: expected ",
+            Argument("ticket", "FILE"),
+            ", which a run over several machines has written",
+        )
+    return read_ticket(heir.ticket)
