@@ -34,6 +34,7 @@ class FakeEtcd:
         self.fault: Fault = lambda fake, path: ""
         self.password = ""
         self.ahead_s = 0.0  # of the real clock
+        self.asleep: frozenset[str] = frozenset()  # leases whose holder renews nothing
         self.ends = threading.Event()  # whoever hangs is let go
         self._revision, self._token = 1, 0
         self._leases: dict[str, tuple[float, int]] = {}  # until when, and its length
@@ -62,6 +63,11 @@ class FakeEtcd:
             self._leases = {lease: (0.0, ttl) for lease, (_, ttl) in self._leases.items()}
             self._expire()
 
+    def put_to_sleep(self) -> None:
+        """Whoever holds a lease now."""
+        with self._lock:
+            self.asleep = frozenset(self._leases)
+
     # --- calls ---
 
     def lease_grant(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +76,8 @@ class FakeEtcd:
         return {"header": self._header(), "ID": lease, "TTL": body["TTL"]}
 
     def lease_keepalive(self, body: dict[str, Any]) -> dict[str, Any]:
+        if body["ID"] in self.asleep:
+            return NO_LEADER
         _, ttl = self._leases.get(body["ID"], (0, 0))
         if ttl:
             self._leases[body["ID"]] = self._now_s() + ttl, ttl

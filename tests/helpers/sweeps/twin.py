@@ -48,7 +48,6 @@ SWITCH_FROM = 6  # step
 LIMIT_S, END_LIMIT_S = 60.0, 10.0
 REGAIN_LIMIT_S = 5.0  # for threads that have died nobody speaks, as an agent would
 LEASE_S = 20.0  # it never runs out by itself
-_ALL, _RENEWALS, _NOTHING = "", "lease/keepalive", "nothing"  # calls of etcd, by their beginning
 
 
 class Survivors(WorkerThreads):
@@ -125,7 +124,7 @@ class Twin:
                     story.stayed = starter.stayed()
                     break
                 story.died_s.append(time.monotonic())
-                self._forbid(_NOTHING)
+                self._let_all_speak()
                 if not story.ran and not self._records(request):
                     break  # it had not begun: nobody has done anything
                 time.sleep(fate.away_s)
@@ -139,7 +138,7 @@ class Twin:
         end = life.end
 
         def end_cut_off() -> None:
-            self._forbid(_ALL)
+            self._cut_off()
             end()
 
         life.end = end_cut_off
@@ -203,7 +202,7 @@ class Twin:
         sleeper.start()
         try:
             assert asleep.wait(LIMIT_S), (life, failed, slept.seen)
-            self._forbid(_RENEWALS)
+            self._put_to_sleep()
             num_seen = len(slept.seen)
             later = self._lead_elsewhere(request, starter, switch)
             kept = self._kept(request)
@@ -213,7 +212,7 @@ class Twin:
         finally:
             woken.set()
             starter.end()
-            self._forbid(_NOTHING)
+            self._let_all_speak()
         return SuspendedStory(later.summary, life, later.seen, slept.seen[num_seen:], failed, stays)
 
     def _lead_elsewhere(
@@ -239,10 +238,20 @@ class Twin:
 
     # --- the stand-in for etcd ---
 
-    def _forbid(self, path: str) -> None:
-        """Calls of etcd that a process which is gone, or asleep, does not make."""
+    def _cut_off(self) -> None:
+        """A process that is gone asks nothing."""
         if self.fake is not None:
-            self.fake.fault = lambda _, asked: REFUSED if asked.startswith(path) else ""
+            self.fake.fault = lambda *_: REFUSED
+
+    def _put_to_sleep(self) -> None:
+        """It renews nothing; who comes after it does."""
+        if self.fake is not None:
+            self.fake.put_to_sleep()
+            self.fake.fault = lambda *_: ""
+
+    def _let_all_speak(self) -> None:
+        if self.fake is not None:
+            self.fake.asleep, self.fake.fault = frozenset(), lambda *_: ""
 
     def _let_leases_run_out(self) -> None:
         if self.fake is not None:
