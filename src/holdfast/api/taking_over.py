@@ -18,7 +18,7 @@ from holdfast.control.io.succession.run_journal import Led, LeftBehind, claim, l
 from holdfast.control.journal.base import Journal, wait_for_leadership
 from holdfast.control.journal.file_journal import JOURNAL_FILE
 from holdfast.control.journal.opening import noted_journal, open_journal
-from holdfast.errors import CheckpointError, ConfigError, JournalAway, ResumeFrom
+from holdfast.errors import CheckpointError, ConfigError, JournalAway, JournalDamaged, ResumeFrom
 from holdfast.faults.fault import parse_fault
 from holdfast.job_reference import JobSource
 from holdfast.observability.events import EVENTS_FILE
@@ -106,6 +106,9 @@ def run_left_alive(heir: Heir, warn: Warn) -> RunRequest | None:
         left = left_behind(heir.open(1.0))
     except JournalAway as why:
         raise ConfigError(f"the journal of the run cannot be read: {why}") from why
+    except JournalDamaged as why:
+        warn(f"{why}. It goes on from its newest checkpoint")
+        return None
     if left is None:
         return None
     config, secret = heir.config(left), heir.find_secret()

@@ -48,10 +48,17 @@ class Access:
     def places(self) -> list["Access"]:
         """Where the run is, and where others may have taken it over."""
         found = {str(self): self}
+        known = self.all_known
         for text in self.more:
             host, port = parse_host_port(text, "an address of the run")
-            found.setdefault(text, replace(self, host=host, port=port, is_standby=True))
+            there = replace(self, host=host, port=port, is_standby=True, more=known)
+            found.setdefault(text, there)
         return list(found.values())
+
+    @property
+    def all_known(self) -> tuple[str, ...]:
+        """Where one has died another may stand by later."""
+        return tuple(dict.fromkeys([*self.more, str(self)]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,14 @@ class Successors:
             time.sleep(PAUSE_S)
         raise GivenUp(f"no coordinator has taken over within {self.limit_s:g} s")
 
-    def look(self, *, is_alive: bool = False) -> Connection | None:
+    def look(self, *, is_alive: bool = False, elsewhere: bool = False) -> Connection | None:
         """Once, at every address. GivenUp: ours is there, and does not talk to us any more.
 
-        ``is_alive``: ours may well be there, and be the only one.
+        ``is_alive``: ours may well be there, and be the only one. ``elsewhere``: it is not asked.
         """
         for access in self._places():
+            if elsewhere and str(access) == str(self.access):
+                continue
             try:
                 generation = self._generation_at(access)
                 if generation > self.access.generation:
@@ -74,9 +76,7 @@ class Successors:
     def _connected(self, access: Access, generation: int) -> Connection:
         limit_s = self.silence_limit_s
         connection, _ = connect(access, self.role, self.name, _TRY_LIMIT_S, silence_limit_s=limit_s)
-        # Where one has died another may stand by later.
-        known = tuple(dict.fromkeys([*self.access.more, str(self.access)]))
-        self.access = replace(access, generation=generation, more=known)
+        self.access = replace(access, generation=generation, more=self.access.all_known)
         return connection
 
     def _places(self) -> list[Access]:

@@ -132,11 +132,37 @@ def test_renewals_go_on_to_those_they_name(machine) -> None:
     lines = {name: machine.start(name) for name in ("0.0", "0.1")}
     answers = {"0.1": 7, "9.9": 3}
     renewals = messages.Renewals(
-        number=8, for_s=2.0, epoch=1, next_step=5, heard=5, answers=answers
+        number=8, for_s=2.0, epoch=1, next_step=5, heard=5, leads=True, answers=answers
     )
     machine.gathering.renew(renewals)
     assert lines["0.1"].read_within(LIMIT_S) == [replace(renewals, answers={"0.1": 7})]
     assert lines["0.0"].read_within(0.05) == []
+
+
+def test_a_worker_whose_end_shows_while_it_is_told_something_ends_nobody_else(machine) -> None:
+    line, other = machine.start("0.0"), machine.start("0.1")
+    line.close()
+    [(key, _)] = machine.selector.select(LIMIT_S)  # its end has been seen
+    answers = {"0.0": 7, "0.1": 7}
+    renewals = messages.Renewals(
+        number=8, for_s=2.0, epoch=1, next_step=5, heard=5, leads=True, answers=answers
+    )
+    machine.gathering.renew(renewals)
+    machine.gathering.hear(key.data)
+    assert other.read_within(LIMIT_S) == [replace(renewals, answers={"0.1": 7})]
+
+
+def test_a_line_that_cannot_be_heard_is_none(machine, monkeypatch) -> None:
+    def refused(*_) -> None:
+        raise OSError("no more watches")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.selector, "register", refused)
+        with pytest.raises(OSError, match="watches"):
+            machine.gathering.open("0.0")
+    machine.start("0.0").send(gathered_beat(beat("0.0")))
+    machine.hear(1)
+    assert machine.gathering.take() is not None
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ class Desk:
     def __init__(self) -> None:
         self.world = MachineWorld({"a": 2, "b": 2, "c": 2})
         self.sent: list[tuple[str, messages.Message]] = []
-        agents = Agents(8)
+        agents = self.agents = Agents(8)
         line = Line(
             send=lambda to, message: self.sent.append((to, message)),
             drop=lambda connection: None,
@@ -73,6 +73,17 @@ def test_an_agent_that_tells_a_successor_of_a_process_of_the_past_is_to_end_it()
     other = next(name for name in "abc" if name != seat)
     assert desk.hears(other, messages.WorkerStarted(worker="1.1", pid=7))
     assert desk.ended() == [(other, "1.1", 7)]
+    assert "1.1" not in desk.agents.workers_of(other)  # nor does it speak for it
+    assert "1.1" in desk.agents.workers_of(seat)
+
+
+def test_an_agent_that_could_not_start_a_worker_is_too_late_if_another_one_was_told_to():
+    desk = Desk()
+    seat = desk.world.seats()["1.1"]
+    other = next(name for name in "abc" if name != seat)
+    failed = messages.WorkerNotStarted(worker="1.1", reason="no memory")
+    assert desk.hears(other, failed)  # dealt with
+    assert not desk.hears(seat, failed)
 
 
 def test_its_end_is_no_news_of_the_one_that_trains_whatever_its_number():

@@ -21,7 +21,7 @@ from holdfast.control.io.succession.run_journal import LeftBehind, RunFacts, Run
 from holdfast.control.io.succession.signs import NUM_LATE, OWN_SIGNS, SIGN_S, Signs
 from holdfast.control.journal.file_journal import FileJournal
 from holdfast.control.journal.opening import note_journal, noted_journal
-from holdfast.errors import CheckpointError, ConfigError, Deposed, TransferFailed
+from holdfast.errors import CheckpointError, ConfigError, Deposed, JournalDamaged, TransferFailed
 from holdfast.launch.orders import outlives
 from holdfast.observability.events import StepFinished, Warned
 from holdfast.protocol.spec import Access
@@ -75,7 +75,8 @@ def test_the_certificate_of_the_first_is_known_that_of_a_standby_is_vouched_for(
     for standby in (second, third):
         assert standby.certificate  # TLS is spoken
         assert standby.expected_certificate == ""
-        assert (standby.secret, standby.more) == (SECRET, TICKET.more)
+        assert standby.secret == SECRET
+        assert standby.more == (*TICKET.more, str(first))  # another may stand by there later
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,10 @@ def test_a_standby_does_not_take_over_what_has_not_begun_or_has_ended(tmp_path):
     assert seen[0].trouble == "the run has not begun"
     journal = FileJournal(tmp_path, "a test")
     journal.claim()
-    journal.append({"run": {}, "snapshot": {}})  # nothing that could be gone on with
+    journal.append({"run": {}, "snapshot": {}})  # of another version, perhaps
+    with pytest.raises(JournalDamaged, match="another version of Holdfast"):
+        Standby(Heir(tmp_path, own_place(None)), warn=print, show=print).wait()
+    journal.append({"ended": True})
     journal.close()
     assert Standby(Heir(tmp_path, own_place(None)), warn=print, show=print).wait() is None
     assert FileJournal(tmp_path, "another").claim().generation == 3  # it has given up the lead
@@ -166,8 +170,8 @@ class Reached:
         self.next_step = self.noted = 0
         self.by_agents: set[WorkerId] = set()
 
-    def note_step(self, next_step: int) -> None:
-        self.noted = next_step
+    def note_sign(self, next_step: int, *, leads: bool) -> None:
+        self.noted, self.leads = next_step, leads
 
 
 def test_signs_come_from_who_leads_and_acknowledge_what_a_standby_has_copied():
@@ -196,6 +200,15 @@ def test_whoever_hears_of_it_by_its_agent_hears_it_rarely_on_its_own_connection(
         for effect in signs.due([ours, other], (number + 1) * SIGN_S)[2:]:
             told[effect.to] += 1
     assert told == {ours: 2, other: 2 * OWN_SIGNS}
+
+
+def test_one_that_does_not_know_whether_it_leads_gives_no_sign():
+    coordinator, known = Reached(), [True, False, True]
+    signs = Signs(coordinator, lambda now_s: known.pop(0))  # type: ignore[arg-type]
+    given = [signs.due([WorkerId(0, 0)], number * SIGN_S) for number in (1, 2, 3)]
+    assert [len(effects) for effects in given] == [3, 1, 3]
+    assert given[1] == [CheckLead()]  # it may be known by then that another one does
+    assert coordinator.leads
 
 
 class Lease:

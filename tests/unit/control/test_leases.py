@@ -84,7 +84,7 @@ def renewals(world: World) -> tuple[dict[str, messages.Renewals], dict[str, mess
 def test_those_whose_agents_pass_on_their_heartbeats_are_told_by_them() -> None:
     world = of_machines()
     world.step(3)
-    world.run.parts.leases.note_step(2)
+    world.run.parts.leases.note_sign(2, leads=True)
     seats = {name: world.run.run.machines.of(parse_worker(name)) for name in EVERYONE}
     told = {"0.0": 5, "0.1": 5, "1.0": 6}
     passed_on(world, told)
@@ -110,10 +110,22 @@ def test_those_whose_agents_pass_on_their_heartbeats_are_told_by_them() -> None:
 
 def test_steps_that_are_run_once_more_are_not_on_record() -> None:
     world = of_machines()
-    world.run.parts.leases.note_step(17)  # before all went back
+    world.run.parts.leases.note_sign(17, leads=False)  # before all went back
     passed_on(world, {"0.0": 5})
     [told] = renewals(world)[0].values()
     assert told.next_step == world.run.parts.reports.next_step == 0
+    assert not told.leads
+
+
+def test_a_successor_has_other_numbers() -> None:
+    """What comes late of the one before answers none of them."""
+    numbers = []
+    for epoch in (1, 2):
+        world = of_machines()
+        world.run.run.placement.recall(epoch, world.run.run.stages)
+        passed_on(world, {"0.0": 0})
+        numbers.append(renewals(world)[1]["0.0"].number)
+    assert numbers[1] - numbers[0] > 1 << 20
 
 
 def test_what_a_worker_is_told_first_it_is_told_itself() -> None:

@@ -131,6 +131,7 @@ class Launcher:
             start_more=lambda more: starter.start(self._access, more),
             most_agents=self._supplies.most_agents,
             take_seals=self._recorder.take_seals,
+            leads=self._recorder.leads,
             bundle=bundle,
             take_courier=self._files.take,
         )

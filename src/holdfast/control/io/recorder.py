@@ -161,6 +161,10 @@ class RunRecorder:
             case SealCheckpoint():
                 self.journal.confirm()
 
+    def leads(self, now_s: float) -> bool:
+        """Whether no other coordinator can have taken over."""
+        return self.journal is None or self.journal.leads(now_s)
+
     def take_seals(self) -> list[SealResult]:
         """What has come of seals since: those that are whole, and those that failed."""
         told: list[SealResult] = []

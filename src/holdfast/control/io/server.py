@@ -67,6 +67,7 @@ class Server:
         start_more: Callable[[messages.StartWorkers], None] = lambda order: None,
         most_agents: int = 1,
         take_seals: Callable[[], Sequence[SealResult]] = lambda: (),
+        leads: Callable[[float], bool] = lambda now_s: True,
         bundle: BundleServer | None = None,
         take_courier: TakeCourier = send_away,
     ) -> None:
@@ -93,7 +94,7 @@ class Server:
         self._machines = MachineDesk(coordinator, self._agents, start_workers, *supplies, line)
         self._effects = InOrder(self._do)
         self._encoded: tuple[messages.Message, bytes] | None = None
-        self._num_interrupts, self._ticked_s, self._signs = 0, 0.0, Signs(coordinator)
+        self._num_interrupts, self._ticked_s, self._signs = 0, 0.0, Signs(coordinator, leads)
         self.deposed: Deposed | None = None  # another coordinator has taken over
 
     @property
@@ -114,8 +115,7 @@ class Server:
         while not self._coordinator.over and self.deposed is None:
             time.sleep(self._coordinator.pause_s)  # so that more is heard at once
             self.turn(TICK_S)
-            now_s = time.monotonic()
-            self._tick(now_s)
+            self._tick(now_s := time.monotonic())
             started_s = now_s if self._coordinator.is_gathering else started_s
             awaits = self._coordinator.is_gathering or not self._agents.connections
             if awaits and (why := agent_ended()):
@@ -158,8 +158,8 @@ class Server:
         """They were told to stop; those that do not are killed by the agent in close()."""
         for connection in list(self._workers.loading.values()):
             self._send(connection, messages.Stop(reason="the run is over"))
-        here = self._workers.here
-        self._turn_while(lambda: self._agents.are_running or here or self._signs.awaited)
+        here, agents = self._workers.here, self._agents
+        self._turn_while(lambda: agents.are_running or here or self._signs.awaited)
 
     def _turn_while(self, goes_on: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + STOP_LIMIT_S

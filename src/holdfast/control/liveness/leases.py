@@ -14,6 +14,7 @@ from holdfast.control.state.run import Run
 from holdfast.protocol import messages
 
 _TIMES = 3  # that a lease is renewed in its own time: one that is late harms nobody
+_EPOCH_BITS = 28  # of a number: as many renewals of one epoch take decades
 _MOST_S = 2.0  # between two: whoever is told by its agent knows by them that somebody leads
 
 
@@ -25,16 +26,16 @@ class Leases:
         # Renewals that workers have told of, and whether an agent has passed it on.
         self._heard: dict[WorkerId, tuple[int, bool]] = {}
         self._by_agents: set[WorkerId] = set()
-        self._next_step = 0
+        self._next_step, self._leads = 0, True
 
     @property
     def by_agents(self) -> Set[WorkerId]:
         """Those who were last told by their agents, and so of ``next_step`` as well."""
         return self._by_agents
 
-    def note_step(self, next_step: int) -> None:
-        """As workers are told of it by signs of life."""
-        self._next_step = next_step
+    def note_sign(self, next_step: int, *, leads: bool) -> None:
+        """As workers are told of it by signs of life. ``leads``: whether that is sure."""
+        self._next_step, self._leads = next_step, leads
 
     def heard(self, worker: WorkerId, renewed: int, *, by_agent: bool) -> None:
         """``renewed``: as its heartbeat tells."""
@@ -47,8 +48,8 @@ class Leases:
             return []
         lease_s = self._run.timeouts.lease_s
         self._due_s = at_s + min(lease_s / _TIMES, _MOST_S)
-        # A successor on this machine has other numbers: what comes late answers none of its own.
-        self._number = max(self._number + 1, int(at_s))
+        # A successor has other epochs: what comes late of others answers none of its numbers.
+        self._number = max(self._number + 1, self._run.epoch << _EPOCH_BITS)
         live = set(self._run.membership.live)
         self._heard = {worker: told for worker, told in self._heard.items() if worker in live}
         # The first goes to the worker alone: another process may have had its name.
@@ -75,6 +76,7 @@ class Leases:
                     epoch=self._run.epoch,
                     next_step=next_step,
                     heard=heard,
+                    leads=self._leads,
                     answers=told,
                 ),
                 machine,

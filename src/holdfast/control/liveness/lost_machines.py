@@ -49,7 +49,8 @@ class LostMachines:
         """And whoever else is on its machine, if that is silent as well."""
         machines, name = self._run.machines, self._run.machines.of(worker)
         limit_s = self._run.timeouts.look_s
-        if machines.are_many and name and machines.silent_s(name, at_s) >= limit_s:
+        is_here = name in machines.here  # else its agent has not come back to a successor yet
+        if machines.are_many and is_here and machines.silent_s(name, at_s) >= limit_s:
             return self.lose(name, cause, at_s)
         return self._losing.lose(m.SilentTooLong(worker, at_s), cause, silent=True)
 

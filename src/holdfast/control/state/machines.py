@@ -13,6 +13,7 @@ class Machines:
         self._shape = shape
         self._here: dict[str, Machine] = {}
         self._seats: dict[WorkerId, str] = {}
+        self.num_seated = 0  # so far
         self._spoke_s: dict[str, float] = {}
         self._draining: frozenset[str] = frozenset()
         self._closed: set[str] = set()  # they may be away
@@ -60,9 +61,10 @@ class Machines:
         self._spoke_s[machine.name] = at_s
 
     def left(self, name: str) -> list[WorkerId]:
-        """Who was there."""
+        """Who was there. Its agent may not have come back to a successor."""
         gone = self.on(name)
-        del self._here[name], self._spoke_s[name]
+        self._here.pop(name, None)
+        self._spoke_s.pop(name, None)
         self._draining -= {name}
         for worker in gone:
             del self._seats[worker]
@@ -72,6 +74,7 @@ class Machines:
 
     def seat(self, worker: WorkerId, name: str) -> None:
         self._seats[worker] = name
+        self.num_seated += 1
 
     def unseat(self, worker: WorkerId) -> None:
         self._seats.pop(worker, None)

@@ -62,6 +62,7 @@ class Writer:
             len(parts.joining.admission.joins_used),
             len(parts.replacing.left_out),
             run.machines.draining,
+            run.machines.num_seated,
         )
 
     def snapshot(self) -> s.RunSnapshot:

@@ -84,6 +84,7 @@ class Renewals:
     epoch: Number
     next_step: Step  # of this epoch
     heard: Step
+    leads: bool  # for sure: else another coordinator may have taken over
     answers: dict[WorkerName, Number]
 
 

@@ -1,4 +1,4 @@
-"""A worker's connection to the coordinator: a thread that reads, and one that sends heartbeats.
+"""A worker's connection to the coordinator, and the thread that reads it.
 
 The reading thread ends every wait of the worker's own thread the moment it is told to stop or to
 halt. Decides nothing itself.
@@ -65,7 +65,8 @@ class ControlLink:
         self._num_builds = 0  # stages that were given, and of which it was not told that they are
         self._was_assigned = self._is_ending = False
         self._newest_epoch = 0
-        self._heard_s: float | None = None  # last sign of a coordinator that gives some
+        self._sign_s: float | None = None  # last one of a coordinator that gives some
+        self._read_s = self._looked_s = 0.0  # last word of it; last look for another one
         self._transport = transport
         self._on_aside, self._on_stopped = on_aside, on_stopped
         self._inbox: queue.Queue[messages.Message] = queue.Queue()
@@ -129,7 +130,8 @@ class ControlLink:
             if (answers := told.answers.get(worker)) is not None:
                 number, for_s = told.number, told.for_s
                 self._on_aside(messages.Renewal(number=number, answers=answers, for_s=for_s))
-            self._heard_s = None if self._heard_s is None else time.monotonic()
+            if told.leads and self._sign_s is not None:
+                self._sign_s = time.monotonic()
             if told.epoch == self._proceeded:  # else it may be of steps that are run once more
                 self._retained.acknowledged(told.next_step, told.heard)
 
@@ -195,20 +197,23 @@ class ControlLink:
     # --- another coordinator ---
 
     def _read_some(self) -> list[messages.Message]:
-        """One that gives no sign for too long may be stopped, and another one may have its place;
-        it is left only for that one."""
-        if self._heard_s is None or self._successors is None:
+        """One that gives no sign for too long may be stopped, or not know whether it still leads,
+        and another one may have its place; it is left only for that one."""
+        if self._sign_s is None or self._successors is None:
             return self._connection.read()
         poll = select.poll()  # select knows no descriptor from 1024 on
         poll.register(self._connection.fileno(), select.POLLIN)
-        if poll.poll(_LOOK_S * 1000):
-            self._heard_s = time.monotonic()
-            return self._connection.read()
-        if time.monotonic() - self._heard_s > SILENCE_S:
-            found = self._successors.look(is_alive=True)
+        is_read = bool(poll.poll(_LOOK_S * 1000))
+        now_s = time.monotonic()
+        self._read_s = now_s if is_read else self._read_s
+        if now_s - self._sign_s > SILENCE_S and now_s - self._looked_s > _LOOK_S:
+            talks = now_s - self._read_s <= SILENCE_S
+            found = self._successors.look(is_alive=True, elsewhere=talks)
+            self._looked_s = time.monotonic()
             if found is not None:
                 self._reattach(found)
-        return []
+                return []
+        return self._connection.read() if is_read else []
 
     def _found(self, why: PeerLost) -> Connection:
         """HoldfastError: there is no other, or this worker is to end."""
@@ -226,7 +231,7 @@ class ControlLink:
         """It hears first who is there; then what the one before may not have heard."""
         with self._lock:
             before, self._connection = self._connection, connection
-            self._is_away, self._heard_s, self._num_said = False, None, 0
+            self._is_away, self._sign_s, self._num_said = False, None, 0
             before.shutdown()
             if self._is_ending:
                 connection.shutdown()
@@ -259,7 +264,7 @@ class ControlLink:
                 self._is_ending = True
                 self._stop(Stopped(message.reason, cut_off=True))
             case messages.StillHere():
-                self._heard_s = time.monotonic()
+                self._sign_s = time.monotonic()
                 with self._lock:
                     self._retained.acknowledged(message.next_step, message.heard)
             case messages.SayHello():
@@ -316,35 +321,3 @@ class ControlLink:
     def _wake(self, reason: str) -> None:
         self._inbox.put(messages.Stop(reason=reason))
         self._transport.close()
-
-
-class HeartbeatSender:
-    """Tells the coordinator that this process runs, every ``beat_s``."""
-
-    def __init__(self, send: Callable[[messages.Message], None]) -> None:
-        self._send = send
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self, beat_s: float, beat: Callable[[], messages.Heartbeat | None]) -> None:
-        """``beat`` makes the message; None: be silent. Starting again changes nothing."""
-        if self._thread is None:
-            thread = threading.Thread(
-                target=self._run, args=(beat_s, beat), name="heartbeats", daemon=True
-            )
-            patiently(thread.start)
-            self._thread = thread
-
-    def stop(self) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join(_JOIN_LIMIT_S)
-
-    def _run(self, beat_s: float, beat: Callable[[], messages.Heartbeat | None]) -> None:
-        try:
-            while not self._ended.wait(beat_s):
-                message = beat()
-                if message is not None:
-                    self._send(message)
-        except (PeerLost, Stopped):
-            return  # the reading thread has noticed too

@@ -32,11 +32,17 @@ class Retained:
     def note(self, message: messages.Message) -> None:
         match message:
             case messages.StepReport():  # times of operations are many, and soon of no interest
+                self._forget_from(message.step)
                 self._reports.append(replace(message, operations=[], transfers=[]))
             case messages.Hello():
                 self.hello = message
             case _ if isinstance(message, _OTHERS):
                 self._others.append(message)
+
+    def _forget_from(self, step: int) -> None:
+        """All went back: what was told of steps that are run once more is void."""
+        while self._reports and self._reports[-1].step >= step:
+            self._unsure.discard(self._reports.pop().step)
 
     def acknowledged(self, next_step: int, heard: int) -> None:
         """Of steps before ``next_step`` all is on record; reports of those before ``heard`` have

@@ -17,7 +17,6 @@ BLOCK = 1 << 16  # elements: a place within a block takes two bytes
 WHOLE = 32  # bits of an element that is kept as it was
 _SMALL_BYTES, _LARGE_BYTES = 3, 6  # an exception: its place, and its difference in 1 or 4 bytes
 _WIDTHS = (0, 2, 4, 8)  # bits that an element may take; what does not fit is an exception
-_LIMITS = (0, 1, 7, 127)  # largest difference that these hold
 
 Bits = NDArray[np.int32]
 Bytes = NDArray[np.uint8]

@@ -25,7 +25,8 @@ from holdfast.protocol import messages
 from holdfast.protocol.records import Address
 from holdfast.protocol.spec import WorkerSpec
 from holdfast.runtime.job.fingerprint import fingerprint
-from holdfast.runtime.link.control_link import ControlLink, HeartbeatSender
+from holdfast.runtime.link.control_link import ControlLink
+from holdfast.runtime.link.heartbeat_sender import HeartbeatSender
 from holdfast.runtime.link.lease import Lease
 from holdfast.runtime.replay.replay import Replayer
 from holdfast.runtime.stage.measure import measure_layers

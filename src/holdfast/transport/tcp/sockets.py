@@ -1,7 +1,6 @@
 """What the transport asks of a TCP socket: exact reads, and settings for large tensors."""
 
 import contextlib
-import select
 import socket
 import struct
 from time import monotonic
@@ -38,13 +37,6 @@ def read_exactly(connection: socket.socket, into: memoryview) -> int:
             break
         num_read += num_more
     return num_read
-
-
-def is_hung_up(connection: socket.socket) -> bool:
-    """Whether the other side has closed, or the connection is broken. Does not wait."""
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    return bool(poll.poll(0))
 
 
 def shut(connection: socket.socket) -> None:

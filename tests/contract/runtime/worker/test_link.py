@@ -17,7 +17,8 @@ from holdfast.host import scarce
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
 from holdfast.runtime.link.activity import Activity
-from holdfast.runtime.link.control_link import ControlLink, HeartbeatSender, Stopped
+from holdfast.runtime.link.control_link import ControlLink, Stopped
+from holdfast.runtime.link.heartbeat_sender import HeartbeatSender
 from holdfast.runtime.worker import process
 from holdfast.runtime.worker.failures import worker_failed
 from holdfast.runtime.worker.heartbeat import clock_told, heartbeat

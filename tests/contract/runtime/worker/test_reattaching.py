@@ -155,6 +155,24 @@ def test_another_address_is_found_in_the_run_directory(linked, tmp_path):
     later.close()
 
 
+def test_what_was_told_of_steps_that_are_run_once_more_is_void():
+    kept = Retained()
+    for step in (8, 9, 10):
+        kept.note(report("0.0", step))
+        kept.passed_on(step)
+    kept.note(report("0.0", 9))
+    assert [one.step for one in kept.all()] == [8, 9]
+    assert [one.step for one in kept.take_unsure()] == [8]
+
+
+def test_who_comes_to_a_standby_knows_where_the_run_was():
+    """Where one has died another may stand by later."""
+    first = Access("a", 1, SECRET, 0, more=("b:2", "c:3"))
+    assert [str(place) for place in first.places()] == ["a:1", "b:2", "c:3"]
+    there = first.places()[1]
+    assert {str(place) for place in there.places()} == {"a:1", "b:2", "c:3"}
+
+
 def test_what_is_kept_is_bounded_and_without_times_of_operations():
     kept = Retained()
     for step in range(MOST_REPORTS + 5):

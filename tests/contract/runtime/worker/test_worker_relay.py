@@ -168,7 +168,8 @@ def test_what_has_come_is_not_told_again(linked) -> None:
 
 
 def renewals(heard: int, **changes) -> messages.Renewals:
-    values = {"number": 4, "for_s": 2.0, "epoch": 0, "next_step": 0, "answers": {"0.0": 3}}
+    values = {"number": 4, "for_s": 2.0, "epoch": 0, "next_step": 0, "leads": True}
+    values["answers"] = {"0.0": 3}
     return messages.Renewals(heard=heard, **(values | changes))
 
 
@@ -191,8 +192,11 @@ class NobodyElse:
 
     def __init__(self) -> None:
         self.looked = threading.Event()
+        self.elsewhere: list[bool] = []
 
-    def look(self, *, is_alive: bool) -> None:
+    def look(self, *, is_alive: bool, elsewhere: bool) -> None:
+        assert is_alive
+        self.elsewhere.append(elsewhere)
         self.looked.set()
 
 
@@ -209,6 +213,26 @@ def test_it_is_a_sign_that_the_coordinator_lives(monkeypatch) -> None:
             time.sleep(0.05)
         assert not others.looked.is_set()
         assert others.looked.wait(LIMIT_S), "without signs another one is looked for"
+    finally:
+        linked.close()
+
+
+def test_one_that_does_not_know_whether_it_leads_is_looked_past(monkeypatch) -> None:
+    """Leases are renewed as ever: it may be the only one."""
+    monkeypatch.setattr(control_link, "SILENCE_S", 1.5)
+    others = NobodyElse()
+    linked = Linked(others)
+    try:
+        linked.coordinator.send(messages.StillHere(next_step=0, heard=0))
+        until_s = time.monotonic() + LIMIT_S
+        while not others.looked.is_set():
+            assert time.monotonic() < until_s, "nobody is looked for"
+            linked.agent.send(renewals(0, leads=False))
+            linked.coordinator.send(messages.Renewal(number=4, answers=3, for_s=2.0))
+            linked.link.send(beat())
+            time.sleep(0.05)
+        assert others.elsewhere[0], "one that talks is not asked who it is"
+        assert messages.Renewal(number=4, answers=3, for_s=2.0) in linked.aside
     finally:
         linked.close()
 

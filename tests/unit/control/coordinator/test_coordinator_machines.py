@@ -323,6 +323,35 @@ def test_one_that_came_by_hand_is_not_started_by_a_successor_either():
     assert not starts(world.tick(5.0))
 
 
+def test_a_machine_whose_agent_is_not_back_may_be_lost():
+    """First a worker of it falls silent, then the others complain of its links."""
+    world = Journalled({"a": 2, "b": 2, "c": 2})
+    world.step(2)
+    away = world.seats()["1.1"]
+    take_over(world)
+    for name in set("abc") - {away}:
+        world.machine_comes(name)
+    world.actors["1.1"].silent = world.actors["1.1"].mute = True
+    world.tick(5.0)
+    effects = [effect for _ in range(30) for effect in world.tick(1.0)]
+    assert {event.worker for event in emitted(effects, events.WorkerLost)} == {"1.1"}
+    effects = world.take(world.run.parts.lost_machines.lose_together({away: "cut off"}, world.at_s))
+    assert FenceMachine(away) in effects
+    assert world.run.failure is None
+
+
+def test_where_a_worker_is_started_is_written_down_before():
+    world = Journalled({"a": 2, "b": 2})
+    world.step(2)
+    world.machine_dies("b")
+    world.pump()
+    effects = world.machine_comes("c") + world.tick(5.0)
+    assert starts(effects) == {"1.0": "c", "1.1": "c"}
+    first = next(n for n, effect in enumerate(effects) if isinstance(effect, StartWorker))
+    written = [effect for effect in effects[:first] if isinstance(effect, WriteDown)]
+    assert from_record(written[-1].record).seats.items() >= {"1.0": "c"}.items()
+
+
 def test_after_a_minute_a_machine_of_that_name_comes_as_a_new_one():
     world = Journalled({"a": 2, "b": 2, "c": 2})
     world.step(2)

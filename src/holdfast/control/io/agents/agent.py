@@ -115,6 +115,8 @@ class Agent:
     def _turn(self, timeout_s: float) -> bool:
         """Handle what has happened; True when told to stop."""
         for key, _ in self._selector.select(timeout_s):
+            if self._selector.get_map().get(key.fd) is not key:
+                continue  # what came before it in this turn has closed it
             if key.fd in self._processes:
                 self._line.send(self._processes.reap(key.fd))
             elif key.data is not None:

@@ -1,7 +1,7 @@
 """Connections of agents: which machine each speaks for, and the processes it has started."""
 
 from holdfast.cluster import WorkerId
-from holdfast.control.io.agents.children import Children
+from holdfast.control.io.agents.children import Children, OfProcess
 from holdfast.errors import ProtocolError
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
@@ -68,11 +68,7 @@ class Agents:
     def connection_to(self, machine: str) -> Connection | None:
         return self._connections.get(machine)
 
-    def hear(
-        self,
-        connection: Connection,
-        told: messages.WorkerStarted | messages.WorkerExited | messages.WorkerRuns,
-    ) -> None:
+    def hear(self, connection: Connection, told: OfProcess) -> None:
         """ProtocolError: it speaks of what it has not started."""
         self._children[self.machine_of(connection)].hear(told)
 
@@ -94,6 +90,10 @@ class Agents:
     def fence(self, worker: WorkerId) -> None:
         for children in self._children.values():
             children.fence(worker)
+
+    def fence_on(self, machine: str, worker: WorkerId) -> None:
+        """There alone: somebody else has its name elsewhere."""
+        self._children[machine].fence(worker)
 
     def process_of(self, worker: WorkerId) -> tuple[Connection, int] | None:
         """Its agent, and its process id there; None: no agent has started it."""

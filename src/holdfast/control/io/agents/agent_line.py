@@ -21,6 +21,7 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.spec import Access
 from holdfast.protocol.successors import PAUSE_S, SILENCE_S, GivenUp, Successors
 
+_LOOK_S = 1.0  # beside a coordinator that is there
 _LAST_WORDS_S = 0.01  # they are here, or lost
 
 
@@ -36,7 +37,8 @@ class AgentLine:
         # Until there is something to be kept, a line that breaks is the end.
         self._successors = Successors(access, AGENT, "", "", 0.0, MOST_TIMEOUT_S)
         self._until_s = self._next_s = 0.0
-        self._heard_s: float | None = None  # last word of a coordinator that gives signs
+        self._sign_s: float | None = None  # last one of a coordinator that gives some
+        self._read_s = 0.0  # its last word
         self._last_words: list[Message] = []  # read after a send had failed
         self._unsaid: list[Message] = []  # of processes that have ended since it broke
         self._selector.register(connection, selectors.EVENT_READ)
@@ -59,8 +61,9 @@ class AgentLine:
         except PeerLost as why:
             self._lose(why)
             return []
-        if self._heard_s is not None or any(isinstance(each, StillHere) for each in heard):
-            self._heard_s = time.monotonic()
+        self._read_s = time.monotonic()
+        if any(isinstance(each, StillHere) for each in heard):
+            self._sign_s = self._read_s
         return [each for each in heard if not isinstance(each, StillHere)]
 
     def send(self, message: Message) -> None:
@@ -102,11 +105,13 @@ class AgentLine:
         now_s = time.monotonic()
         if now_s < self._next_s or (self.connection is not None and not self._is_silent(now_s)):
             return False
-        self._next_s = now_s + PAUSE_S
+        self._next_s = now_s + (PAUSE_S if self.connection is None else _LOOK_S)
         if self.connection is None and now_s > self._until_s:
             raise PeerLost("nobody has taken over the run")
         try:
-            found = self._successors.look(is_alive=self.connection is not None)
+            is_alive = self.connection is not None
+            talks = is_alive and now_s - self._read_s <= SILENCE_S
+            found = self._successors.look(is_alive=is_alive, elsewhere=talks)
         except GivenUp as why:
             raise PeerLost(str(why)) from why
         if found is not None:
@@ -114,12 +119,13 @@ class AgentLine:
         return found is not None
 
     def _is_silent(self, now_s: float) -> bool:
-        """It may be stopped, and another one may have its place; it is left only for that one."""
-        return self._heard_s is not None and now_s - self._heard_s > SILENCE_S
+        """It may be stopped, or not know whether it still leads, and another one may have its
+        place; it is left only for that one."""
+        return self._sign_s is not None and now_s - self._sign_s > SILENCE_S
 
     def _follow(self, found: Connection, there: Access) -> None:
         self.close()
-        self.connection, self._heard_s = found, None
+        self.connection, self._sign_s = found, None
         self._selector.register(found, selectors.EVENT_READ)
         # Workers prove to each other that they are of one launch.
         self.access = replace(there, generation=self.access.generation)

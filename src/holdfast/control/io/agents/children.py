@@ -1,8 +1,12 @@
 """Processes that the agent has started: under which id each worker runs there. Pure."""
 
+from typing import TypeAlias
+
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
 from holdfast.protocol import messages
+
+OfProcess: TypeAlias = messages.WorkerStarted | messages.WorkerExited | messages.WorkerRuns
 
 
 class Children:
@@ -10,9 +14,7 @@ class Children:
         self._started: dict[int, str] = {}  # process id -> worker
         self._running: dict[int, str] = {}  # those of them that the agent is to end
 
-    def hear(
-        self, told: messages.WorkerStarted | messages.WorkerExited | messages.WorkerRuns
-    ) -> None:
+    def hear(self, told: OfProcess) -> None:
         """ProtocolError: the agent speaks of what it has not started."""
         pid, worker = told.pid, told.worker
         if isinstance(told, messages.WorkerStarted):

@@ -36,8 +36,14 @@ class Gatherer:
         """The worker's end. A line of an earlier process under this name is over."""
         self.close(worker)
         ours, theirs = relay_pair()
-        line = self._lines[worker] = relay_end(ours)
-        self._selector.register(line, selectors.EVENT_READ, worker)
+        line = relay_end(ours)
+        try:
+            self._selector.register(line, selectors.EVENT_READ, worker)
+        except OSError:
+            line.close()
+            theirs.close()
+            raise
+        self._lines[worker] = line
         return theirs
 
     def close(self, worker: str) -> None:
@@ -58,8 +64,10 @@ class Gatherer:
             os.close(line.fileno())
 
     def hear(self, worker: str) -> None:
+        """It may be closed since it was seen that there is something."""
+        line = self._lines.get(worker)
         try:
-            for message in self._lines[worker].read():
+            for message in line.read() if line is not None else ():
                 self._take(worker, message)
         except HoldfastError:
             self.close(worker)

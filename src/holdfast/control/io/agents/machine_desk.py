@@ -19,6 +19,7 @@ from holdfast.control.effects import (
     TellAgents,
 )
 from holdfast.control.io.agents.agent_connections import Agents
+from holdfast.control.io.agents.children import OfProcess
 from holdfast.control.io.agents.orders import AgentOrders
 from holdfast.control.io.entry.rights import told
 from holdfast.errors import ConfigError
@@ -59,24 +60,22 @@ class MachineDesk:
         machine = self._agents.machine_of(connection)
         if machine:
             self._coordinator.machines.spoke(machine, now_s)
-        if isinstance(
-            message, messages.WorkerStarted | messages.WorkerExited | messages.WorkerRuns
-        ):
+        if isinstance(message, OfProcess):
             self._agents.hear(connection, message)
-            if self._is_past(message, machine):
-                return True
+        of_worker = OfProcess | messages.WorkerNotStarted
+        if isinstance(message, of_worker) and self._is_past(message, machine):
+            return True
         return self._answered(connection, message, machine)
 
-    def _is_past(
-        self,
-        told: messages.WorkerStarted | messages.WorkerExited | messages.WorkerRuns,
-        machine: str,
-    ) -> bool:
-        """It is of a process whose worker was started elsewhere meanwhile: that one is ended."""
+    def _is_past(self, told: OfProcess | messages.WorkerNotStarted, machine: str) -> bool:
+        """It is of a process whose worker was started elsewhere meanwhile: that one is ended, and
+        nobody is heard for it here."""
         seat = self._coordinator.machines.seat_of(told.worker)
         is_past = seat not in ("", machine)
         if is_past and isinstance(told, messages.WorkerStarted):
-            self._orders.end_elsewhere(parse_worker(told.worker), seat)
+            worker = parse_worker(told.worker)
+            self._orders.end_elsewhere(worker, seat)
+            self._agents.fence_on(machine, worker)
         return is_past
 
     def _answered(self, connection: Connection, message: messages.Message, machine: str) -> bool:

@@ -13,7 +13,14 @@ from typing import Any
 
 from holdfast.control.journal.base import Journal
 from holdfast.control.takeover.snapshot import RunSnapshot, from_record
-from holdfast.errors import ConfigError, JournalAway, JournalError, JournalHeld, ProtocolError
+from holdfast.errors import (
+    ConfigError,
+    JournalAway,
+    JournalDamaged,
+    JournalError,
+    JournalHeld,
+    ProtocolError,
+)
 
 END_LIMIT_S = 5.0  # besides the limit of the call that is under way
 _PAUSE_S = 0.05
@@ -76,6 +83,10 @@ class RunJournal:
     def leads_already(self) -> None:
         """It was claimed before."""
         self._leads = True
+
+    def leads(self, now_s: float) -> bool:
+        """For sure; one that has not begun to lead has nobody beside it."""
+        return not self._leads or self._journal.leads(now_s)
 
     def check(self) -> None:
         """Deposed: another one leads. Else nobody does, as far as is known."""
@@ -144,15 +155,17 @@ def left_behind(journal: Journal) -> LeftBehind | None:
 
     Of a run that has failed nothing is left: it goes on from its checkpoint, with new workers. One
     that is finished may have workers that do not know it. JournalAway: nobody knows.
+    JournalDamaged: it cannot be read, or was written by another version of Holdfast.
     """
+    records = journal.records()
+    if not records or records[-1].get("ended"):
+        return None
     try:
-        records = journal.records()
-        if not records:
-            return None
         facts = RunFacts(**records[-1]["run"])
         snapshot = from_record(records[-1]["snapshot"])
-    except JournalAway:
-        raise
-    except (JournalError, ProtocolError, KeyError, TypeError):
-        return None
+    except (ProtocolError, KeyError, TypeError) as why:
+        raise JournalDamaged(
+            "the journal of the run cannot be read: it is damaged, or was written by another "
+            "version of Holdfast"
+        ) from why
     return None if snapshot.phase == "FAILED" else LeftBehind(facts, snapshot)

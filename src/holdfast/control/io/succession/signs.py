@@ -1,7 +1,7 @@
 """What workers hear of who leads: signs of life, and what one that has come back is answered."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.coordinator import Coordinator
@@ -14,8 +14,12 @@ NUM_LATE = 10  # signs: so long a standby may take to copy what it was told of s
 
 
 class Signs:
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    """``leads``: whether this one does for sure. Workers look elsewhere while it is not."""
+
+    def __init__(
+        self, coordinator: Coordinator, leads: Callable[[float], bool] = lambda now_s: True
+    ) -> None:
+        self._coordinator, self._leads = coordinator, leads
         self._said_s, self._number = 0.0, 0
         self._reached: deque[int] = deque(maxlen=NUM_LATE)  # when the last signs were given
 
@@ -29,8 +33,10 @@ class Signs:
         self._reached.append(reached)
         # After all went back, steps are reported once more.
         sign = messages.StillHere(next_step=min(self._reached[0], reached), heard=reached)
-        leases = self._coordinator.parts.leases
-        leases.note_step(sign.next_step)
+        leases, leads = self._coordinator.parts.leases, self._leads(now_s)
+        leases.note_sign(sign.next_step, leads=leads)
+        if not leads:
+            return [CheckLead()]
         others = leases.by_agents if self._number % OWN_SIGNS else ()
         self._number += 1
         told = (Send(worker, sign) for worker in workers if worker not in others)

@@ -80,7 +80,6 @@ class SilentTooLong(Stimulus): ...
 class GaveUp(Stimulus): ...
 
 
-Notice = ProcessExited | ConnectionClosed | PeerComplained | SilentTooLong | GaveUp
 _NOTICES = (ProcessExited, ConnectionClosed, PeerComplained, SilentTooLong, GaveUp)
 MISSING = (WorkerPhase.ABSENT, WorkerPhase.LOST)
 JOINING = (WorkerPhase.STARTING, WorkerPhase.BUILDING, WorkerPhase.READY, WorkerPhase.COPYING)
