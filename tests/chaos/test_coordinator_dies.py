@@ -10,8 +10,9 @@ from helpers.etcd_server import etcd_cluster
 from helpers.seed import SEED
 from helpers.sweeps.chaos import Executions
 from helpers.sweeps.mortal import AT_THE_END, Life
-from helpers.sweeps.twin import STEPS, Fate, Twin, TwinStory
+from helpers.sweeps.twin import LONG, STEPS, Fate, Twin, TwinStory, Way
 from helpers.wide import first_two
+from holdfast.control.takeover import regaining
 from holdfast.errors import Deposed
 from holdfast.observability import events
 
@@ -159,6 +160,24 @@ def test_a_worker_may_die_while_nobody_leads(twin, calm, counted, number):
     story = counted(twin.run(Fate((life,), away_s, {worker: f"{step}.{point}"})))
     check_same(story, calm)
     assert worker in story.killed_s
+
+
+@pytest.mark.wide
+def test_one_that_loses_etcd_alone_is_left_for_the_one_that_leads(etcd_twin, monkeypatch):
+    """It hears its workers, and they hear it: only it does not know whether it leads."""
+    monkeypatch.setattr(regaining, "REGAIN_LIMIT_S", 15.0)
+    undisturbed = etcd_twin.run(**LONG)
+    way = Way()
+    with served(etcd_twin.fake, lambda: way.is_cut) as address:
+        way.address = f"etcd://{address}"
+        story = etcd_twin.run_cut_off(way)
+    assert story.summary.outcome == "finished"
+    assert story.summary.parameters_sha256 == undisturbed.summary.parameters_sha256
+    assert not story.summary.went_back
+    assert not [event for event in story.seen if isinstance(event, events.WorkerLost)]
+    assert any(isinstance(event, events.TookOver) for event in story.seen)
+    assert [type(why) for why in story.failed] == [Deposed]
+    assert story.stays
 
 
 @pytest.mark.parametrize("number", first_two(0, 2, range(NUM_SUSPENDED)))

@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         fake, path = self.server.fake, self.path.removeprefix("/v3/")
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         fake.asked[path] += 1
-        fault = fake.fault(fake, path)
+        fault = REFUSED if self.server.is_cut() else fake.fault(fake, path)
         if fault == HANGS:
             fake.ends.wait()
             self.close_connection = True
@@ -206,18 +206,18 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, fake: FakeEtcd) -> None:
+    def __init__(self, fake: FakeEtcd, is_cut: Callable[[], bool]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.fake = fake
+        self.fake, self.is_cut = fake, is_cut
 
     def handle_error(self, *_: Any) -> None:
         """Whoever asked has gone: it had waited long enough."""
 
 
 @contextmanager
-def served(fake: FakeEtcd) -> Iterator[str]:
-    """Its HOST:PORT."""
-    server = _Server(fake)
+def served(fake: FakeEtcd, is_cut: Callable[[], bool] = lambda: False) -> Iterator[str]:
+    """Its HOST:PORT. ``is_cut``: whoever comes this way is refused."""
+    server = _Server(fake, is_cut)
     thread = threading.Thread(target=lambda: server.serve_forever(0.02), daemon=True)
     thread.start()
     try:

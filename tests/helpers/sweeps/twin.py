@@ -7,7 +7,7 @@ process would: it knows the run directory and the journal, which is a file there
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from helpers import jobs
 from helpers.etcd_fake import REFUSED, FakeEtcd
+from helpers.live import wait_until
 from helpers.sweeps.chaos import LAYOUTS, Executions, Ran
 from helpers.sweeps.mortal import CoordinatorDied, LastEffect, Life, Switch, mortal
 from holdfast.api.job_source import job_source
@@ -48,6 +49,11 @@ SWITCH_FROM = 6  # step
 LIMIT_S, END_LIMIT_S = 60.0, 10.0
 REGAIN_LIMIT_S = 5.0  # for threads that have died nobody speaks, as an agent would
 LEASE_S = 20.0  # it never runs out by itself
+SHORT_LEASE_S = 2.0  # it does
+LONG: dict[str, Any] = {  # at least 12 s
+    "steps": 110,
+    "device": {"emulate": "F=8ms,B=8ms,W=8ms"},
+}
 
 
 class Survivors(WorkerThreads):
@@ -174,6 +180,50 @@ class Twin:
     def _journal(self, request: RunRequest) -> AbstractContextManager[Journal]:
         return closing(open_journal(request.config.control.journal, request.run_dir, LEASE_S))
 
+    # --- cut off from etcd alone ---
+
+    def run_cut_off(self, way: "Way") -> "SuspendedStory":
+        """The first coordinator reaches its workers as ever, and has nothing to write down. Another
+        one takes over when its lease has run out."""
+        starter, switch = Survivors(keeping_of), Switch(LONG["steps"])
+        self._lead_by(Life(0, ""), switch)
+        control = {"journal": f"{way.address}/cut-off", "lease_s": SHORT_LEASE_S}
+        checkpoint = {"every_steps": 0, "first_step": 0, "at_end": False}
+        request = self._request(UNDISTURBED, (), control=control, checkpoint=checkpoint, **LONG)
+        first = TwinStory([], {})
+        failed: list[BaseException] = []
+        leading = threading.Thread(target=self._lead_on, args=(request, starter, first, failed))
+        leading.start()
+        try:
+            wait_until(lambda: _has_trained(first.seen), "a step is finished")
+            way.is_cut = True
+            time.sleep(2 * SHORT_LEASE_S)
+            num_seen = len(first.seen)
+            config = request.config
+            there = replace(config.control, journal=f"{self.etcd}/cut-off")
+            elsewhere = replace(request, config=replace(config, control=there))
+            later = self._lead_elsewhere(elsewhere, starter, switch)
+            way.is_cut = False
+            leading.join(LIMIT_S)
+        finally:
+            way.is_cut = False
+            starter.end()
+        stays = not leading.is_alive()
+        life = Life(0, "")
+        return SuspendedStory(later.summary, life, later.seen, first.seen[num_seen:], failed, stays)
+
+    def _lead_on(
+        self,
+        request: RunRequest,
+        starter: Survivors,
+        story: "TwinStory",
+        failed: list[BaseException],
+    ) -> None:
+        try:
+            self._launch(request, starter, story)
+        except BaseException as why:
+            failed.append(why)
+
     # --- asleep ---
 
     def run_suspended(self, sleeps_at: int, seed: str) -> "SuspendedStory":
@@ -192,13 +242,7 @@ class Twin:
         slept = TwinStory([life], KILLED)
         failed: list[BaseException] = []
 
-        def lead() -> None:
-            try:
-                self._launch(request, starter, slept)
-            except BaseException as why:
-                failed.append(why)
-
-        sleeper = threading.Thread(target=lead)
+        sleeper = threading.Thread(target=self._lead_on, args=(request, starter, slept, failed))
         sleeper.start()
         try:
             assert asleep.wait(LIMIT_S), (life, failed, slept.seen)
@@ -257,7 +301,7 @@ class Twin:
         if self.fake is not None:
             self.fake.ahead_s += 2 * LEASE_S
 
-    def _request(self, fate: Fate, **settings: Any) -> RunRequest:
+    def _request(self, fate: Fate, faults: Sequence[str] = FAULTS, **settings: Any) -> RunRequest:
         text = jobs.TINY.replace("CLIP_NORM", repr(LAYOUT.clip_norm))
         job = jobs.write(self.folder, "twin_job", text)
         number = len(list(self.folder.glob("twin-*")))
@@ -280,12 +324,24 @@ class Twin:
             policies=policies_of(config),
             job=job_source(str(job), in_threads=True),
             run_dir=run_dir / "run",
-            faults=[parse_fault(text) for text in (*FAULTS, *more)],
+            faults=[parse_fault(text) for text in (*faults, *more)],
         )
+
+
+def _has_trained(seen: Iterable[events.Event]) -> bool:
+    return any(isinstance(event, events.StepFinished) for event in list(seen))
 
 
 def _killed_by(fate: Fate) -> dict[str, int]:
     return {worker: int(where.split(".")[0]) - 1 for worker, where in fate.more_faults.items()}
+
+
+@dataclass
+class Way:
+    """To the stand-in for etcd, for one who may lose it."""
+
+    address: str = ""
+    is_cut: bool = False
 
 
 @dataclass
