@@ -152,6 +152,17 @@ def test_a_worker_whose_end_shows_while_it_is_told_something_ends_nobody_else(ma
     assert other.read_within(LIMIT_S) == [replace(renewals, answers={"0.1": 7})]
 
 
+def test_one_that_reports_many_steps_is_passed_on_before_its_time(machine) -> None:
+    line = machine.start("0.0")
+    for step in range(LAST_STEP):
+        assert step < 64 or machine.gathering.is_full
+        line.send(gathered_report(report("0.0", step), 1, step))
+        machine.hear(1)
+    assert len(machine.gathering.take().reports) == LAST_STEP
+    machine.gathering.passed_on(is_heard=True)
+    assert not machine.gathering.is_full
+
+
 def test_a_line_that_cannot_be_heard_is_none(machine, monkeypatch) -> None:
     def refused(*_) -> None:
         raise OSError("no more watches")

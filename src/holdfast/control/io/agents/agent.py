@@ -195,7 +195,7 @@ class Agent:
 
     def _beat(self) -> None:
         now_s = time.monotonic()
-        if now_s >= self._next_beat_s:
+        if now_s >= self._next_beat_s or self._gathering.is_full:
             self._next_beat_s = now_s + self._beat_s
             self._line.send(self._gathering.take(self._beat_s) or AgentBeat())
             self._gathering.passed_on(is_heard=self._line.connection is not None)

@@ -20,7 +20,8 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.relay import relay_end, relay_pair
 from holdfast.protocol.thinning import DETAILS_S, Thinning
 
-_MOST_PARTS = 256  # of one worker that wait to be passed on: more are no heartbeats
+_MANY_PARTS = 64  # of one worker that wait to be passed on
+_MOST_PARTS = 256  # likewise: more come from nobody who means well
 
 
 class Gatherer:
@@ -81,6 +82,11 @@ class Gatherer:
         if len(parts) >= _MOST_PARTS:
             raise HoldfastError(f"worker {worker} says too much")
         parts.append(message)
+
+    @property
+    def is_full(self) -> bool:
+        """So much of one worker that it is better passed on before its time."""
+        return any(len(parts) >= _MANY_PARTS for parts in self._parts.values())
 
     def take(self, beat_s: float = DETAILS_S) -> Gathered | None:
         """All that is to be passed on, as is done every so often."""
