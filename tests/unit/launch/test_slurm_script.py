@@ -33,12 +33,12 @@ def test_the_script_is_as_it_was_looked_at_and_bash_reads_it(name, capsys):
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-def ran(folder, script, restart, *, python):
+def ran(folder, script, restart, *, python, state="RUNNING"):
     """What the script did with programs of ours in place of Slurm's: the words of each."""
     programs = {
         "python": python,
         "hostname": "echo n1",
-        "squeue": "echo RUNNING",
+        "squeue": f"echo {state}",
         "scontrol": f'echo "scontrol $*" >> {folder}/did',
     }
     for name, body in programs.items():
@@ -93,6 +93,25 @@ def test_told_to_end_it_passes_that_on_and_goes_back_into_the_queue(tmp_path, sc
 def test_a_run_that_fails_by_itself_is_not_started_again(tmp_path, script):
     code, did = ran(tmp_path, script, 0, python=SAYS.format(found=1, folder=tmp_path) + "exit 2")
     assert (code, len(did)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("ends", "restart", "state", "is_queued"),
+    [
+        ("kill -KILL $$", 0, "RUNNING", True),
+        ("kill -KILL $$", 4, "RUNNING", True),
+        ("kill -KILL $$", 5, "RUNNING", False),  # else it is started for ever
+        ("kill -KILL $$", 0, "COMPLETING", False),  # it was cancelled
+        ("exit 130", 0, "RUNNING", False),  # Ctrl-C
+    ],
+)
+def test_a_job_whose_coordinator_was_killed_is_queued_again(
+    tmp_path, script, ends, restart, state, is_queued
+):
+    python = SAYS.format(found=1, folder=tmp_path) + ends
+    code, did = ran(tmp_path, script, restart, python=python, state=state)
+    assert code == (130 if "130" in ends else 137)
+    assert did[1:] == (["scontrol requeue 20001"] if is_queued else [])
 
 
 @pytest.mark.parametrize(
