@@ -10,6 +10,8 @@ import pytest
 from holdfast.cli.main import main
 from holdfast.errors import ConfigError
 from holdfast.launch.kinds import open_cluster
+from holdfast.launch.orders import read_order
+from holdfast.launch.slurm import slurm_cluster
 from holdfast.launch.slurm.slurm_cluster import num_nodes, srun_words
 
 GOLDEN = Path(__file__).parents[2] / "data" / "launch"
@@ -153,3 +155,12 @@ def test_more_machines_than_nodes_are_refused(monkeypatch, tmp_path):
         open_cluster("slurm", print).start(tmp_path / "ticket", 3)
     with pytest.raises(ConfigError, match="slurm:x: expected the workers on one machine"):
         open_cluster("slurm:x", print)
+
+
+def test_agents_end_with_the_job_whatever_the_ticket_says_of_standbys(monkeypatch, tmp_path):
+    said = []
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    monkeypatch.setattr(slurm_cluster, "Program", lambda words, order, env: said.append(order))
+    (tmp_path / "ticket").write_text('{"more": ["h:1"]}')
+    open_cluster("slurm", print).start(tmp_path / "ticket", 2)
+    assert not read_order(said[0]).outlives
