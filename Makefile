@@ -26,7 +26,7 @@ demo: $(READY)
 
 # Four machines in namespaces, or four agents on loopback where those are not to be had.
 demo-cluster: $(READY)
-	PYTHONPATH=tests $(BIN)/python tools/demo_cluster.py
+	$(BIN)/python tools/demo_cluster.py
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -18,16 +18,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from helpers.hosts import Host, Program, hosts, why_not
-from holdfast.observability import events
-from holdfast.observability.summary import SUMMARY_FILE
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from helpers.hosts import Host, Program, hosts, why_not  # noqa: E402
+from holdfast.observability import events  # noqa: E402
+from holdfast.observability.summary import SUMMARY_FILE  # noqa: E402
 
 NUM_MACHINES, SLOTS, DIES = 4, 2, 3
 HOLDFAST = [sys.executable, "-m", "holdfast"]
 LIMIT_S = 300.0  # of one wait: on a busy machine it takes long until all have loaded torch
 # For a sample, until all is shown that is to be shown; slower while a machine boots.
 PACE_S, BOOT_PACE_S = 0.02, 0.1
-ROOT = Path(__file__).parents[1]
+OWN_FOLDER = ROOT / "runs" / "demo-cluster"
+MARK = ".demo-cluster"  # in a folder that the next demo may empty
 # Samples come late as long as there is a file that says so.
 JOB = """\
 import dataclasses
@@ -327,15 +331,30 @@ def disturbed(boxes: Sequence[Box], folder: Path, layout: Sequence[str]) -> str:
     return found
 
 
+def emptied(folder: Path) -> bool:
+    """False: what is there is not of an earlier demo."""
+    is_own = folder == OWN_FOLDER or (folder / MARK).exists()
+    if folder.exists() and not is_own and (not folder.is_dir() or any(folder.iterdir())):
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / MARK).touch()
+    return True
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loopback", action="store_true", help="no namespaces")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "demo-cluster")
+    parser.add_argument("--folder", type=Path, default=OWN_FOLDER)
     args = parser.parse_args(words)
     folder = args.folder.absolute()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    if not emptied(folder):
+        sys.stderr.write(
+            f"demo-cluster: --folder {folder}: is there already, and of no earlier demo; choose "
+            "another one\n"
+        )
+        return 2
     layout = ["--pipelines", "4", "--stages", "2", "--microbatches", "8"]
     layout += ["--steps", str(args.steps)]
     started_s = time.monotonic()

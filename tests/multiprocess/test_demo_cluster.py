@@ -25,7 +25,7 @@ SHOWN = [
 def test_a_machine_and_the_coordinator_die_and_come_back_and_the_bits_are_the_same(tmp_path, words):
     done = subprocess.run(
         [sys.executable, ROOT / "tools/demo_cluster.py", "--folder", tmp_path / "demo", *words],
-        env=runs.environment() | {"PYTHONPATH": str(ROOT / "tests")},
+        env=runs.environment(),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

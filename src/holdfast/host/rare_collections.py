@@ -1,5 +1,5 @@
 """Python's collector of cycles, less often: in a large run it would look again and again at all
-that a coordinator knows of its workers, for a quarter of its processor time."""
+that a coordinator knows of its workers."""
 
 import gc
 from collections.abc import Iterator

@@ -6,7 +6,7 @@ change over to a better one, is not known here.
 
 import threading
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ _SOON_S = 30.0
 # Of a core, for background work on a cluster too large to prepare for: whoever asks must also hear
 # its workers, and one interpreter serves both.
 _LARGE_SHARE = 0.05
-_LONGEST_PAUSE_S = 0.5  # so that the thread soon sees that nobody wants the answer any more
+_LONGEST_SLEEP_S = 0.5  # so that the thread soon sees that nobody wants the answer any more
 
 
 class _DroppedError(Exception):
@@ -198,14 +198,17 @@ class Planner:
     def _refine(self, task: _Refining) -> None:
         leisure = _Leisure(task.problem)
 
-        def between() -> None:
-            leisure.pause()
+        def still_wanted() -> None:
             if self._refining is not task:
                 raise _DroppedError
 
+        def between() -> None:
+            still_wanted()
+            leisure.pause(still_wanted)
+
         for plan in refine(task.problem, plain=self._plain, between=between):
-            with self._lock:
-                between()
+            with self._lock:  # never asleep: whoever asks waits for it
+                still_wanted()
                 self._found = (task.key, plan)
         self._done(task)
 
@@ -246,11 +249,17 @@ class _Leisure:
         self._pauses = 1 / _LARGE_SHARE - 1 if is_large else 0.0  # as often as work
         self._used_s = time.thread_time()
 
-    def pause(self) -> None:
-        if self._pauses:
-            worked_s = time.thread_time() - self._used_s
-            time.sleep(min(worked_s * self._pauses, _LONGEST_PAUSE_S))
-            self._used_s = time.thread_time()
+    def pause(self, still_wanted: Callable[[], None]) -> None:
+        """In proportion to the work since the last one; ``still_wanted`` may end it."""
+        if not self._pauses:
+            return
+        left_s = (time.thread_time() - self._used_s) * self._pauses
+        while left_s > 0:
+            sleep_s = min(left_s, _LONGEST_SLEEP_S)
+            time.sleep(sleep_s)
+            left_s -= sleep_s
+            still_wanted()
+        self._used_s = time.thread_time()
 
 
 def question(problem: Problem) -> Hashable:
@@ -302,12 +311,12 @@ def _is_better(found: Plan, given: Plan) -> bool:
     )
 
 
-def warm_up(*, plain: bool | None = None) -> None:
+def warm_up() -> None:
     """Compile, or load, all that planning needs, so that the first real plan waits for nothing."""
     # Of unequal speeds, with too few workers and with enough: all kernels in all their types.
     for speeds in ((0.5, 1.0), (1.0, 0.5, 1.0, 0.75, 1.0)):
         problem = _example(speeds)
-        first_plan(problem, plain=plain)
+        first_plan(problem)
         remainder_of_step(problem, {m.worker: (m.worker.stage,) for m in problem.members}, {})
 
 

@@ -4,8 +4,9 @@ It knows its run by the secret, and a successor by a higher generation. Whoever 
 generation has not died: it has hung up, and has given this worker up.
 """
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from holdfast.protocol.spec import ADDRESS_FILE, Access
 
 PAUSE_S = 0.2
 SILENCE_S = 5.0  # of a coordinator that gives a sign every second
-_TRY_LIMIT_S = 2.0  # for one address
+_TRY_LIMIT_S = 2.0  # for all addresses: they are asked at once
 _MOST_BYTES = 1000
 
 
@@ -52,18 +53,39 @@ class Successors:
 
         ``is_alive``: ours may well be there, and be the only one. ``elsewhere``: it is not asked.
         """
-        for access in self._places():
-            if elsewhere and str(access) == str(self.access):
-                continue
-            try:
-                generation = self._generation_at(access)
-                if generation > self.access.generation:
+        places = [at for at in self._places() if not elsewhere or str(at) != str(self.access)]
+        found = self._generations_at(places)
+        for access, generation in zip(places, found, strict=True):
+            if generation is not None and generation > self.access.generation:
+                with suppress(HoldfastError, OSError):
                     return self._connected(access, generation)
-            except (HoldfastError, OSError):
-                continue  # nobody is there, or somebody else
-            if generation == self.access.generation and not is_alive:
-                raise GivenUp("the coordinator has given this process up")
+        if self.access.generation in found and not is_alive:
+            raise GivenUp("the coordinator has given this process up")
         return None
+
+    def _generations_at(self, places: Sequence[Access]) -> list[int | None]:
+        """None: nobody is there, or somebody else.
+
+        A host that is down answers nothing, so none waits for another. No thread stays: an agent
+        forks.
+        """
+        found: list[int | None] = [None] * len(places)
+
+        def ask(number: int) -> None:
+            with suppress(HoldfastError, OSError):
+                found[number] = self._generation_at(places[number])
+
+        numbers = range(len(places))
+        threads = [threading.Thread(target=ask, args=(each,), name="look") for each in numbers]
+        for number, thread in zip(numbers, threads, strict=True):
+            try:
+                thread.start()
+            except RuntimeError:  # no thread to be had
+                ask(number)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        return found
 
     def _generation_at(self, access: Access) -> int:
         """Asked as one who knows of none: that takes nobody's place."""

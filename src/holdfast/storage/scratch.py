@@ -11,6 +11,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -19,6 +20,7 @@ from pathlib import Path
 from holdfast.names import CACHE_VARIABLE
 
 _LOCK = ".lock"
+_OLD_S = 3600.0  # whoever has made one, and lives, has locked it since
 _NAME = re.compile(r"holdfast-[0-9a-f]{16}")  # as scratch_name() makes them
 
 
@@ -80,12 +82,13 @@ def clear_left(base: Path) -> None:
     with suppress(OSError):
         for path in base.iterdir():
             if _NAME.fullmatch(path.name) and _is_private(path):
-                with suppress(OSError):  # it has no lock (yet)
+                with suppress(OSError):  # it has no lock yet
                     _clear(path)
 
 
 def _clear(path: Path) -> None:
-    lock = _opened(path)
+    is_old = time.time() - path.lstat().st_mtime > _OLD_S
+    lock = _opened(path, os.O_CREAT if is_old else 0)
     try:
         _remove_if_free(path, lock)
     finally:

@@ -99,6 +99,13 @@ def test_one_agent_a_node_with_its_lines_and_its_end(ticket):
     assert ray.did == expected
 
 
+def test_agents_end_with_the_program_whatever_the_ticket_says_of_standbys(ticket):
+    ticket.write_text('{"more": ["h:1"]}')
+    ray = FakeRay(1, [[("n1", "")]])
+    RayCluster(ray, 1, print, "agent").start(ticket, 1)
+    assert not ray.orders[0][0].outlives
+
+
 def test_several_share_a_node_if_there_are_few(ticket):
     ray = FakeRay(1, [[("n1-0", "")], [("n1-1", "")]])
     RayCluster(ray, 1, print, "agent").start(ticket, 2)

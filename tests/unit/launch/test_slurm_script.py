@@ -10,6 +10,8 @@ import pytest
 from holdfast.cli.main import main
 from holdfast.errors import ConfigError
 from holdfast.launch.kinds import open_cluster
+from holdfast.launch.orders import read_order
+from holdfast.launch.slurm import slurm_cluster
 from holdfast.launch.slurm.slurm_cluster import num_nodes, srun_words
 
 GOLDEN = Path(__file__).parents[2] / "data" / "launch"
@@ -33,12 +35,12 @@ def test_the_script_is_as_it_was_looked_at_and_bash_reads_it(name, capsys):
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-def ran(folder, script, restart, *, python):
+def ran(folder, script, restart, *, python, state="RUNNING"):
     """What the script did with programs of ours in place of Slurm's: the words of each."""
     programs = {
         "python": python,
         "hostname": "echo n1",
-        "squeue": "echo RUNNING",
+        "squeue": f"echo {state}",
         "scontrol": f'echo "scontrol $*" >> {folder}/did',
     }
     for name, body in programs.items():
@@ -96,6 +98,25 @@ def test_a_run_that_fails_by_itself_is_not_started_again(tmp_path, script):
 
 
 @pytest.mark.parametrize(
+    ("ends", "restart", "state", "is_queued"),
+    [
+        ("kill -KILL $$", 0, "RUNNING", True),
+        ("kill -KILL $$", 4, "RUNNING", True),
+        ("kill -KILL $$", 5, "RUNNING", False),  # else it is started for ever
+        ("kill -KILL $$", 0, "COMPLETING", False),  # it was cancelled
+        ("exit 130", 0, "RUNNING", False),  # Ctrl-C
+    ],
+)
+def test_a_job_whose_coordinator_was_killed_is_queued_again(
+    tmp_path, script, ends, restart, state, is_queued
+):
+    python = SAYS.format(found=1, folder=tmp_path) + ends
+    code, did = ran(tmp_path, script, restart, python=python, state=state)
+    assert code == (130 if "130" in ends else 137)
+    assert did[1:] == (["scontrol requeue 20001"] if is_queued else [])
+
+
+@pytest.mark.parametrize(
     ("words", "expected"),
     [
         ("--nodes 0", "--nodes 0: expected at least 1"),
@@ -134,3 +155,12 @@ def test_more_machines_than_nodes_are_refused(monkeypatch, tmp_path):
         open_cluster("slurm", print).start(tmp_path / "ticket", 3)
     with pytest.raises(ConfigError, match="slurm:x: expected the workers on one machine"):
         open_cluster("slurm:x", print)
+
+
+def test_agents_end_with_the_job_whatever_the_ticket_says_of_standbys(monkeypatch, tmp_path):
+    said = []
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    monkeypatch.setattr(slurm_cluster, "Program", lambda words, order, env: said.append(order))
+    (tmp_path / "ticket").write_text('{"more": ["h:1"]}')
+    open_cluster("slurm", print).start(tmp_path / "ticket", 2)
+    assert not read_order(said[0]).outlives

@@ -161,6 +161,48 @@ def test_refining_rests_between_trials_if_the_cluster_is_large(planner, monkeypa
     assert all(0.0 <= pause_s <= 0.5 for pause_s in pauses)
 
 
+def test_whoever_asks_never_waits_for_a_thread_that_rests(planner, monkeypatch):
+    held: list[bool] = []
+    monkeypatch.setattr(service.time, "sleep", lambda _s: held.append(planner._lock.locked()))
+    monkeypatch.setattr(service, "MOST_PREPARED", 5)
+    planner.refine_in_background(cluster())
+    assert planner.finish(LONG_S)
+    assert held
+    assert not any(held)
+
+
+def test_a_large_cluster_takes_its_share_however_long_a_trial_is(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(service.time, "thread_time", lambda: clock[0])
+    pauses: list[float] = []
+    monkeypatch.setattr(service.time, "sleep", pauses.append)
+    monkeypatch.setattr(service, "MOST_PREPARED", 5)
+    leisure = service._Leisure(cluster())
+    for worked_s in (0.01, 0.1, 2.0):
+        clock[0] += worked_s
+        pauses.clear()
+        leisure.pause(lambda: None)
+        assert sum(pauses) == pytest.approx(19 * worked_s)
+        assert max(pauses) <= 0.5
+
+
+def test_a_rest_ends_when_nobody_wants_the_answer(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(service.time, "thread_time", lambda: clock[0])
+    pauses: list[float] = []
+    monkeypatch.setattr(service.time, "sleep", pauses.append)
+    monkeypatch.setattr(service, "MOST_PREPARED", 5)
+    leisure = service._Leisure(cluster())
+    clock[0] = 10.0
+
+    def dropped() -> None:
+        raise service._DroppedError
+
+    with pytest.raises(service._DroppedError):
+        leisure.pause(dropped)
+    assert pauses == [0.5]
+
+
 def test_without_a_thread_the_first_plan_holds_and_better_ones_come_later(planner, monkeypatch):
     refused = refuse_threads(monkeypatch, "planner", 2)
     asked = cluster(2, 2, dead=(WorkerId(0, 1),))

@@ -10,7 +10,7 @@ from holdfast.config import config_from
 from holdfast.errors import CheckpointError, ConfigError, ProtocolError
 from holdfast.storage.contents import Part
 from holdfast.storage.manifest import file_digest
-from holdfast.storage.remote import reading
+from holdfast.storage.remote import reading, remote_store
 from holdfast.storage.remote.bucket import FolderBucket
 from holdfast.storage.remote.object_bucket import open_bucket
 from holdfast.storage.remote.remote_store import RemoteStore
@@ -192,6 +192,27 @@ def test_only_one_gets_a_launch(address, tmp_path, monkeypatch):
     monkeypatch.setattr(FolderBucket, "sizes", both_look_first)
     with pytest.raises(ConfigError, match="another run is starting there"):
         one.open(None)
+
+
+def test_who_takes_over_gets_the_next_number_though_the_list_is_old(
+    opened, address, tmp_path, monkeypatch
+):
+    old = FolderBucket(address).sizes("launches/")
+    for name in "ab":
+        RemoteStore(address, tmp_path / name).open(None)  # launches 2 and 3
+    monkeypatch.setattr(FolderBucket, "sizes", lambda self, prefix: old)
+    monkeypatch.setattr(remote_store.time, "sleep", lambda _s: None)
+    opened.take_over()
+    assert opened._launch == 4
+
+
+def test_who_never_gets_a_number_says_so(opened, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(remote_store.time, "sleep", pauses.append)
+    monkeypatch.setattr(opened, "_put_once", lambda key, data: b"another's")
+    with pytest.raises(CheckpointError, match="20 numbers of launches in a row were taken"):
+        opened.take_over()
+    assert len(pauses) == 20
 
 
 def test_another_run_is_not_mixed_with_the_one_that_is_there(opened, address, tmp_path):

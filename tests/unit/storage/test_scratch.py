@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -74,6 +75,18 @@ def test_nothing_else_is_touched(tmp_path):
     clear_left(tmp_path)
     clear_left(tmp_path / "missing")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_one_whose_maker_was_killed_before_its_lock_is_removed_when_it_is_old(tmp_path):
+    unlocked = tmp_path / NAME
+    (unlocked / "1").mkdir(mode=0o700, parents=True)
+    unlocked.chmod(0o700)
+    clear_left(tmp_path)
+    assert unlocked.is_dir()
+    an_hour_ago_s = time.time() - 3700
+    os.utime(unlocked, (an_hour_ago_s, an_hour_ago_s))
+    clear_left(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_another_user_it_is_neither_used_nor_removed(tmp_path, monkeypatch):

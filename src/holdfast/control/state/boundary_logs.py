@@ -12,7 +12,7 @@ from holdfast.protocol.records import LogOrder
 
 
 def copiers(keepers: Mapping[str, Sequence[WorkerId]]) -> dict[WorkerId, str]:
-    """Who copies the logs of which machine: the first worker of the next one in a ring by name.
+    """Who copies the logs of which machine: the first worker of the next one in a ring by host.
 
     ``keepers``: by machine, those who are there. One alone is copied by nobody.
     """

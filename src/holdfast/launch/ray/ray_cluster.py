@@ -7,7 +7,7 @@ from typing import Any
 import holdfast
 from holdfast.errors import ConfigError
 from holdfast.launch.clusters import MachineEnded, Say
-from holdfast.launch.orders import AgentOrder, outlives
+from holdfast.launch.orders import AgentOrder
 from holdfast.launch.ray.holder import AgentHolder
 
 _LISTEN_S = 1.0
@@ -73,9 +73,8 @@ class RayCluster:
         self._group = ray.util.placement_group(
             [bundle] * machines, strategy="STRICT_SPREAD" if is_enough else "SPREAD"
         )
-        order = AgentOrder(
-            text, command=self._command, slots=self._slots, outlives=outlives(text)
-        ).encode()
+        # It outlives nobody: Ray ends actors with the program that has made them.
+        order = AgentOrder(text, command=self._command, slots=self._slots).encode()
         kind = ray.remote(AgentHolder)
         for index in range(machines):
             place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(

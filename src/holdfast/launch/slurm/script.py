@@ -38,7 +38,8 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 train=$!
 
 # Told to end, {notice_s} s before the time limit: the step is finished and a checkpoint saved, and
-# the job goes back into the queue. One that is cancelled does not run any more, and stays away.
+# the job goes back into the queue. So it does if the coordinator is killed (not by Ctrl-C), in the
+# first {most_restarts} starts. A job that is cancelled does not run any more, and stays away.
 told=0
 trap 'told=1; kill -TERM "$train"' TERM
 wait "$train"
@@ -47,12 +48,17 @@ while kill -0 "$train" 2> /dev/null; do
 done
 wait "$train"
 code=$?
-if [ "$told" = 1 ] && [ "$code" != 0 ] \\
+again=0
+[ "$told" = 1 ] && [ "$code" != 0 ] && again=1
+[ "$code" -gt 128 ] && [ "$code" != 130 ] \\
+  && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most_restarts} ] && again=1
+if [ "$again" = 1 ] \\
   && [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
 """
+_MOST_RESTARTS = 5  # after a kill: it may come each time
 _DIRECTIVES = (
     ("--job-name={name}", ""),
     ("--nodes={nodes}", "{nodes_words}"),
@@ -112,6 +118,7 @@ def script_of(job: SlurmJob) -> str:
         machines=nodes,
         start_with=job.nodes,
         notice_s=job.notice_s,
+        most_restarts=_MOST_RESTARTS,
     )
 
 

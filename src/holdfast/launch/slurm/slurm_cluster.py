@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError
 from holdfast.launch.clusters import MachineEnded, Say
-from holdfast.launch.orders import STOP, AgentOrder, outlives
+from holdfast.launch.orders import STOP, AgentOrder
 from holdfast.launch.programs import Program
 
 NODE_VARIABLE = "SLURMD_NODENAME"  # on each node: its name
@@ -58,14 +58,12 @@ class SlurmCluster:
                 f"cluster slurm: the allocation has {self._nodes} nodes; {machines} machines are "
                 "wanted"
             )
-        text = ticket.read_text()
-        order = AgentOrder(
-            text,
+        order = AgentOrder(  # outlives nobody: Slurm ends a step with its job
+            ticket.read_text(),
             command=self._command,
             slots=self._slots,
             name_from=NODE_VARIABLE,
             labels=True,
-            outlives=outlives(text),
         )
         try:
             self._srun = Program(srun_words(self._nodes), order.encode(), os.environ)

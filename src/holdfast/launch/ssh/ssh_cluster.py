@@ -13,6 +13,9 @@ from holdfast.launch.ssh import words
 from holdfast.launch.ssh.hosts_file import HostsFile, SshHost, read_hosts
 
 _AGAIN_S = 20.0  # a machine that reboots is back by and by
+# An agent that ends soon after its start was refused: the one before it may still be in the run,
+# if it outlives its connection. The pause is doubled each time, and its words are said once.
+_SOON_S, _MOST_AGAIN_S = 60.0, 320.0
 _NUM_KEPT = 20  # lines, for the reason of an end
 
 
@@ -26,13 +29,17 @@ class _Session:
         self._order = b""
         self._version: str | None = None  # of holdfast there; None: nothing was heard of it
         self._said: deque[str] = deque(maxlen=_NUM_KEPT)
-        self._told = ""  # why it was not there the last time
+        self._told = ""  # why it was not there, or did not stay, the last time
+        self._started_s, self._pause_s = 0.0, _AGAIN_S
+        self._lines: deque[str] = deque(maxlen=_NUM_KEPT)  # of an agent that may be refused
+        self._known: frozenset[str] = frozenset()  # those of one that was
 
     def start(self, order: AgentOrder | None = None) -> None:
         if order is not None:
             self._order = order.encode()
-        self._version = None
+        self._version, self._started_s = None, time.monotonic()
         self._said.clear()
+        self._lines.clear()
         try:
             self.program = Program(words.ssh_words(self._host, self._config), self._order)
         except OSError as why:
@@ -46,10 +53,19 @@ class _Session:
         if code is None:
             return None
         self.program.end(0.0)
-        again_s = time.monotonic() + _AGAIN_S
+        ended = self._ended(code)
+        is_soon = time.monotonic() - self._started_s < _SOON_S
+        is_refused = ended.was_up and is_soon and 0 < code < words.SSH_FAILED
         # One that has ended well was drained, or the run is over.
+        again_s = time.monotonic() + self._next_pause(is_refused=is_refused)
         self.program, self.again_s = None, again_s if code else math.inf
-        return self._news(self._ended(code))
+        self._known = frozenset(self._lines if is_refused else ())
+        return self._news(ended, is_known=is_refused or not ended.was_up)
+
+    def _next_pause(self, *, is_refused: bool) -> float:
+        pause_s = self._pause_s if is_refused else _AGAIN_S
+        self._pause_s = min(2 * pause_s, _MOST_AGAIN_S) if is_refused else _AGAIN_S
+        return pause_s
 
     def _start_again(self) -> MachineEnded | None:
         """This machine may be short of processes or memory for a while."""
@@ -57,7 +73,8 @@ class _Session:
             self.start()
         except ConfigError as why:
             self.again_s = time.monotonic() + _AGAIN_S
-            return self._news(MachineEnded(self._host.machine, str(why), was_up=False))
+            ended = MachineEnded(self._host.machine, str(why), was_up=False)
+            return self._news(ended, is_known=True)
         return None
 
     def listen(self) -> None:
@@ -66,12 +83,17 @@ class _Session:
             return
         for line in program.lines():
             if self._version is not None:
-                self._say(f"{self._host.machine} | {line}")
+                self._pass_on(line)
             elif line.startswith(f"{words.MARK} "):
                 self._version = line.removeprefix(words.MARK).strip()
             else:
                 self._said.append(line)
         self._said += program.errors()
+
+    def _pass_on(self, line: str) -> None:
+        self._lines.append(line)
+        if line not in self._known:
+            self._say(f"{self._host.machine} | {line}")
 
     def _ended(self, code: int) -> MachineEnded:
         host = self._host
@@ -83,10 +105,10 @@ class _Session:
             return MachineEnded(host.machine, reason, was_up=False)
         return MachineEnded(host.machine, words.why_ended(code, self._said), was_up=True)
 
-    def _news(self, ended: MachineEnded) -> MachineEnded | None:
+    def _news(self, ended: MachineEnded, *, is_known: bool) -> MachineEnded | None:
         """A machine that stays away is told of once, until its reason is another one."""
-        is_news = ended.was_up or ended.reason != self._told
-        self._told = "" if ended.was_up else ended.reason
+        is_news = not is_known or ended.reason != self._told
+        self._told = ended.reason if is_known else ""
         return ended if is_news else None
 
 

@@ -117,10 +117,6 @@ class LogCopier:
         self._changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-copier", daemon=True)
 
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
     def follow(self, copy: MachineCopy | None) -> None:
         """From now on this one, if any, and no other. By any thread."""
         self._copy = copy

@@ -8,6 +8,7 @@ second to a manifest is refused and says so.
 import json
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -24,6 +25,7 @@ from holdfast.storage.remote.bucket import ObjectStore
 from holdfast.storage.remote.object_bucket import open_bucket
 from holdfast.storage.remote.reading import sealed_at
 
+_MOST_TRIES, _PAUSE_S = 20, 0.2
 _LEAST_KEPT = 2  # while the newest is sealed, somebody may be reading the one before
 
 
@@ -81,13 +83,22 @@ class RemoteStore:
             self._set_aside_after(resume.step)
 
     def take_over(self) -> None:
-        """Whoever sealed before is left behind from here on."""
-        while not self._take_next_launch():
-            pass  # only one of all that lead has come in between, and leads no more
+        """Whoever sealed before is left behind from here on.
 
-    def _take_next_launch(self) -> bool:
-        """False: somebody else has the number."""
-        number = keys.newest_launch(self._bucket.sizes(keys.LAUNCHES)) + 1
+        Somebody who leads no more may come in between, and what is listed may be old.
+        """
+        for number in range(_MOST_TRIES):
+            if self._take_next_launch(above=number):
+                return
+            time.sleep(_PAUSE_S)
+        raise CheckpointError(
+            f"{self.address}: {_MOST_TRIES} numbers of launches in a row were taken by others; "
+            "expected one coordinator to take over; end the others, and try again"
+        )
+
+    def _take_next_launch(self, *, above: int = 0) -> bool:
+        """False: somebody else has the number. ``above``: so many that are not listed."""
+        number = keys.newest_launch(self._bucket.sizes(keys.LAUNCHES)) + 1 + above
         mine = json.dumps({"launch": number, "token": secrets.token_hex(16)}).encode()
         if self._put_once(keys.launch(number), mine) is not None:
             return False

@@ -1,5 +1,5 @@
 """An agent's line to the coordinator: when it breaks, the workers stay, and another one is looked
-for. No thread: it is asked again and again."""
+for. No thread stays: it is asked again and again."""
 
 import os
 import selectors
