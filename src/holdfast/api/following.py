@@ -27,7 +27,7 @@ from holdfast.observability.events import (
 )
 from holdfast.protocol.connection import connect
 from holdfast.protocol.spec import Access
-from holdfast.storage.copied_states import copy_checkpoint
+from holdfast.storage.copied_states import copies_of, copy_checkpoint
 from holdfast.storage.far import FarStates
 from holdfast.storage.manifest import checkpoints
 
@@ -101,11 +101,12 @@ class Following:
     def _copy_newest(self, found: list[Event]) -> None:
         saved = [event for event in found if isinstance(event, CheckpointSaved)]
         if saved:
-            scratch = checkpoints(self._run_dir)
+            copies = copies_of(self._run_dir, self._left.snapshot.run_id)
+            scratch = checkpoints(copies)
             scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
             far = FarStates(self._courier(_FILE_LIMIT_S), lambda: scratch)
             with suppress(HoldfastError):  # there is a newer one by now, or will be
-                copy_checkpoint(far, self._run_dir, saved[-1].step)
+                copy_checkpoint(far, copies, saved[-1].step)
 
     def _courier(self, limit_s: float) -> Courier:
         access = self._access

@@ -18,6 +18,8 @@ from holdfast.control.journal.base import POLL_S, Journal
 from holdfast.control.state.settings import resume_call
 from holdfast.errors import Argument, ConfigError, JournalAway, JournalHeld
 from holdfast.observability.events import EVENTS_FILE
+from holdfast.storage.copied_states import copies_of, drop_copies
+from holdfast.storage.stores import has_checkpoint
 
 _LEASE_S = 2.0  # until the run's own is known
 _NOT_BEGUN_S = 0.5
@@ -51,7 +53,7 @@ class Standby:
         self._ticket: Ticket | None = None
         if self._is_far:
             self._ticket = _far_ticket(heir)
-            if (heir.run_dir / EVENTS_FILE).exists():
+            if (heir.run_dir / EVENTS_FILE).exists() or has_checkpoint(heir.run_dir):
                 raise ConfigError(
                     f"{heir.run_dir}: already holds a run; choose another directory for this "
                     "standby"
@@ -82,6 +84,7 @@ class Standby:
             self._stop_following()
         if run is None:
             journal.close()
+            drop_copies(self._heir.run_dir)
         return run
 
     def _when_begun(self) -> Journal:
@@ -101,6 +104,9 @@ class Standby:
         config = self._heir.config(left)
         self._check(config)
         self._heir.prepare(config)
+        if self._is_far:  # an earlier standby may have ended there
+            run_dir = self._heir.run_dir
+            drop_copies(run_dir, but=copies_of(run_dir, left.snapshot.run_id))
         return self._heir.open(config.control.lease_s)
 
     def _check(self, config: RunConfig) -> None:

@@ -23,6 +23,7 @@ from holdfast.faults.fault import parse_fault
 from holdfast.job_reference import JobSource
 from holdfast.observability.events import EVENTS_FILE
 from holdfast.storage.contents import Checkpoint
+from holdfast.storage.copied_states import take_copies
 from holdfast.storage.stores import find, load
 
 _MORE_S = 1.0  # than a lease: then whoever was killed a moment ago leads no more
@@ -86,7 +87,7 @@ class Heir:
             policies=policies_of(config),
             job=JobSource(facts.job, facts.job_sha256, facts.origin, name),
             run_dir=self.run_dir,
-            resume=_newest(self.run_dir, config, left.snapshot.resumed, warn),
+            resume=_newest(self.run_dir, config, left, warn),
             faults=tuple(parse_fault(text) for text in facts.faults),
             secret=self.find_secret() if kept_secret(self.run_dir) is None else None,
             left_behind=left,
@@ -142,11 +143,16 @@ def _check_that_it_can_go_on(run_dir: Path, config: RunConfig) -> None:
         )
 
 
-def _newest(run_dir: Path, config: RunConfig, resumed: str, warn: Warn) -> Checkpoint | None:
+def _newest(run_dir: Path, config: RunConfig, left: LeftBehind, warn: Warn) -> Checkpoint | None:
     """Where all would go back to, if they had to; None: to the beginning."""
-    address = config.checkpoint.dir
+    address, resumed = config.checkpoint.dir, left.snapshot.resumed
+    with suppress(OSError):  # it can be taken over without
+        take_copies(run_dir, left.snapshot.run_id)
     with suppress(CheckpointError, ConfigError):
-        return find(address).from_run(str(run_dir)) if address else find(run_dir)
+        found = find(address).from_run(str(run_dir)) if address else find(run_dir)
+        if found.directory == resumed or _is_of(found, config, left):
+            return found
+        warn(f"{found.directory} is a checkpoint of another run: nobody goes back to it")
     try:
         return load(resumed) if resumed else None
     except CheckpointError:
@@ -155,6 +161,16 @@ def _newest(run_dir: Path, config: RunConfig, resumed: str, warn: Warn) -> Check
             "stage are lost, the run begins anew"
         )
         return None
+
+
+def _is_of(checkpoint: Checkpoint, config: RunConfig, left: LeftBehind) -> bool:
+    """As far as it says what it is of."""
+    job = checkpoint.origin.job_sha256
+    return (
+        checkpoint.seed == config.train.seed
+        and checkpoint.microbatches == config.parallel.microbatches
+        and (not job or job == left.facts.job_sha256)
+    )
 
 
 def heir_at(

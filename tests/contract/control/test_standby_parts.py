@@ -339,3 +339,18 @@ def test_a_checkpoint_is_copied_whole_or_not_at_all(tmp_path):
         with pytest.raises(CheckpointError, match="SHA-256 differs"):
             copy_checkpoint(far, ours, 4)
     assert find(ours).step == 3
+
+
+def test_a_copy_of_another_history_is_replaced_and_what_came_after_it_is_found_no_more(tmp_path):
+    theirs, ours, scratch = (tmp_path / name for name in ("theirs", "ours", "scratch"))
+    scratch.mkdir()
+    for run_dir, content in ((theirs, b"new"), (ours, b"old")):
+        parts = parts_in(run_dir / "checkpoints/step-00000004.partial/stage-0", content)
+        LocalStore(run_dir).seal(4, parts, seed=0, microbatches=1)
+    later = parts_in(ours / "checkpoints/step-00000009.partial/stage-0")
+    LocalStore(ours).seal(9, later, seed=0, microbatches=1)
+    with file_door(RunShelf(theirs, "").answer) as door:
+        copy_checkpoint(FarStates(door.courier(), lambda: scratch), ours, 4)
+    found = find(ours)
+    assert (found.step, found.parts) == (4, find(theirs).parts)
+    verify(found, found.parts[0])
