@@ -102,7 +102,8 @@ class Standby:
         if left is None:  # of an earlier run, perhaps: whoever leads says so
             return journal
         config = self._heir.config(left)
-        self._check(config)
+        if self._is_far:  # else whoever leads listens there until then
+            self._check(config)
         self._heir.prepare(config)
         if self._is_far:  # an earlier standby may have ended there
             run_dir = self._heir.run_dir
@@ -115,7 +116,7 @@ class Standby:
             told = whereabouts(config, listener).told
         known = config.control.standby_addresses
         asked = host_port(config.network.listen, config.control.port)
-        if self._is_far and told not in known and asked not in known:
+        if told not in known and asked not in known:
             shown = ", ".join(known) or "none"
             raise ConfigError(
                 Argument("listen", told),

@@ -165,3 +165,17 @@ def test_nobody_goes_back_to_a_checkpoint_of_another_run(tmp_path, other):
     put(heir.run_dir, 90, **other)
     assert request(heir, told).resume is None
     assert "step-00000090 is a checkpoint of another run" in told[0]
+
+
+# --- where it would listen ---
+
+
+def test_a_standby_in_the_run_directory_leaves_a_fixed_port_to_who_leads(tmp_path):
+    heir, shown = Heir(tmp_path / "run", own_place(None)), []
+    with socket.create_server(("127.0.0.1", PORT)):  # the coordinator's
+        journal = a_run(heir.run_dir, machines={}, control={"port": PORT})
+        with waiting(Standby(heir, warn=print, show=shown.append)) as found:
+            wait_until(lambda: shown or found, "the standby", 10)
+            journal.append({"ended": True})
+            journal.close()
+    assert found == [None]
