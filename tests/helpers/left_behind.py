@@ -10,12 +10,12 @@ JOB_SHA256 = "5a" * 32
 RUN_ID = "0a1b2c3d4e5f6071"
 
 
-def a_snapshot(address: str, run_id: str = RUN_ID, resumed: str = "") -> RunSnapshot:
+def a_snapshot(address: str) -> RunSnapshot:
     steady = s.SteadyRow("1f1b", 0.1, "")
     return RunSnapshot(
-        run_id=run_id,
+        run_id=RUN_ID,
         address=address,
-        resumed=resumed,
+        resumed="",
         phase="TRAINING",
         epoch=1,
         next_step=0,
@@ -45,14 +45,14 @@ def a_snapshot(address: str, run_id: str = RUN_ID, resumed: str = "") -> RunSnap
     )
 
 
-def a_record(config: RunConfig, address: str, run_id: str = RUN_ID) -> dict[str, Any]:
+def a_record(config: RunConfig, address: str, launch: int = 1) -> dict[str, Any]:
     """As ``RunJournal`` writes it."""
     facts = {
-        "launch": 1,
+        "launch": launch,
         "settings": config.to_dict(),
         "job": "/job.py",
         "job_sha256": JOB_SHA256,
         "origin": "job.py",
         "faults": [],
     }
-    return {"run": facts, "snapshot": to_record(a_snapshot(address, run_id))}
+    return {"run": facts, "snapshot": to_record(a_snapshot(address))}

@@ -23,6 +23,8 @@ from holdfast.storage.stores import has_checkpoint
 
 _LEASE_S = 2.0  # until the run's own is known
 _NOT_BEGUN_S = 0.5
+_LOOK_S = 1.0  # between two looks at where a silent coordinator is
+_LAST_S = 5.0  # for what is being copied when the run has ended
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Standby:
                 )
         self._following: Following | None = None
         self._seen = 0  # generation that is followed
+        self._looked_s = 0.0  # when the journal was asked who that is
 
     def wait(self) -> LiveRun | None:
         """The run, which has yet to begin here. None: it has ended without us."""
@@ -84,7 +87,7 @@ class Standby:
             self._stop_following()
         if run is None:
             journal.close()
-            drop_copies(self._heir.run_dir)
+            self._drop_copies()
         return run
 
     def _when_begun(self) -> Journal:
@@ -141,23 +144,41 @@ class Standby:
     # --- who leads meanwhile ---
 
     def _follow(self, journal: Journal, generation: int) -> None:
-        if self._ticket is None or generation == self._seen:
+        if self._ticket is None or not self._is_news(generation):
             return
-        self._stop_following()
+        self._looked_s = time.monotonic()
         with suppress(JournalAway):
-            left = left_behind(journal)
-            if left is not None:
-                self._following, self._seen = self._followed(left, self._ticket), generation
+            left, before = left_behind(journal), self._following
+            if left is None:
+                return
+            is_same = before is not None and before.address == left.snapshot.address
+            if not is_same or generation != self._seen:
+                self._stop_following()
+                self._following = self._followed(left, self._ticket, before)
                 self._following.start()
+            self._seen = generation
 
-    def _followed(self, left: LeftBehind, ticket: Ticket) -> Following:
+    def _is_news(self, generation: int) -> bool:
+        if generation != self._seen:
+            return True
+        # One that leads since a moment has yet to write down where it is.
+        is_silent = self._following is not None and bool(self._following.trouble)
+        return is_silent and time.monotonic() - self._looked_s > _LOOK_S
+
+    def _followed(self, left: LeftBehind, ticket: Ticket, before: Following | None) -> Following:
         far = not self._heir.config(left).checkpoint.dir
-        return Following(left, ticket, self._heir.run_dir, far_checkpoints=far)
+        run_dir = self._heir.run_dir
+        return Following(left, ticket, run_dir, far_checkpoints=far, before=before)
 
     def _stop_following(self) -> None:
         if self._following is not None:
             self._following.stop()
-            self._following = None
+
+    def _drop_copies(self) -> None:
+        """The run has ended: nobody needs them."""
+        if self._following is not None:
+            self._following.wait(_LAST_S)
+        drop_copies(self._heir.run_dir)
 
     def _tell(self, leader: str, trouble: str) -> None:
         following = self._following

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.file_door import SECRET
+from helpers.file_door import GENERATION, SECRET, file_door
 from helpers.left_behind import JOB_SHA256, RUN_ID, a_record
 from helpers.live import wait_until
 from holdfast.api.settings import own_place
@@ -17,10 +17,12 @@ from holdfast.api.standing_by import Standby
 from holdfast.api.taking_over import Heir
 from holdfast.auth.ticket import Ticket, write_ticket
 from holdfast.config import config_from
+from holdfast.control.io.succession.copies import EventCopies
 from holdfast.control.io.succession.run_journal import Led, left_behind
 from holdfast.control.journal.base import Journal
 from holdfast.control.journal.file_journal import FileJournal
 from holdfast.errors import ConfigError
+from holdfast.observability.events import StepFinished
 from holdfast.storage.contents import Origin, Part
 from holdfast.storage.copied_states import copies_of
 from holdfast.storage.local_store import LocalStore
@@ -179,3 +181,22 @@ def test_a_standby_in_the_run_directory_leaves_a_fixed_port_to_who_leads(tmp_pat
             journal.append({"ended": True})
             journal.close()
     assert found == [None]
+
+
+def test_one_that_leads_and_has_not_said_where_it_is_is_looked_for_again(tmp_path):
+    heir, shown = far_heir(tmp_path), []
+    journal = a_run(heir.shared)  # its address is that of the one before
+    step = StepFinished(at_s=1.0, step=6, loss=0.5, gradient_norm=1.0, tokens=2, took_s=0.1)
+    with (
+        file_door(EventCopies([step], no_files).answer) as door,
+        waiting(Standby(heir, warn=print, show=shown.append)),
+    ):
+        wait_until(lambda: shown and "refused" in shown[-1].trouble, "its trouble", 10)
+        journal.append(a_record(config_from(FAR), f"127.0.0.1:{door.port}", launch=GENERATION))
+        wait_until(lambda: shown[-1].step == 7, "the event", 10)
+        journal.append({"ended": True})
+        journal.close()
+
+
+def no_files(ask, link):
+    raise AssertionError(ask)
