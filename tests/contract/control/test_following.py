@@ -10,6 +10,7 @@ from helpers.left_behind import JOB_SHA256, RUN_ID, a_snapshot
 from helpers.live import wait_until
 from holdfast.api.following import Following
 from holdfast.auth.ticket import Ticket
+from holdfast.control.io.succession import far_copies
 from holdfast.control.io.succession.copies import EventCopies
 from holdfast.control.io.succession.run_journal import LeftBehind, RunFacts
 from holdfast.errors import ProtocolError
@@ -17,7 +18,7 @@ from holdfast.observability.events import CheckpointSaved, Event, StepFinished
 from holdfast.storage.contents import Part
 from holdfast.storage.copied_states import copies_of
 from holdfast.storage.local_store import LocalStore
-from holdfast.storage.manifest import file_digest, has_checkpoint
+from holdfast.storage.manifest import checkpoints, file_digest, has_checkpoint
 from holdfast.storage.run_shelf import RunShelf
 
 LIMIT_S = 20.0
@@ -123,3 +124,21 @@ def test_events_of_who_led_before_stay_until_its_successor_tells_some(tmp_path):
             second.finish(step)
         wait_until(lambda: following.step == 5, "the events of the second", LIMIT_S)
         assert len(following.events) == 5
+
+
+def test_the_job_is_verified_once_and_not_at_each_poll(tmp_path, monkeypatch):
+    asked = []
+
+    def cached(cache: Path, sha256: str) -> Path:
+        asked.append(sha256)
+        return tmp_path
+
+    monkeypatch.setattr(far_copies, "cached", cached)
+    leader = Leader(tmp_path / "theirs")
+    with file_door(leader.answer) as door, followed(door, tmp_path / "ours", bundle="5a" * 32):
+        copies = checkpoints(copies_of(tmp_path / "ours", RUN_ID))
+        leader.save(4)
+        wait_until((copies / "step-00000004").exists, "a checkpoint", LIMIT_S)
+        leader.save(5)  # it is polled meanwhile
+        wait_until((copies / "step-00000005").exists, "the next one", LIMIT_S)
+    assert asked == ["5a" * 32]

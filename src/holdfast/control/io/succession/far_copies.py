@@ -34,7 +34,8 @@ class Copier:
     def __init__(
         self, access: Access, left: LeftBehind, run_dir: Path, before: "Copier | None" = None
     ) -> None:
-        self._access, self._bundle, self._before = access, left.facts.bundle, before
+        self._access, self._before = access, before
+        self._bundle = left.facts.bundle  # SHA-256 of the job that is to be copied; empty: none
         self._copies = copies_of(run_dir, left.snapshot.run_id)
         self._courier = courier_to(access, left.facts.launch, _FILE_LIMIT_S)
         self._wanted: int | None = None  # step of the checkpoint that is to be copied
@@ -69,14 +70,15 @@ class Copier:
             pause_s = _AGAIN_S if self.trouble else PAUSE_S
 
     def _copy_job(self) -> None:
+        """Once it is there nobody asks again: each byte of it would be verified."""
         bundle, cache = self._bundle, default_cache(os.environ)
-        if not bundle or cached(cache, bundle) is not None:
-            return
-        connection, _ = connect(self._access, JOINER, "", _LIMIT_S)
-        try:
-            fetch(connection, bundle, cache, _BUNDLE_LIMIT_S)
-        finally:
-            connection.close()
+        if bundle and cached(cache, bundle) is None:
+            connection, _ = connect(self._access, JOINER, "", _LIMIT_S)
+            try:
+                fetch(connection, bundle, cache, _BUNDLE_LIMIT_S)
+            finally:
+                connection.close()
+        self._bundle = ""
 
     def _copy_checkpoint(self) -> None:
         step = self._wanted
