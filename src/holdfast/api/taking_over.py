@@ -48,11 +48,11 @@ class Heir:
         return open_journal(self.journal, self.run_dir, lease_s)
 
     def find_secret(self) -> bytes | None:
-        if self.secret is not None:
-            return self.secret
-        if self.ticket is not None and self.ticket.exists():
-            return read_ticket(self.ticket).secret
-        return kept_secret(self.run_dir)
+        """What was given counts; then the run's own: a ticket may be an older one's."""
+        found = self.secret or kept_secret(self.run_dir)
+        if found is None and self.ticket is not None and self.ticket.exists():
+            found = read_ticket(self.ticket).secret
+        return found
 
     def config(self, left: LeftBehind) -> RunConfig:
         """The run's own, but for what is of this machine."""
@@ -89,7 +89,7 @@ class Heir:
             run_dir=self.run_dir,
             resume=_newest(self.run_dir, config, left, warn),
             faults=tuple(parse_fault(text) for text in facts.faults),
-            secret=self.find_secret() if kept_secret(self.run_dir) is None else None,
+            secret=self.find_secret() if kept_secret(self.run_dir) is None else self.secret,
             left_behind=left,
             led=led,
             ticket=ticket if config.machines.count else None,

@@ -4,7 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from helpers.live import wait_until
 from holdfast.api.settings import own_place
 from holdfast.api.standing_by import Standby
 from holdfast.api.taking_over import Heir
+from holdfast.auth.secret import write_secret
 from holdfast.auth.ticket import Ticket, write_ticket
 from holdfast.config import config_from
 from holdfast.control.io.succession.copies import EventCopies
@@ -167,6 +168,15 @@ def test_nobody_goes_back_to_a_checkpoint_of_another_run(tmp_path, other):
     put(heir.run_dir, 90, **other)
     assert request(heir, told).resume is None
     assert "step-00000090 is a checkpoint of another run" in told[0]
+
+
+def test_the_secret_in_the_run_directory_counts_more_than_that_of_a_ticket(tmp_path):
+    heir = far_heir(tmp_path)
+    assert heir.find_secret() == SECRET  # of the ticket
+    heir.run_dir.mkdir()
+    write_secret(heir.run_dir, bytes(32))
+    assert heir.find_secret() == bytes(32)
+    assert replace(heir, secret=bytes(range(1, 33))).find_secret() == bytes(range(1, 33))
 
 
 # --- where it would listen ---
