@@ -10,14 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast import names
+from holdfast.files.courier import Courier
 from holdfast.storage.far import FarStates
 from holdfast.storage.manifest import (
     MANIFEST,
     checkpoints,
+    clear_abandoned,
     partial_directory,
+    put_in_place,
     sealed,
     set_aside_after,
     sync_directory,
+    sync_file,
     trim,
 )
 
@@ -50,18 +54,17 @@ def take_copies(run_dir: Path, run_id: str) -> None:
     drop_copies(run_dir)
 
 
-def copy_checkpoint(far: FarStates, copies: Path, step: int) -> None:
+def copy_checkpoint(courier: Courier, copies: Path, step: int) -> None:
     """CheckpointError or OSError: it cannot be had, and nothing of it is seen."""
-    name = names.checkpoint_name(step)
-    final, partial = checkpoints(copies) / name, partial_directory(copies, step)
+    name, partial = names.checkpoint_name(step), partial_directory(copies, step)
+    far = FarStates(courier, lambda: partial)  # whoever clears up after a death finds all of it
     manifest = far.manifest(name)
-    if not _is_there(final, manifest):
-        shutil.rmtree(final, ignore_errors=True)
+    if not _is_there(checkpoints(copies) / name, manifest):
         _fetch(far, name, manifest, partial)
-        partial.rename(final)
-        sync_directory(final.parent)
+        put_in_place(partial)
     set_aside_after(copies, step)  # all have gone back since
     trim(copies, _KEEP)
+    clear_abandoned(copies, step)
 
 
 def _is_there(checkpoint: Path, manifest: bytes) -> bool:
@@ -79,6 +82,8 @@ def _fetch(far: FarStates, name: str, manifest: bytes, partial: Path) -> None:
         (partial / part.directory).mkdir(mode=0o700)
         with far.fetched(name, checkpoint, part) as folder:
             for file in part.files:
+                sync_file(folder / file)
                 (folder / file).replace(partial / part.directory / file)
         sync_directory(partial / part.directory)
     (partial / MANIFEST).write_bytes(manifest)
+    sync_file(partial / MANIFEST)

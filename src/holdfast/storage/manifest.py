@@ -66,7 +66,13 @@ def seal(
         _check_on_disk(partial, part)
     whole = Checkpoint(str(partial), step, seed, microbatches, tuple(named), origin or Origin())
     write_manifest(whole, launch)
-    sync_directory(partial)  # all of it is on disk before it has the name of a checkpoint
+    return put_in_place(partial)
+
+
+def put_in_place(partial: Path) -> Path:
+    """Its files are on disk, each by itself; it has the name of a checkpoint then."""
+    final = partial.with_suffix("")
+    sync_directory(partial)  # all of it is on disk before it has that name
     replaced = final.with_suffix(".replaced")
     if final.exists():  # a run resumed from an earlier step comes by here again
         final.rename(replaced)
@@ -88,6 +94,12 @@ def write_manifest(checkpoint: Checkpoint, launch: int | None = None) -> None:
 
 def manifest_text(values: Mapping[str, Any]) -> str:
     return json.dumps({**values, "sha256": _digest(values)}, indent=1)
+
+
+def sync_file(path: Path) -> None:
+    """Its content outlives a loss of power."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:

@@ -18,8 +18,6 @@ from holdfast.files.courier import BreakableCourier
 from holdfast.protocol.connection import connect
 from holdfast.protocol.spec import Access
 from holdfast.storage.copied_states import copies_of, copy_checkpoint
-from holdfast.storage.far import FarStates
-from holdfast.storage.manifest import checkpoints
 
 PAUSE_S = 0.3
 _AGAIN_S = 3.0  # after something could not be had
@@ -83,9 +81,7 @@ class Copier:
     def _copy_checkpoint(self) -> None:
         step = self._wanted
         if step is not None and step != self._copied:
-            scratch = checkpoints(self._copies)
-            scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-            copy_checkpoint(FarStates(self._courier, lambda: scratch), self._copies, step)
+            copy_checkpoint(self._courier, self._copies, step)
             self._copied = step
 
 
