@@ -14,7 +14,7 @@ from holdfast.auth.ticket import Ticket, read_ticket
 from holdfast.config import RunConfig
 from holdfast.control.io.entry.listening import listen, whereabouts
 from holdfast.control.io.succession.run_journal import Led, LeftBehind, left_behind
-from holdfast.control.journal.base import POLL_S, Journal
+from holdfast.control.journal.base import POLL_S
 from holdfast.control.state.settings import resume_call
 from holdfast.errors import Argument, ConfigError, JournalAway, JournalHeld
 from holdfast.observability.events import EVENTS_FILE
@@ -60,58 +60,68 @@ class Standby:
                     f"{heir.run_dir}: already holds a run; choose another directory for this "
                     "standby"
                 )
+        self._journal = heir.open(_LEASE_S)
+        self._run_id = ""  # of the run that it is ready for
         self._following: Following | None = None
-        self._seen = 0  # generation that is followed
+        self._seen = 0  # generation that leads
         self._looked_s = 0.0  # when the journal was asked who that is
 
     def wait(self) -> LiveRun | None:
         """The run, which has yet to begin here. None: it has ended without us."""
-        journal = self._when_begun()
         try:
-            while True:
-                try:
-                    above = last_generation(self._heir.run_dir)
-                    led = Led(journal, journal.claim(above=above).generation)
-                    break
-                except JournalHeld as why:
-                    self._follow(journal, why.generation)
-                    self._tell(why.holder, "")
-                except JournalAway as why:
-                    self._tell("", str(why))
-                time.sleep(POLL_S)
-            run = self._taken_over(led)
+            self._wait_until_begun()
+            run = self._taken_over(self._when_nobody_leads())
         except BaseException:
-            journal.close()
+            self._journal.close()
             raise
         finally:
             self._stop_following()
         if run is None:
-            journal.close()
+            self._journal.close()
             self._drop_copies()
         return run
 
-    def _when_begun(self) -> Journal:
+    def _wait_until_begun(self) -> None:
         """A journal that nobody has written to is nobody's to take over."""
-        journal = self._heir.open(_LEASE_S)
         while True:
             try:
-                left = left_behind(journal)
-                if left is not None or journal.records():
-                    break
+                left = left_behind(self._journal)
+                if left is not None:
+                    self._get_ready(left)
+                if left is not None or self._journal.records():
+                    return  # of an earlier run, perhaps: whoever leads says so
                 self._tell("", "the run has not begun")
             except JournalAway as why:
                 self._tell("", str(why))
             time.sleep(_NOT_BEGUN_S)
-        if left is None:  # of an earlier run, perhaps: whoever leads says so
-            return journal
-        config = self._heir.config(left)
+
+    def _when_nobody_leads(self) -> Led:
+        while True:
+            try:
+                above = last_generation(self._heir.run_dir)
+                return Led(self._journal, self._journal.claim(above=above).generation)
+            except JournalHeld as why:
+                self._look_at(why.generation)
+                self._tell(why.holder, "")
+            except JournalAway as why:
+                self._tell("", str(why))
+            time.sleep(POLL_S)
+
+    def _get_ready(self, left: LeftBehind) -> None:
+        """For a run that was not known before. ConfigError: it could never be taken over."""
+        if left.snapshot.run_id == self._run_id:
+            return
+        heir, config = self._heir, self._heir.config(left)
         if self._is_far:  # else whoever leads listens there until then
             self._check(config)
-        self._heir.prepare(config)
+        heir.prepare(config)
+        self._stop_following()
+        self._following = None
         if self._is_far:  # an earlier standby may have ended there
-            run_dir = self._heir.run_dir
-            drop_copies(run_dir, but=copies_of(run_dir, left.snapshot.run_id))
-        return self._heir.open(config.control.lease_s)
+            drop_copies(heir.run_dir, but=copies_of(heir.run_dir, left.snapshot.run_id))
+        self._journal.close()
+        self._journal = heir.open(config.control.lease_s)
+        self._run_id = left.snapshot.run_id
 
     def _check(self, config: RunConfig) -> None:
         """ConfigError: nobody would find us here."""
@@ -143,20 +153,24 @@ class Standby:
 
     # --- who leads meanwhile ---
 
-    def _follow(self, journal: Journal, generation: int) -> None:
-        if self._ticket is None or not self._is_news(generation):
+    def _look_at(self, generation: int) -> None:
+        if not self._is_news(generation):
             return
         self._looked_s = time.monotonic()
         with suppress(JournalAway):
-            left, before = left_behind(journal), self._following
-            if left is None:
-                return
-            is_same = before is not None and before.address == left.snapshot.address
-            if not is_same or generation != self._seen:
-                self._stop_following()
-                self._following = self._followed(left, self._ticket, before)
-                self._following.start()
-            self._seen = generation
+            left = left_behind(self._journal)
+            if left is not None:
+                self._get_ready(left)
+                self._follow(left, is_new=generation != self._seen)
+                self._seen = generation
+
+    def _follow(self, left: LeftBehind, *, is_new: bool) -> None:
+        before = self._following
+        is_there = before is not None and before.address == left.snapshot.address
+        if self._ticket is not None and (is_new or not is_there):
+            self._stop_following()
+            self._following = self._followed(left, self._ticket, before)
+            self._following.start()
 
     def _is_news(self, generation: int) -> bool:
         if generation != self._seen:

@@ -51,10 +51,26 @@ class FarHeir(Heir):
 
     shared: Path = Path()
     leases_s: list[float] = field(default_factory=list)
+    opened: list["Opened"] = field(default_factory=list)
 
     def open(self, lease_s: float) -> Journal:
         self.leases_s.append(lease_s)
-        return FileJournal(self.shared, "a standby")
+        self.opened.append(Opened(self.shared, "a standby"))
+        return self.opened[-1]
+
+
+class Opened(FileJournal):
+    """Knows whether it was closed, by who has opened it."""
+
+    num_closed = 0
+
+    def claim(self, **more):
+        self.num_closed -= 1  # it closes what there was before
+        return super().claim(**more)
+
+    def close(self) -> None:
+        self.num_closed += 1
+        super().close()
 
 
 def far_heir(tmp_path: Path, run_dir: Path | None = None) -> FarHeir:
@@ -210,3 +226,22 @@ def test_one_that_leads_and_has_not_said_where_it_is_is_looked_for_again(tmp_pat
 
 def no_files(ask, link):
     raise AssertionError(ask)
+
+
+# --- who leads ---
+
+
+def test_it_leads_by_the_lease_of_the_run_also_of_one_that_begins_later(tmp_path):
+    heir, shown = far_heir(tmp_path), []
+    journal = FileJournal(heir.shared, "the coordinator")
+    journal.claim()
+    journal.append({"ended": True})  # an earlier run of the same name
+    with waiting(Standby(heir, warn=print, show=shown.append)):
+        wait_until(lambda: shown, "the standby", 10)
+        assert heir.leases_s == [2.0]
+        journal.append(a_record(config_from(FAR), HERE))
+        wait_until(lambda: len(heir.opened) == 2, "the run to be known", 10)
+        journal.append({"ended": True})
+        journal.close()
+    assert heir.leases_s == [2.0, 7.0]
+    assert [each.num_closed > 0 for each in heir.opened] == [True, True]
