@@ -57,7 +57,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
-        help="where results go from there on (default: runs/PREFIX)",
+        help="with --control: where results go from there on (default: runs/PREFIX)",
     )
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="once it has taken over: show why and how"
@@ -89,6 +89,11 @@ def _heir(args: argparse.Namespace) -> Heir:
             raise ConfigError(
                 "standby: expected DIR, of a run on this machine, or --control with the journal of "
                 "one on another machine"
+            )
+        if args.run_dir is not None:
+            raise ConfigError(
+                f"--run-dir {args.run_dir}: expected with --control only; {args.directory} is "
+                "where results go"
             )
         place = Path(args.directory).absolute()
         if not place.is_dir():
