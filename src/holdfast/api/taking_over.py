@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast.api.settings import ConfigLike, asked_standbys, own_place
 from holdfast.auth.certificate import kept_key, new_key, write_key
 from holdfast.auth.secret import kept_secret, last_generation
 from holdfast.auth.ticket import read_ticket
@@ -18,7 +19,7 @@ from holdfast.control.io.succession.run_journal import Led, LeftBehind, claim, l
 from holdfast.control.journal.base import Journal, wait_for_leadership
 from holdfast.control.journal.file_journal import JOURNAL_FILE
 from holdfast.control.journal.opening import noted_journal, open_journal
-from holdfast.errors import CheckpointError, ConfigError, JournalAway, ResumeFrom
+from holdfast.errors import Argument, CheckpointError, ConfigError, JournalAway, ResumeFrom
 from holdfast.faults.fault import parse_fault
 from holdfast.job_reference import JobSource
 from holdfast.observability.events import EVENTS_FILE
@@ -38,6 +39,7 @@ class Heir:
     asked: RunConfig  # where it listens, and where the journal is; all else is the run's
     secret: bytes | None = None  # that was given
     ticket: Path | None = None  # of the run; a new one is written there
+    standbys: tuple[str, ...] = ()  # that are asked for
 
     @property
     def journal(self) -> str:
@@ -70,6 +72,17 @@ class Heir:
             control = replace(control, standbys=",".join(known))
         control = replace(control, port=asked.control.port or control.port)
         return replace(config, network=network, control=control)
+
+    def check_standbys(self, config: RunConfig) -> None:
+        """ConfigError: those who are alive would not look for a coordinator there."""
+        known = config.control.standby_addresses
+        for address in self.standbys:
+            if address not in known:
+                raise ConfigError(
+                    Argument("standby", address),
+                    ": workers of the run are alive, and would not look for a coordinator there; "
+                    f"they know of {', '.join(known) or 'none'}. Leave it out",
+                )
 
     def prepare(self, config: RunConfig) -> None:
         """Its directory, and a key if there is none: on another machine it is new."""
@@ -119,6 +132,11 @@ def run_left_alive(heir: Heir, warn: Warn) -> RunRequest | None:
         _check_that_it_can_go_on(heir.run_dir, config)
         warn("no worker of the run is left: it goes on from its newest checkpoint")
         return None
+    try:
+        heir.check_standbys(config)
+    except ConfigError:
+        led.journal.close()
+        raise
     warn("workers of the run are alive: it goes on where they are, with its own settings")
     # What it has decided since it was looked at for the first time counts.
     return heir.request(config, left_behind(led.journal) or left, led, warn)
@@ -174,9 +192,10 @@ def _is_of(checkpoint: Checkpoint, config: RunConfig, left: LeftBehind) -> bool:
 
 
 def heir_at(
-    place: str | Path, asked: RunConfig, secret: bytes | None, ticket: str | Path | None
+    place: str | Path, config: ConfigLike, secret: bytes | None, ticket: str | Path | None
 ) -> Heir | None:
     """None: nobody takes over at an address of checkpoints."""
     if is_address(str(place)):
         return None
-    return Heir(Path(place).absolute(), asked, secret, Path(ticket) if ticket else None)
+    path = Path(ticket) if ticket else None
+    return Heir(Path(place).absolute(), own_place(config), secret, path, asked_standbys(config))

@@ -14,7 +14,7 @@ from helpers.left_behind import JOB_SHA256, RUN_ID, a_record
 from helpers.live import wait_until
 from holdfast.api.settings import own_place
 from holdfast.api.standing_by import Standby
-from holdfast.api.taking_over import Heir
+from holdfast.api.taking_over import Heir, heir_at
 from holdfast.auth.secret import write_secret
 from holdfast.auth.ticket import Ticket, write_ticket
 from holdfast.config import config_from
@@ -73,12 +73,12 @@ class Opened(FileJournal):
         super().close()
 
 
-def far_heir(tmp_path: Path, run_dir: Path | None = None) -> FarHeir:
+def far_heir(tmp_path: Path) -> FarHeir:
     ticket, shared = tmp_path / "a.ticket", tmp_path / "shared"
     shared.mkdir(exist_ok=True)
     write_ticket(ticket, Ticket("127.0.0.1", PORT, SECRET, "", (HERE,)))
     asked = own_place({"control.journal": "etcd://e:2379/run"})
-    return FarHeir(run_dir or tmp_path / "stands", asked, None, ticket, shared)
+    return FarHeir(tmp_path / "stands", asked, None, ticket, shared=shared)
 
 
 def a_run(shared: Path, **more: object) -> FileJournal:
@@ -226,6 +226,16 @@ def test_one_that_leads_and_has_not_said_where_it_is_is_looked_for_again(tmp_pat
 
 def no_files(ask, link):
     raise AssertionError(ask)
+
+
+def test_a_standby_that_workers_do_not_know_of_is_refused_by_who_takes_over(tmp_path):
+    config = config_from(FAR)
+    asked = {"control": {"journal": "etcd://e:2379/run", "standbys": f"{HERE},10.0.0.9:1"}}
+    heir = heir_at(tmp_path, asked, None, None)
+    with pytest.raises(ConfigError, match=f"standby=10.0.0.9:1: .* know of {HERE}. Leave it out"):
+        heir.check_standbys(config)
+    heir_at(tmp_path, {"control.standbys": HERE}, None, None).check_standbys(config)
+    heir_at(tmp_path, None, None, None).check_standbys(config)
 
 
 # --- who leads ---
