@@ -22,7 +22,7 @@ from holdfast.journal_address import parse_journal_address
 
 _EXAMPLES = (
     "holdfast standby runs/a",
-    "holdfast standby --control etcd://10.0.0.7:2379/run-a --ticket run-a.ticket "
+    "holdfast standby --control etcd://10.0.0.7:2379/run-a --ticket runs/a.ticket "
     "--listen 10.0.0.2:40123",
 )
 _CODES = {
