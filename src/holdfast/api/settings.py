@@ -59,6 +59,12 @@ def own_place(config: ConfigLike) -> RunConfig:
     return config_from({"network": values.get("network", {}), "control": control})
 
 
+def asked_standbys(config: ConfigLike) -> tuple[str, ...]:
+    """Addresses where others are to stand by, which ``own_place`` leaves out."""
+    given = _plain(config).get("control", {}).get("standbys", "")
+    return tuple(str(given).split(",")) if given else ()
+
+
 def _plain(config: ConfigLike) -> dict[str, Any]:
     if config is None:
         return {}

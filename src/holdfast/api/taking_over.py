@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast.api.settings import ConfigLike, asked_standbys, own_place
 from holdfast.auth.certificate import kept_key, new_key, write_key
 from holdfast.auth.secret import kept_secret, last_generation
 from holdfast.auth.ticket import read_ticket
@@ -18,11 +19,19 @@ from holdfast.control.io.succession.run_journal import Led, LeftBehind, claim, l
 from holdfast.control.journal.base import Journal, wait_for_leadership
 from holdfast.control.journal.file_journal import JOURNAL_FILE
 from holdfast.control.journal.opening import noted_journal, open_journal
-from holdfast.errors import CheckpointError, ConfigError, JournalAway, JournalDamaged, ResumeFrom
+from holdfast.errors import (
+    Argument,
+    CheckpointError,
+    ConfigError,
+    JournalAway,
+    JournalDamaged,
+    ResumeFrom,
+)
 from holdfast.faults.fault import parse_fault
 from holdfast.job_reference import JobSource
 from holdfast.observability.events import EVENTS_FILE
 from holdfast.storage.contents import Checkpoint
+from holdfast.storage.copied_states import take_copies
 from holdfast.storage.stores import find, load
 
 _MORE_S = 1.0  # than a lease: then whoever was killed a moment ago leads no more
@@ -37,6 +46,7 @@ class Heir:
     asked: RunConfig  # where it listens, and where the journal is; all else is the run's
     secret: bytes | None = None  # that was given
     ticket: Path | None = None  # of the run; a new one is written there
+    standbys: tuple[str, ...] = ()  # that are asked for
 
     @property
     def journal(self) -> str:
@@ -47,11 +57,11 @@ class Heir:
         return open_journal(self.journal, self.run_dir, lease_s)
 
     def find_secret(self) -> bytes | None:
-        if self.secret is not None:
-            return self.secret
-        if self.ticket is not None and self.ticket.exists():
-            return read_ticket(self.ticket).secret
-        return kept_secret(self.run_dir)
+        """What was given counts; then the run's own: a ticket may be an older one's."""
+        found = self.secret or kept_secret(self.run_dir)
+        if found is None and self.ticket is not None and self.ticket.exists():
+            found = read_ticket(self.ticket).secret
+        return found
 
     def config(self, left: LeftBehind) -> RunConfig:
         """The run's own, but for what is of this machine."""
@@ -70,6 +80,17 @@ class Heir:
         control = replace(control, port=asked.control.port or control.port)
         return replace(config, network=network, control=control)
 
+    def check_standbys(self, config: RunConfig) -> None:
+        """ConfigError: those who are alive would not look for a coordinator there."""
+        known = config.control.standby_addresses
+        for address in self.standbys:
+            if address not in known:
+                raise ConfigError(
+                    Argument("standby", address),
+                    ": workers of the run are alive, and would not look for a coordinator there; "
+                    f"they know of {', '.join(known) or 'none'}. Leave it out",
+                )
+
     def prepare(self, config: RunConfig) -> None:
         """Its directory, and a key if there is none: on another machine it is new."""
         with private_files() as usual_mask:
@@ -86,9 +107,9 @@ class Heir:
             policies=policies_of(config),
             job=JobSource(facts.job, facts.job_sha256, facts.origin, name),
             run_dir=self.run_dir,
-            resume=_newest(self.run_dir, config, left.snapshot.resumed, warn),
+            resume=_newest(self.run_dir, config, left, warn),
             faults=tuple(parse_fault(text) for text in facts.faults),
-            secret=self.find_secret() if kept_secret(self.run_dir) is None else None,
+            secret=self.find_secret() if kept_secret(self.run_dir) is None else self.secret,
             left_behind=left,
             led=led,
             ticket=ticket if config.machines.count else None,
@@ -121,6 +142,11 @@ def run_left_alive(heir: Heir, warn: Warn) -> RunRequest | None:
         _check_that_it_can_go_on(heir.run_dir, config)
         warn("no worker of the run is left: it goes on from its newest checkpoint")
         return None
+    try:
+        heir.check_standbys(config)
+    except ConfigError:
+        led.journal.close()
+        raise
     warn("workers of the run are alive: it goes on where they are, with its own settings")
     # What it has decided since it was looked at for the first time counts.
     return heir.request(config, left_behind(led.journal) or left, led, warn)
@@ -145,11 +171,16 @@ def _check_that_it_can_go_on(run_dir: Path, config: RunConfig) -> None:
         )
 
 
-def _newest(run_dir: Path, config: RunConfig, resumed: str, warn: Warn) -> Checkpoint | None:
+def _newest(run_dir: Path, config: RunConfig, left: LeftBehind, warn: Warn) -> Checkpoint | None:
     """Where all would go back to, if they had to; None: to the beginning."""
-    address = config.checkpoint.dir
+    address, resumed = config.checkpoint.dir, left.snapshot.resumed
+    with suppress(OSError):  # it can be taken over without
+        take_copies(run_dir, left.snapshot.run_id)
     with suppress(CheckpointError, ConfigError):
-        return find(address).from_run(str(run_dir)) if address else find(run_dir)
+        found = find(address).from_run(str(run_dir)) if address else find(run_dir)
+        if found.directory == resumed or _is_of(found, config, left):
+            return found
+        warn(f"{found.directory} is a checkpoint of another run: nobody goes back to it")
     try:
         return load(resumed) if resumed else None
     except CheckpointError:
@@ -160,10 +191,21 @@ def _newest(run_dir: Path, config: RunConfig, resumed: str, warn: Warn) -> Check
         return None
 
 
+def _is_of(checkpoint: Checkpoint, config: RunConfig, left: LeftBehind) -> bool:
+    """As far as it says what it is of."""
+    job = checkpoint.origin.job_sha256
+    return (
+        checkpoint.seed == config.train.seed
+        and checkpoint.microbatches == config.parallel.microbatches
+        and (not job or job == left.facts.job_sha256)
+    )
+
+
 def heir_at(
-    place: str | Path, asked: RunConfig, secret: bytes | None, ticket: str | Path | None
+    place: str | Path, config: ConfigLike, secret: bytes | None, ticket: str | Path | None
 ) -> Heir | None:
     """None: nobody takes over at an address of checkpoints."""
     if is_address(str(place)):
         return None
-    return Heir(Path(place).absolute(), asked, secret, Path(ticket) if ticket else None)
+    path = Path(ticket) if ticket else None
+    return Heir(Path(place).absolute(), own_place(config), secret, path, asked_standbys(config))

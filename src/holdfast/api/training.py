@@ -12,7 +12,7 @@ from holdfast.api.job_source import JobLike, job_source
 from holdfast.api.live_run import LiveRun
 from holdfast.api.record import Result
 from holdfast.api.resuming import check_continues, job_to_resume
-from holdfast.api.settings import ConfigLike, armed_faults, make_config, own_place
+from holdfast.api.settings import ConfigLike, armed_faults, make_config
 from holdfast.api.taking_over import heir_at, run_left_alive
 from holdfast.auth.secret import given_secret
 from holdfast.baselines.registry import policies_of
@@ -210,7 +210,7 @@ def prepare(
 def _left_alive(
     place: str | Path, secret: bytes | None, options: RunOptions, warn: Callable[[str], None]
 ) -> RunRequest | None:
-    heir = heir_at(place, own_place(options.get("config")), secret, options.get("ticket"))
+    heir = heir_at(place, options.get("config"), secret, options.get("ticket"))
     return None if heir is None else run_left_alive(heir, warn)
 
 

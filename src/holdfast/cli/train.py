@@ -144,7 +144,10 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
         help="with --machines and --control: where a 'holdfast standby' waits; may be repeated",
     )
     parser.add_argument(
-        "--ticket", metavar="FILE", help="with --machines: written there (default: RUN_DIR.ticket)"
+        "--ticket",
+        metavar="FILE",
+        help="with --machines: written there (default: RUN_DIR.ticket); with --resume and "
+        "--control on another machine: the run's, read there first",
     )
     parser.add_argument(
         "--cluster",

@@ -2,6 +2,7 @@
 
 import hashlib
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -94,3 +95,32 @@ class Courier:
         link.say(ask)
         num_bytes = check_number(link.hear().get("size"), "size", 0, most_bytes)
         return b"".join(map(bytes, link.pieces(num_bytes)))
+
+
+@dataclass(frozen=True)
+class BreakableCourier(Courier):
+    """Whose calls another thread may break off."""
+
+    _links: list[FileLink] = field(default_factory=list, compare=False)
+    _given_up: threading.Event = field(default_factory=threading.Event, compare=False)
+
+    @contextmanager
+    def link(self) -> Iterator[FileLink]:
+        self._check()
+        with super().link() as link:
+            self._links.append(link)
+            try:
+                self._check()
+                yield link
+            finally:
+                self._links.remove(link)
+
+    def break_off(self) -> None:
+        """For good."""
+        self._given_up.set()
+        for link in list(self._links):
+            link.shut()
+
+    def _check(self) -> None:
+        if self._given_up.is_set():
+            raise TransferFailed("it was broken off", refused=True)

@@ -31,7 +31,7 @@ _LARGE_SHARE = 0.05
 _LONGEST_SLEEP_S = 0.5  # so that the thread soon sees that nobody wants the answer any more
 
 
-class _DroppedError(Exception):
+class DroppedError(Exception):
     """Nobody wants the answer any more."""
 
 
@@ -182,7 +182,7 @@ class Planner:
                     return
             try:
                 self._do(task)
-            except _DroppedError:
+            except DroppedError:
                 pass
             except MemoryError:  # the machine's: the first plan has to do
                 self._done(task)
@@ -196,11 +196,11 @@ class Planner:
             self._prepare_one(task)
 
     def _refine(self, task: _Refining) -> None:
-        leisure = _Leisure(task.problem)
+        leisure = Leisure(task.problem)
 
         def still_wanted() -> None:
             if self._refining is not task:
-                raise _DroppedError
+                raise DroppedError
 
         def between() -> None:
             still_wanted()
@@ -217,7 +217,7 @@ class Planner:
 
         def between() -> None:
             if self._preparing is not task:
-                raise _DroppedError
+                raise DroppedError
 
         problem = next(task.deaths, None)
         if problem is None or self._num_prepared_ops > MOST_PREPARED_OPS:
@@ -241,7 +241,7 @@ class Planner:
                 self._preparing = None
 
 
-class _Leisure:
+class Leisure:
     """Pauses of a thread that must leave most of a core to others, if the cluster is large."""
 
     def __init__(self, problem: Problem) -> None:

@@ -5,7 +5,6 @@ other cut can load them. Knows nothing of training: a flat dict of tensors in, a
 """
 
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from holdfast.errors import CheckpointError
 from holdfast.storage.contents import Checkpoint
-from holdfast.storage.manifest import file_digest, sync_directory
+from holdfast.storage.manifest import file_digest, sync_directory, sync_file
 from holdfast.storage.stores import OpenPart, part_folder
 
 # torch logs each call at DEBUG, to nobody; pytest shows it all when a test fails.
@@ -36,15 +35,10 @@ def write_part(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     save(plain, storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
     files = sorted(folder.iterdir())
     for path in files:
-        _sync_file(path)  # the writer leaves out the index
+        sync_file(path)  # the writer leaves out the index
     for directory in (folder, folder.parent, folder.parent.parent):
         sync_directory(directory)
     return {path.name: file_digest(path) for path in files}
-
-
-def _sync_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def read_layers(

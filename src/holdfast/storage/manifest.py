@@ -66,7 +66,13 @@ def seal(
         _check_on_disk(partial, part)
     whole = Checkpoint(str(partial), step, seed, microbatches, tuple(named), origin or Origin())
     write_manifest(whole, launch)
-    sync_directory(partial)  # all of it is on disk before it has the name of a checkpoint
+    return put_in_place(partial)
+
+
+def put_in_place(partial: Path) -> Path:
+    """Its files are on disk, each by itself; it has the name of a checkpoint then."""
+    final = partial.with_suffix("")
+    sync_directory(partial)  # all of it is on disk before it has that name
     replaced = final.with_suffix(".replaced")
     if final.exists():  # a run resumed from an earlier step comes by here again
         final.rename(replaced)
@@ -88,6 +94,12 @@ def write_manifest(checkpoint: Checkpoint, launch: int | None = None) -> None:
 
 def manifest_text(values: Mapping[str, Any]) -> str:
     return json.dumps({**values, "sha256": _digest(values)}, indent=1)
+
+
+def sync_file(path: Path) -> None:
+    """Its content outlives a loss of power."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
@@ -167,7 +179,7 @@ def clear_leftovers(run_dir: str | Path) -> None:
 
 def set_aside_after(run_dir: str | Path, step: int) -> None:
     """Later checkpoints of a history that is being rewritten: kept, but no longer found."""
-    for path in _sealed(Path(run_dir)):
+    for path in sealed(Path(run_dir)):
         if int(path.name.removeprefix("step-")) > step:
             aside = path.with_suffix(".abandoned")
             shutil.rmtree(aside, ignore_errors=True)
@@ -176,7 +188,7 @@ def set_aside_after(run_dir: str | Path, step: int) -> None:
 
 def trim(run_dir: str | Path, keep: int) -> None:
     """Leave the newest ``keep`` checkpoints."""
-    for old in _sealed(Path(run_dir))[:-keep]:
+    for old in sealed(Path(run_dir))[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -187,21 +199,21 @@ def find(place: str | Path) -> Checkpoint:
         raise CheckpointError(f"{place}: no such directory; give a run directory")
     if (path / MANIFEST).exists():
         return load_manifest(path)
-    sealed = _sealed(path)
-    if not sealed:
+    found = sealed(path)
+    if not found:
         raise CheckpointError(
             f"{place}: no checkpoint below it; expected {_FOLDER}/step-*/{MANIFEST} there"
         )
-    return load_manifest(sealed[-1])
+    return load_manifest(found[-1])
 
 
 def all_checkpoints(run_dir: str | Path) -> list[Checkpoint]:
     """Those of a run, the oldest first; a run that goes on may have removed one meanwhile."""
-    return [load_manifest(path) for path in _sealed(Path(run_dir)) if path.exists()]
+    return [load_manifest(path) for path in sealed(Path(run_dir)) if path.exists()]
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    return bool(_sealed(run_dir))
+    return bool(sealed(run_dir))
 
 
 def load_manifest(path: Path) -> Checkpoint:
@@ -251,12 +263,13 @@ def file_digest(path: Path) -> str:
 
 
 def _refusal(path: Path, reason: str) -> str:
-    older = [p for p in _sealed(path.parent.parent) if p < path]
+    older = [p for p in sealed(path.parent.parent) if p < path]
     cure = f"resume an older one: {older[-1]}" if older else "start the run anew"
     return f"checkpoint {path}: {reason}; {cure}"
 
 
-def _sealed(run_dir: Path) -> list[Path]:
+def sealed(run_dir: Path) -> list[Path]:
+    """Directories of its checkpoints, the oldest first."""
     return sorted(
         path.parent
         for path in (run_dir / _FOLDER).glob(f"step-*/{MANIFEST}")

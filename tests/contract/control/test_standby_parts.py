@@ -1,6 +1,7 @@
 """What a standby on another machine rests on: who is asked, who may still write, what is copied."""
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,6 @@ from holdfast.observability.events import StepFinished, Warned
 from holdfast.protocol.spec import Access
 from holdfast.storage.contents import Part
 from holdfast.storage.copied_states import copy_checkpoint
-from holdfast.storage.far import FarStates
 from holdfast.storage.local_store import LocalStore
 from holdfast.storage.manifest import checkpoints, file_digest, verify
 from holdfast.storage.remote.remote_store import RemoteStore
@@ -325,15 +325,13 @@ def test_what_is_no_event_is_told_in_one_line():
 
 
 def test_a_checkpoint_is_copied_whole_or_not_at_all(tmp_path):
-    theirs, ours, scratch = (tmp_path / name for name in ("theirs", "ours", "scratch"))
-    scratch.mkdir()
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     for step in (1, 2, 3):
         parts = parts_in(theirs / f"checkpoints/step-{step:08d}.partial/stage-0", bytes([step]))
         LocalStore(theirs).seal(step, parts, seed=0, microbatches=1)
     with file_door(RunShelf(theirs, "").answer) as door:
-        far = FarStates(door.courier(), lambda: scratch)
         for step in (1, 2, 3, 3):
-            copy_checkpoint(far, ours, step)
+            copy_checkpoint(door.courier(), ours, step)
         found = find(ours)
         assert (found.step, found.parts) == (3, find(theirs).parts)
         verify(found, found.parts[0])
@@ -350,5 +348,50 @@ def test_a_checkpoint_is_copied_whole_or_not_at_all(tmp_path):
         [file] = (theirs / "checkpoints/step-00000004/stage-0").iterdir()
         file.write_bytes(b"y")  # is not what the manifest says
         with pytest.raises(CheckpointError, match="SHA-256 differs"):
-            copy_checkpoint(far, ours, 4)
+            copy_checkpoint(door.courier(), ours, 4)
     assert find(ours).step == 3
+
+
+def test_a_copy_of_another_history_is_replaced_and_what_came_after_it_is_found_no_more(tmp_path):
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for run_dir, content in ((theirs, b"new"), (ours, b"old")):
+        parts = parts_in(run_dir / "checkpoints/step-00000004.partial/stage-0", content)
+        LocalStore(run_dir).seal(4, parts, seed=0, microbatches=1)
+    later = parts_in(ours / "checkpoints/step-00000009.partial/stage-0")
+    LocalStore(ours).seal(9, later, seed=0, microbatches=1)
+    with file_door(RunShelf(theirs, "").answer) as door:
+        copy_checkpoint(door.courier(), ours, 4)
+    found = find(ours)
+    assert (found.step, found.parts) == (4, find(theirs).parts)
+    verify(found, found.parts[0])
+
+
+def test_a_copy_is_on_disk_before_it_has_its_name_and_a_killed_one_leaves_what_is_cleared(
+    tmp_path, monkeypatch
+):
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    parts = parts_in(theirs / "checkpoints/step-00000004.partial/stage-0")
+    LocalStore(theirs).seal(4, parts, seed=0, microbatches=1)
+    done = []  # files that were synced, and names that were given
+
+    def sync(descriptor: int) -> None:
+        if not done:
+            left.extend(path.name for path in checkpoints(ours).iterdir())
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    def rename(path: Path, to: Path) -> Path:
+        done.append(f"{path.name} -> {to.name}")
+        os.rename(path, to)
+        return to
+
+    left: list[str] = []
+    monkeypatch.setattr("os.fsync", sync)
+    monkeypatch.setattr(Path, "rename", rename)
+    with file_door(RunShelf(theirs, "").answer) as door:
+        copy_checkpoint(door.courier(), ours, 4)
+    partial = "step-00000004.partial"
+    assert done == [
+        *("a.safetensors", "stage-0", "manifest.json", partial),
+        *(f"{partial} -> step-00000004", "checkpoints"),
+    ]
+    assert left == [partial]  # if it had been killed then

@@ -22,7 +22,7 @@ class World:
         monkeypatch.setattr(ssh_cluster.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(ssh_cluster, "Program", self._program)
         host = SshHost(address="a", name="a")
-        self.session = ssh_cluster._Session(host, None, self.lines.append)
+        self.session = ssh_cluster.SshSession(host, None, self.lines.append)
         self.session.start(AgentOrder("{}"))
 
     def _program(self, *_):

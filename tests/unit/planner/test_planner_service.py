@@ -162,13 +162,20 @@ def test_refining_rests_between_trials_if_the_cluster_is_large(planner, monkeypa
 
 
 def test_whoever_asks_never_waits_for_a_thread_that_rests(planner, monkeypatch):
-    held: list[bool] = []
-    monkeypatch.setattr(service.time, "sleep", lambda _s: held.append(planner._lock.locked()))
+    waited: list[bool] = []
+
+    def ask(_s: float) -> None:
+        asks = threading.Thread(target=planner.better, daemon=True)
+        asks.start()
+        asks.join(LONG_S / 2)
+        waited.append(asks.is_alive())
+
+    monkeypatch.setattr(service.time, "sleep", ask)
     monkeypatch.setattr(service, "MOST_PREPARED", 5)
     planner.refine_in_background(cluster())
     assert planner.finish(LONG_S)
-    assert held
-    assert not any(held)
+    assert waited
+    assert not any(waited)
 
 
 def test_a_large_cluster_takes_its_share_however_long_a_trial_is(monkeypatch):
@@ -177,7 +184,7 @@ def test_a_large_cluster_takes_its_share_however_long_a_trial_is(monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr(service.time, "sleep", pauses.append)
     monkeypatch.setattr(service, "MOST_PREPARED", 5)
-    leisure = service._Leisure(cluster())
+    leisure = service.Leisure(cluster())
     for worked_s in (0.01, 0.1, 2.0):
         clock[0] += worked_s
         pauses.clear()
@@ -192,13 +199,13 @@ def test_a_rest_ends_when_nobody_wants_the_answer(monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr(service.time, "sleep", pauses.append)
     monkeypatch.setattr(service, "MOST_PREPARED", 5)
-    leisure = service._Leisure(cluster())
+    leisure = service.Leisure(cluster())
     clock[0] = 10.0
 
     def dropped() -> None:
-        raise service._DroppedError
+        raise service.DroppedError
 
-    with pytest.raises(service._DroppedError):
+    with pytest.raises(service.DroppedError):
         leisure.pause(dropped)
     assert pauses == [0.5]
 

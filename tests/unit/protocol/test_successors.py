@@ -7,11 +7,19 @@ import pytest
 from helpers.scarce import refuse_threads
 from holdfast.auth.handshake import WORKER_ROLE
 from holdfast.errors import HoldfastError
+from holdfast.protocol import successors as looks
 from holdfast.protocol.spec import Access
 from holdfast.protocol.successors import GivenUp, Successors
 
 LIMIT_S = 30.0
 ACCESS = Access("10.0.0.1", 1, bytes(32), 3, more=("10.0.0.2:1", "10.0.0.3:1", "10.0.0.4:1"))
+
+
+class Answered:
+    """A connection that has told who is there."""
+
+    def close(self):
+        pass
 
 
 @pytest.fixture
@@ -22,18 +30,16 @@ def looking(monkeypatch):
         met = threading.Barrier(4)
         connected = []
 
-        def generation_at(_self, access):
+        def connect(access, role, *_, **more):
+            if role == WORKER_ROLE:
+                connected.append((access.host, generations[access.host]))
+                return connected[-1], access.generation
             met.wait(LIMIT_S)  # one after the other would never meet
             if access.host not in generations:
                 raise HoldfastError("no answer")
-            return generations[access.host]
+            return Answered(), generations[access.host]
 
-        def take(_self, access, generation):
-            connected.append((access.host, generation))
-            return connected[-1]
-
-        monkeypatch.setattr(Successors, "_generation_at", generation_at)
-        monkeypatch.setattr(Successors, "_connected", take)
+        monkeypatch.setattr(looks, "connect", connect)
         return Successors(ACCESS, WORKER_ROLE, "0.0", "", LIMIT_S, LIMIT_S), met
 
     return make

@@ -200,16 +200,17 @@ def test_who_takes_over_gets_the_next_number_though_the_list_is_old(
     old = FolderBucket(address).sizes("launches/")
     for name in "ab":
         RemoteStore(address, tmp_path / name).open(None)  # launches 2 and 3
-    monkeypatch.setattr(FolderBucket, "sizes", lambda self, prefix: old)
-    monkeypatch.setattr(remote_store.time, "sleep", lambda _s: None)
-    opened.take_over()
-    assert opened._launch == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderBucket, "sizes", lambda self, prefix: old)
+        patch.setattr(remote_store.time, "sleep", lambda _s: None)
+        opened.take_over()
+    assert max(FolderBucket(address).sizes("launches/")) == "launches/00000004.json"
 
 
 def test_who_never_gets_a_number_says_so(opened, monkeypatch):
     pauses = []
     monkeypatch.setattr(remote_store.time, "sleep", pauses.append)
-    monkeypatch.setattr(opened, "_put_once", lambda key, data: b"another's")
+    monkeypatch.setattr(FolderBucket, "put_if_absent", lambda self, key, data: False)
     with pytest.raises(CheckpointError, match="20 numbers of launches in a row were taken"):
         opened.take_over()
     assert len(pauses) == 20

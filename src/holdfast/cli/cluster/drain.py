@@ -49,18 +49,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _reached(access: Access, where: str) -> Connection:
-    """Whoever leads the run. ConfigError: nobody is to be found."""
-    places = access.places()
+    """Whoever leads the run. ConfigError: nobody is to be found; why not where it began."""
+    places, failures = access.places(), []
     for place in places:
         try:
             return connect(place, OPERATOR, "", _LIMIT_S / len(places))[0]
         except HandshakeFailed as why:
-            failure = ConfigError(
+            failures.append(
                 f"{where}: no such run is at {place} ({why}); take the ticket that the run has "
                 "written at its start"
             )
         except HoldfastError as why:
-            failure = ConfigError(
+            failures.append(
                 f"{where}: nobody answers at {place} ({why}); is the run there, and its port open?"
             )
-    raise failure
+    raise ConfigError(failures[0])

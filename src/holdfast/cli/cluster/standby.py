@@ -22,7 +22,7 @@ from holdfast.journal_address import parse_journal_address
 
 _EXAMPLES = (
     "holdfast standby runs/a",
-    "holdfast standby --control etcd://10.0.0.7:2379/run-a --ticket run-a.ticket "
+    "holdfast standby --control etcd://10.0.0.7:2379/run-a --ticket runs/a.ticket "
     "--listen 10.0.0.2:40123",
 )
 _CODES = {
@@ -57,7 +57,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
-        help="where results go from there on (default: runs/PREFIX)",
+        help="with --control: where results go from there on (default: runs/PREFIX)",
     )
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="once it has taken over: show why and how"
@@ -89,6 +89,11 @@ def _heir(args: argparse.Namespace) -> Heir:
             raise ConfigError(
                 "standby: expected DIR, of a run on this machine, or --control with the journal of "
                 "one on another machine"
+            )
+        if args.run_dir is not None:
+            raise ConfigError(
+                f"--run-dir {args.run_dir}: expected with --control only; {args.directory} is "
+                "where results go"
             )
         place = Path(args.directory).absolute()
         if not place.is_dir():

@@ -102,7 +102,7 @@ class Launcher:
         allow_connections(request.config.parallel.pipelines * request.config.parallel.stages)
         request = _absolute(request)
         self._config, self.run_dir = request.config, request.run_dir
-        control = self._config.control
+        control, self._is_interrupted = self._config.control, False
         if request.led is not None:
             journal = request.led.journal
         journal = journal or open_journal(control.journal, self.run_dir, control.lease_s)
@@ -135,7 +135,6 @@ class Launcher:
             bundle=bundle,
             take_courier=self._files.take,
         )
-        self._is_interrupted = False
 
     def _begin(
         self, request: RunRequest, pass_on: Pass, handle: Callable[[events.Event], None]

@@ -19,7 +19,7 @@ _SOON_S, _MOST_AGAIN_S = 60.0, 320.0
 _NUM_KEPT = 20  # lines, for the reason of an end
 
 
-class _Session:
+class SshSession:
     """One machine. ``program``: None while it is not reached for."""
 
     def __init__(self, host: SshHost, config: Path | None, say: Say) -> None:
@@ -115,7 +115,7 @@ class _Session:
 class SshCluster:
     def __init__(self, file: HostsFile, say: Say, command: str, where: str) -> None:
         self._command, self._where, self._hosts = command, where, file.hosts
-        self._sessions = [_Session(host, file.ssh_config, say) for host in file.hosts]
+        self._sessions = [SshSession(host, file.ssh_config, say) for host in file.hosts]
         self._grace_s = AgentOrder("").grace_s
 
     def start(self, ticket: Path, machines: int) -> int:
