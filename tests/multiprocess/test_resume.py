@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import holdfast as hf
 from helpers import jobs, runs
 from helpers.runs import MICROBATCHES, STEPS, TINY_GPT, assert_same_result, finished
 from helpers.wide import first
@@ -133,7 +134,7 @@ def half(whole, tmp_path):
 
 
 def resume(run_dir, *words):
-    return runs.holdfast(["train", *words, "--resume", str(run_dir)], run_dir)
+    return runs.holdfast(["train", "--resume", str(run_dir), *words], run_dir)
 
 
 def test_a_resume_needs_nothing_but_the_directory(whole, half):
@@ -189,6 +190,38 @@ def whole_job(run):
 
 def newest_manifest(run_dir):
     return max((run_dir / "checkpoints").glob("step-*/manifest.json"))
+
+
+WITH_ARGS = """
+from dataclasses import replace
+
+
+def job(args):
+    rate = float(args[args.index("--lr") + 1])
+    return replace(plain(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate))
+"""
+
+
+def test_arguments_of_the_job_reach_all_workers_and_are_remembered(tmp_path):
+    plain = jobs.small(tmp_path).read_text().replace("def job()", "def plain()")
+    job = jobs.write(tmp_path, "with_args", plain + WITH_ARGS)
+
+    def trained(name, rate, steps):
+        words = [*runs.layout("1x2"), "--set", f"job.args=--lr {rate}"]
+        return finished(runs.threads(job, tmp_path / name, *words, steps=steps, microbatches=2))
+
+    whole, other, half = trained("a", "1e-6", 4), trained("b", "2e-6", 4), trained("c", "1e-6", 2)
+    assert whole.sha256 != other.sha256
+    refused = resume(half.run_dir, "--steps", "4", "--", "--lr", "2e-6")
+    assert refused.exit_code == 2
+    assert "arguments of the job (--lr 2e-6): the checkpoint " in refused.stderr
+    assert "was written with --lr 1e-6. Give the same, or add --changed-job" in refused.stderr
+    gone_on = resume(half.run_dir, "--steps", "4", "--", "--lr", "1e-6")
+    assert finished(gone_on).sha256 == whole.sha256
+    again = finished(resume(whole.run_dir, "--steps", "6"))
+    assert again.summary["config"]["job"] == {"args": ["--lr", "1e-6"]}
+    model = hf.open_run(whole.run_dir).model()
+    assert isinstance(model, torch.nn.Module)
 
 
 def test_without_its_job_file_a_resume_says_how_to_give_one(half, tmp_path):

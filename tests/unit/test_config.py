@@ -59,6 +59,7 @@ def test_a_bad_value_is_refused_with_its_name_and_what_was_expected(values, word
         ("parallel.stages=4", ("parallel.stages", 4)),
         ("parallel.cut=[2, 4]", ("parallel.cut", [2, 4])),
         ("parallel.cut=2,4", ("parallel.cut", [2, 4])),
+        ("job.args=--lr 3e-4 --name 'a b'", ("job.args", ["--lr", "3e-4", "--name", "a b"])),
         ("workers.allow_mixed=true", ("workers.allow_mixed", True)),
         ("workers.heartbeat_timeout_s=2.5", ("workers.heartbeat_timeout_s", 2.5)),
         ("device.emulate=F=1ms,B=1ms,W=1ms", ("device.emulate", "F=1ms,B=1ms,W=1ms")),
@@ -81,6 +82,7 @@ def test_an_assignment_is_read_by_the_type_of_its_key(text, expected) -> None:
         ("parallel.stages=two", "whole number"),
         ("workers.allow_mixed=maybe", "true or false"),
         ("parallel.cut=a,b", "list of whole numbers"),
+        ("job.args=--name 'a", "list of texts"),
     ],
 )
 def test_a_bad_assignment_is_refused(text, word) -> None:

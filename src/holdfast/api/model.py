@@ -35,8 +35,9 @@ def load_model(checkpoint: Checkpoint, job: str, sha256: str) -> nn.Module:
             f"{checkpoint.directory}: was trained on emulated devices, which train a stand-in: "
             "there is no model of the job"
         )
+    args = checkpoint.origin.settings.get("job", {}).get("args", ())
     with _own_random_numbers():
-        layers = load_job(job, checkpoint.seed, sha256).layers
+        layers = load_job(job, checkpoint.seed, sha256, args).layers
     tensors = all_tensors(checkpoint)
     wanted = {key: tensor for key, tensor in tensors.items() if not _is_of_optimizer(key)}
     load_state_tensors(dict(enumerate(layers)), wanted)

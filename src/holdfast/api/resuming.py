@@ -1,5 +1,6 @@
 """What a resumed run takes from its checkpoint, what may be changed, and what may not."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,9 +44,18 @@ def _get(values: Mapping[str, Any], key: str) -> Any:
     return settings.get(name) if isinstance(settings, Mapping) else None
 
 
-def check_continues(checkpoint: Checkpoint, config: RunConfig) -> None:
-    """CheckpointError for whatever would make it another run."""
+def check_continues(checkpoint: Checkpoint, config: RunConfig, *, may_differ: bool) -> None:
+    """CheckpointError for whatever would make it another run. ``may_differ``: the job."""
     settings, wanted = checkpoint.origin.settings, config.to_dict()
+    args = tuple(_get(settings, "job.args") or ())
+    if args != config.job.args and not may_differ:
+        raise CheckpointError(
+            f"arguments of the job ({shlex.join(config.job.args) or 'none'}): the checkpoint "
+            f"{checkpoint.directory} was written with {shlex.join(args) or 'none'}. Give the same, "
+            "or add ",
+            Argument("changed_job", True),
+            ": the result is then another run's",
+        )
     written: dict[str, Any] = {key: _get(settings, key) for key in _BITS}
     written |= {"train.seed": checkpoint.seed, "parallel.microbatches": checkpoint.microbatches}
     if config.workers.allow_mixed:  # that the result is not exact has been accepted

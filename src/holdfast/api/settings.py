@@ -22,6 +22,7 @@ ConfigLike: TypeAlias = RunConfig | Mapping[str, Any] | str | Path | None
 path of a TOML file, or None for all defaults."""
 
 _SHORT = {  # argument -> setting
+    "args": "job.args",
     "pipelines": "parallel.pipelines",
     "stages": "parallel.stages",
     "microbatches": "parallel.microbatches",
@@ -33,22 +34,22 @@ _TRANSFER_S = 0.01  # assumed for random slow links, if operations are not emula
 
 def make_config(
     config: ConfigLike = None,
-    overrides: Mapping[str, int | None] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     resume: Checkpoint | None = None,
 ) -> RunConfig:
-    """The run that is resumed, then ``config``, then single numbers: the later wins.
+    """The run that is resumed, then ``config``, then single settings: the later wins.
 
     >>> make_config({"workers.kind": "threads"}, {"pipelines": 2}).parallel.microbatches
     8
     """
     values = _plain(config)
-    given = {name: number for name, number in (overrides or {}).items() if number is not None}
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
     if isinstance(config, RunConfig) and "pipelines" in given and "microbatches" not in given:
         parallel = config.parallel
         if parallel.microbatches == DEFAULT_MICROBATCHES * parallel.pipelines:
             values["parallel"]["microbatches"] = 0  # the default, whatever the pipelines are
-    for name, number in given.items():
-        set_value(values, _SHORT[name], number)
+    for name, value in given.items():
+        set_value(values, _SHORT[name], value)
     return config_from(values if resume is None else remembered(resume, values))
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from holdfast.api.job_source import JobLike, job_source
 from holdfast.api.live_run import LiveRun
@@ -47,8 +47,12 @@ class MoreOptions(TypedDict, total=False):
     resume: str | Path | None
     """Go on from the newest checkpoint of a run, or from this checkpoint: a directory, or an
     address such as ``"s3://bucket/run"``."""
+    args: Sequence[str] | None
+    """For the job: its function is called with them, as one list. None: those of the run that is
+    resumed, or none."""
     changed_job: bool
-    """With ``resume``: accept that the job's file, or what it imports, is not as it was."""
+    """With ``resume``: accept that the job's file, its arguments, or what it imports, are not as
+    they were."""
     changed_data: bool
     """With ``resume``: accept that there are more or fewer samples."""
     ticket: str | Path | None
@@ -184,7 +188,7 @@ def prepare(
     if alive is not None:
         return LiveRun(replace(alive, join_with=join_with, resume_with=resume_with), warn)
     checkpoint = None if place is None else find(place)
-    config = make_config(options.get("config"), _numbers(options), checkpoint)
+    config = make_config(options.get("config"), _own_settings(options), checkpoint)
     source = _source(job, checkpoint, config, options)
     first_step = 0 if checkpoint is None else checkpoint.step
     faults = armed_faults(options.get("faults", ()), options.get("chaos"), config, first_step)
@@ -234,8 +238,11 @@ def _agents(
     )
 
 
-def _numbers(options: RunOptions) -> dict[str, int | None]:
+def _own_settings(options: RunOptions) -> dict[str, Any]:
+    """Those that have an argument of their own; None: not given."""
+    args = options.get("args")
     return {
+        "args": None if args is None else list(args),
         "pipelines": options.get("pipelines"),
         "stages": options.get("stages"),
         "microbatches": options.get("microbatches"),
@@ -254,7 +261,7 @@ def _source(
         return job_source(job, in_threads=in_threads)
     may_differ = options.get("changed_job", False)
     source = job_to_resume(job, checkpoint, may_differ=may_differ, in_threads=in_threads)
-    check_continues(checkpoint, config)
+    check_continues(checkpoint, config, may_differ=may_differ)
     return source
 
 

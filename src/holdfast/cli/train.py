@@ -15,6 +15,7 @@ from holdfast.api.training import prepare
 from holdfast.auth.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from holdfast.cli import help_text
 from holdfast.cli.flags import resume_command
+from holdfast.cli.passed_on import passes_on
 from holdfast.cli.terminal.complaints import complain, say
 from holdfast.cli.terminal.showing import shown_to_the_end
 from holdfast.config import known_keys, parse_assignment, set_value
@@ -44,6 +45,7 @@ _EXAMPLES = (
     "holdfast train job.py --pipelines 2 --stages 2 --steps 100",
     "holdfast train job.py --config run.toml --set checkpoint.every_steps=50",
     "holdfast train --resume runs/a",
+    "holdfast train job.py --stages 4 -- --lr 3e-4  # job(['--lr', '3e-4'])",
     "holdfast train job.py --pipelines 2 --fault 'kill 1.0 @ 5' -v",
     "holdfast train job.py --pipelines 4 --stages 2 --machines 4 --listen 10.0.0.1:40123",
 )
@@ -77,7 +79,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="train a job",
         description="Train the job that a Python file describes (a function job() -> Job) on\n"
         "pipelines x stages workers. Lost workers are recovered from; the result\n"
-        "is the same, bit for bit. Ctrl-C finishes the step and saves a checkpoint.",
+        "is the same, bit for bit. Ctrl-C finishes the step and saves a checkpoint.\n"
+        "What stands after -- is for the job: job(args) gets it as a list of texts.",
         **help_text.parts(_EXAMPLES, *_sections(), codes=_CODES),
     )
     parser.add_argument(
@@ -119,6 +122,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="show why and how as well: plans, evidence, timings (events.jsonl has all of it)",
     )
+    passes_on(parser, "job_args")
     parser.set_defaults(run=run)
 
 
@@ -166,8 +170,8 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--changed-job",
         action="store_true",
-        help="with --resume: accept that the job file, or what it imports, is not as it was; the "
-        "result differs",
+        help="with --resume: accept that the job file, its arguments, or what it imports, are not "
+        "as they were; the result differs",
     )
     parser.add_argument(
         "--changed-data",
@@ -234,6 +238,8 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     for flag, key in _FLAGS.items():
         if getattr(args, flag) is not None:
             set_value(values, key, getattr(args, flag))
+    if args.job_args:
+        set_value(values, "job.args", args.job_args)
     if args.control is not None:
         set_value(values, "control.journal", args.control)
     if args.standby:

@@ -1,5 +1,6 @@
 """Settings from plain values and from text: typed by their key, refused by name."""
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -12,6 +13,8 @@ _RENAMED = {  # since 0.2.0
     "workers.silence_limit_s": "workers.heartbeat_timeout_s",
     "control.host": "network.listen",
 }
+
+_WORDS = tuple[str, ...]
 
 
 def known_keys() -> list[str]:
@@ -77,8 +80,13 @@ def typed(key: str, value: object, hint: Any) -> object:
         require(value in get_args(hint), key, value, f"must be {' or '.join(get_args(hint))}")
         return value
     if get_origin(hint) is tuple:
-        good = isinstance(value, list | tuple) and all(type(item) is int for item in value)
-        require(good, key, value, "must be a list of whole numbers, e.g. [2, 4]")
+        kind = get_args(hint)[0]
+        good = isinstance(value, list | tuple) and all(type(item) is kind for item in value)
+        wanted = {
+            int: "a list of whole numbers, e.g. [2, 4]",
+            str: 'a list of texts, e.g. ["--lr", "3e-4"]',
+        }[kind]
+        require(good, key, value, f"must be {wanted}")
         assert isinstance(value, list | tuple)
         return tuple(value)
     if hint is float and type(value) is int:
@@ -117,8 +125,9 @@ def _from_text(key: str, raw: str, hint: Any) -> object:
         int: lambda: int(raw),
         float: lambda: float(raw),
         tuple: lambda: [int(part) for part in raw.strip("[]()").split(",") if part.strip()],
+        _WORDS: lambda: shlex.split(raw),
     }
-    origin = get_origin(hint) or hint
+    origin = hint if hint == _WORDS else get_origin(hint) or hint
     if origin not in readers:
         return raw
     try:

@@ -9,6 +9,7 @@ from holdfast.config.checks import require
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
+    job: training.JobConfig = field(default_factory=training.JobConfig)
     parallel: training.ParallelConfig = field(default_factory=training.ParallelConfig)
     train: training.TrainConfig = field(default_factory=training.TrainConfig)
     data: training.DataConfig = field(default_factory=training.DataConfig)

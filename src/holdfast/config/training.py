@@ -13,6 +13,12 @@ _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class JobConfig:
+    args: tuple[str, ...] = ()
+    """Words that the job's function is called with, as one list; what stands after ``--``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
     pipelines: int = 1
     """Copies of the whole pipeline (data parallel)."""

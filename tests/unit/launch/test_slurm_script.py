@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parents[2] / "data" / "launch"
 CASES = {
     "plain.sbatch": "job.py --nodes 2",
     "spares.sbatch": "jobs/gpt.py:make --nodes 4 --spares 1 --slots 2 --sbatch partition=gpu "
-    "--sbatch time=8:00:00 -- --pipelines 4 --stages 2 --set 'x.y=a b'",
+    "--sbatch time=8:00:00 -- --pipelines 4 --stages 2 --set 'x.y=a b' -- --lr 3e-4",
     "address.sbatch": "job.py --nodes 2 --name big --run-dir '/scratch/$USER/a \"b\"' "
     "-- --set checkpoint.dir=s3://bucket/run",
 }
@@ -72,12 +72,12 @@ def test_the_first_start_trains_and_a_later_one_resumes(tmp_path, script):
     options = "--cluster slurm --machines 2 --start-with 2 --listen n1:20001"
     code, did = ran(tmp_path, script, 0, python=first)
     run_dir = "runs/job-20001"
-    anew = f"-m holdfast train job.py --stages 2 --run-dir {run_dir} {options}"
+    anew = f"-m holdfast train {options} --run-dir {run_dir} job.py --stages 2"
     assert (code, did) == (0, [anew])
     (tmp_path / "did").unlink()
     (tmp_path / run_dir).mkdir(parents=True)
     code, did = ran(tmp_path, script, 1, python=SAYS.format(found=0, folder=tmp_path))
-    resumed = f"-m holdfast train --resume {run_dir} --run-dir {run_dir} {options}"
+    resumed = f"-m holdfast train {options} --resume {run_dir} --run-dir {run_dir}"
     assert did == [resumed]
     (tmp_path / "did").unlink()
     code, did = ran(tmp_path, script, 2, python=first)

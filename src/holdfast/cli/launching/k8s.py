@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.auth.certificate import new_key
 from holdfast.auth.secret import new_secret
 from holdfast.cli import help_text
-from holdfast.cli.launching.passed_on import given_address, passes_on
+from holdfast.cli.passed_on import given_address, passes_on
 from holdfast.errors import ConfigError
 from holdfast.launch.k8s.manifests import manifests
 from holdfast.launch.k8s.pods import K8sRun
@@ -62,7 +62,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--secret", default="", metavar="NAME", help="a Secret that is there (default: a new one)"
     )
     parser.add_argument("--output", metavar="FILE", help="default: printed; it holds the secret")
-    passes_on(parser)
+    passes_on(parser, "train")
     parser.set_defaults(run=run)
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from holdfast.cli import help_text
-from holdfast.cli.launching.passed_on import given_address, passes_on
+from holdfast.cli.passed_on import given_address, passes_on
 from holdfast.errors import ConfigError
 from holdfast.launch.slurm.script import SlurmJob, script_of
 
@@ -49,7 +49,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--python", default=sys.executable, help="on the nodes (default: this one)")
     parser.add_argument("--output", metavar="FILE", help="default: printed")
-    passes_on(parser)
+    passes_on(parser, "train")
     parser.set_defaults(run=run)
 
 

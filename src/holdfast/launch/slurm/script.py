@@ -24,17 +24,17 @@ saved={saved}
 if "$python" -c {has_checkpoint} "$saved" 2> /dev/null; then
   what=(--resume "$saved" --run-dir "$run_dir")
 else
-  what=({train}
-    --run-dir "$run_dir")
+  what=(--run-dir "$run_dir"
+    {train})
   [ ! -e "$run_dir" ] || mv "$run_dir" "$run_dir.before-${{SLURM_RESTART_COUNT:-0}}"
 fi
 
 # The coordinator runs here, on the first node; it starts an agent on every node by srun.
 # {spare_words} Each job listens on a port of its own.
 port=$((20000 + SLURM_JOB_ID % 20000))
-"$python" -m holdfast train "${{what[@]}}" --cluster {cluster} \\
+"$python" -m holdfast train --cluster {cluster} \\
   --machines {machines} --start-with {start_with} \\
-  --listen "$(hostname):$port" &
+  --listen "$(hostname):$port" "${{what[@]}}" &
 train=$!
 
 # Told to end, {notice_s} s before the time limit: the step is finished and a checkpoint saved, and

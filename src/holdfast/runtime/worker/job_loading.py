@@ -38,7 +38,12 @@ class JobLoader:
         with DRAWING:
             before_loading(self._config)
             self._open_folders()
-            job = load_job(self._spec.job, self._config.train.seed, self._spec.job_sha256)
+            job = load_job(
+                self._spec.job,
+                self._config.train.seed,
+                self._spec.job_sha256,
+                self._config.job.args,
+            )
             self.settings = self._watch()  # what is set while loading is told by the fingerprint
             if self._config.device.emulate:
                 torch.manual_seed(self._config.train.seed)

@@ -211,7 +211,7 @@ def test_two_job_files_of_one_name_are_two_modules(tmp_path):
         ("x = 1\n", r"py: defines no function job\(\)"),
         ("job = 1\n", r"py: job is a int: expected a function"),
         ("def job():\n    return 1\n", r"py: job\(\) returned a int: expected a holdfast Job"),
-        ("def job(x):\n    return 1\n", r"py: TypeError: job\(\) missing"),
+        ("def job(x, y):\n    return 1\n", r"py: TypeError: job\(\) missing"),
         ("import json\ndef job():\n    json.loads('{')\n", r"py:3: JSONDecodeError: Expecting"),
         (HEAD + "def job():\n    return make(cut=(4,))\n", r"py:\d+: Job\.cut=\(4,\)"),
         ("def job():\n    return '\x00'\n", r"py.*: SyntaxError: .*null bytes"),
@@ -223,6 +223,52 @@ def test_whatever_is_wrong_with_a_job_file_is_one_line_that_says_where(tmp_path,
         load_job(path, 0)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+PARSES = (
+    HEAD
+    + """
+import argparse
+
+def job(args):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=int, default=2)
+    print("parsing")
+    return make(microbatch_size=parser.parse_args(args).size)
+"""
+)
+
+
+def test_a_job_gets_its_arguments_as_a_list(tmp_path, capsys):
+    path = write(tmp_path, PARSES)
+    assert load_job(path, 0).microbatch_size == 2
+    assert load_job(path, 0, args=("--size", "5")).microbatch_size == 5
+    assert capsys.readouterr().out == "parsing\n" * 2
+
+
+@pytest.mark.parametrize(
+    "head", ["def job(microbatch_size=3):", "def job(*, microbatch_size=3):", "def job(**more):"]
+)
+def test_what_has_a_value_of_its_own_is_no_place_for_arguments(tmp_path, head):
+    path = write(tmp_path, HEAD + f"{head}\n    return make(microbatch_size=3)\n")
+    assert load_job(path, 0).microbatch_size == 3
+    with pytest.raises(ConfigError, match=r"job\(\) takes no arguments, and was given --size 5; "):
+        load_job(path, 0, args=("--size", "5"))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--size", "big"), r"\(--size big\): .*argument --size: invalid int value: 'big'$"),
+        (("--sise=2",), r"\(--sise=2\): .*unrecognized arguments: --sise=2$"),
+        (("--help",), r"\(--help\): parsing usage: .*--size SIZE"),
+    ],
+)
+def test_arguments_that_a_job_refuses_are_one_line(tmp_path, capsys, args, message):
+    with pytest.raises(ConfigError, match=f"arguments of the job {message}") as caught:
+        load_job(write(tmp_path, PARSES), 0, args=args)
+    assert "\n" not in str(caught.value)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_missing_job_file_is_an_error_that_names_it(tmp_path):

@@ -1,4 +1,4 @@
-"""Options for ``holdfast train`` that are passed on: what has to be known of them before."""
+"""Words after ``--``: for a command that is started later, or for the job."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ _ADDRESS = "checkpoint.dir="
 
 
 def given_address(words: Sequence[str]) -> str:
-    """Of checkpoints; empty: they are in the run directory."""
+    """Of checkpoints, in words for ``holdfast train``; empty: they are in the run directory."""
     found = ""
     for flag, value in zip(words, [*words[1:], ""], strict=False):
         if flag == "--set" and value.startswith(_ADDRESS):
@@ -17,8 +17,8 @@ def given_address(words: Sequence[str]) -> str:
     return found
 
 
-def passes_on(parser: argparse.ArgumentParser) -> None:
-    """What stands after ``--`` becomes ``train``, whatever it is; argparse would look into it."""
+def passes_on(parser: argparse.ArgumentParser, name: str) -> None:
+    """What stands after ``--`` becomes ``name``, whatever it is; argparse would look into it."""
     plain = parser.parse_known_args
 
     def parse(
@@ -27,7 +27,7 @@ def passes_on(parser: argparse.ArgumentParser) -> None:
         words = list(args or ())
         end = words.index("--") if "--" in words else len(words)
         found, unknown = plain(words[:end], namespace)
-        found.train = words[end + 1 :]
+        setattr(found, name, words[end + 1 :])
         return found, unknown
 
     parser.parse_known_args = parse  # type: ignore[assignment, method-assign]
