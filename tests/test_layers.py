@@ -123,7 +123,7 @@ INNER: dict[str, list[str]] = {
     "cli": [
         "cluster | launching",
         "worker",
-        "report | terminal | help_text | flags",
+        "report | terminal | help_text | flags | passed_on",
         "plan_problem",
     ],
     "observability": [

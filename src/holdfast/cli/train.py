@@ -89,13 +89,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         nargs="?",
         help="the job file, JOB.py:FUNCTION or MODULE:FUNCTION; with --resume that of the run",
     )
-    for flag, key in _FLAGS.items():
-        parser.add_argument(
-            f"--{flag.replace('_', '-')}",
-            type=int,
-            metavar="N",
-            help=f"{_FLAG_HELP[flag]} (= --set {key}=N)",
-        )
+    _add_short(parser)
     parser.add_argument(
         "--run-dir", metavar="DIR", help="where results go (default: runs/JOB-TIME)"
     )
@@ -124,6 +118,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     passes_on(parser, "job_args")
     parser.set_defaults(run=run)
+
+
+def _add_short(parser: argparse.ArgumentParser) -> None:
+    """Flags for settings that are given often."""
+    for flag, key in _FLAGS.items():
+        parser.add_argument(
+            f"--{flag.replace('_', '-')}",
+            type=int,
+            metavar="N",
+            help=f"{_FLAG_HELP[flag]} (= --set {key}=N)",
+        )
 
 
 def _add_machines(parser: argparse.ArgumentParser) -> None:
