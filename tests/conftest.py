@@ -5,6 +5,8 @@ each time in ``make test-all`` and ``make chaos``, which print it.
 """
 
 import os
+import signal
+import threading
 
 import pytest
 from hypothesis import settings
@@ -17,6 +19,15 @@ from holdfast.host import instruction_set
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 instruction_set.prepare_script()  # nothing that this machine refuses: before any test loads torch
+
+# nohup, or a shell's &, has them ignored, and every run that a test starts would inherit that.
+for number, usual in (
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+):
+    is_ours = threading.current_thread() is threading.main_thread()
+    if is_ours and signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("drawn", print_blob=True, deadline=None)
