@@ -1,10 +1,9 @@
 """etcd on loopback, one node or several, each a process that can be killed and started again.
 
-The program is the one on PATH, or that of Debian's package, unpacked below .cache without root.
+The program is the one on PATH, or that of Debian's package, unpacked into a cache without root.
 """
 
 import contextlib
-import functools
 import shutil
 import signal
 import socket
@@ -13,40 +12,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from helpers.debian import fetched
 
 LIMIT_S = 60.0
-CACHE = Path(__file__).parents[2] / ".cache" / "etcd"
-PACKAGE = "etcd-server"
 
 
 def program() -> str:
     """Where etcd is; the test is skipped if it cannot be had."""
-    found = _program()
-    if isinstance(found, Path):
-        return str(found)
-    pytest.skip(found)
-
-
-@functools.cache
-def _program() -> Path | str:
-    """Or why there is none."""
-    unpacked = CACHE / "usr" / "bin" / "etcd"
-    on_path = shutil.which("etcd")
-    if on_path or unpacked.exists():
-        return Path(on_path or unpacked)
-    if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
-        return "no etcd on PATH, and no apt-get to get it with"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    got = subprocess.run(
-        ["apt-get", "download", PACKAGE], cwd=CACHE, capture_output=True, text=True, timeout=LIMIT_S
-    )
-    packages = sorted(CACHE.glob(f"{PACKAGE}_*.deb"))
-    if got.returncode or not packages:
-        return f"no etcd on PATH; apt-get download {PACKAGE}: {got.stderr.strip()[-200:]}"
-    subprocess.run(["dpkg-deb", "--extract", packages[-1], CACHE], check=True, timeout=LIMIT_S)
-    packages[-1].unlink()
-    return unpacked
+    return shutil.which("etcd") or str(fetched("etcd", ("etcd-server",)) / "usr" / "bin" / "etcd")
 
 
 def words_at(host: str, folder: str) -> list[str]:
