@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from holdfast.batches import Batches
+from holdfast.data.batches import Batches
 from holdfast.host import instruction_set
 from holdfast.job import Job, load_job
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import TCPStore
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
-from holdfast.batches import Batches, num_tokens
+from holdfast.data.batches import Batches, num_tokens
 from holdfast.job import load_job
 
 NUM_REPLICAS = 2  # one micro-batch each

@@ -19,7 +19,7 @@ LAYERS = [
     "baselines",
     "runtime | control",
     "storage | faults | watch | bundle | launch",
-    "models | batches | planner | detection | mitigation",
+    "models | data | planner | detection | mitigation",
     "observability | protocol | transport | files | job",
     "schedule",
     "config | cluster | auth | host | job_file",

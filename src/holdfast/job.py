@@ -37,6 +37,9 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+Sampler = Callable[[int], Iterable[int]] | Iterable[int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     layers: Sequence[nn.Module] | nn.Sequential
@@ -50,6 +53,9 @@ class Job:
 
     data: MapDataset
     """``len(data)`` samples; ``data[i]`` is ``(input, target)``."""
+
+    sampler: Sampler | None = None
+    """epoch -> samples in their order, or a torch ``Sampler``; None: all, shuffled each epoch."""
 
     microbatch_size: int = 8
     """Samples in a micro-batch."""
@@ -70,6 +76,7 @@ class Job:
         _check_layers(self.layers)
         _check_callables(self)
         _check_data(self.data)
+        _check_sampler(self.sampler)
         _check_numbers(self)
         if self.cut is not None:
             _check_cut(self.cut, len(self.layers))
@@ -121,6 +128,14 @@ def _check_data(data: object) -> None:
         )
     if not len(data):  # type: ignore[arg-type]  # has __len__, checked above
         raise ConfigError("Job.data has 0 samples: expected at least one")
+
+
+def _check_sampler(sampler: object) -> None:
+    if not (sampler is None or callable(sampler) or isinstance(sampler, Iterable)):
+        raise ConfigError(
+            f"Job.sampler is a {_kind(sampler)}: expected a function that gives an epoch's samples "
+            "in their order, or a torch Sampler"
+        )
 
 
 def _check_numbers(job: Job) -> None:

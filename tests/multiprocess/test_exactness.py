@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 from helpers import jobs, runs
 from helpers.runs import EXAMPLES, MICROBATCHES, STEPS, TINY_GPT, assert_same_result, finished
 from helpers.wide import first
-from holdfast.batches import Batches
+from holdfast.data.batches import Batches
 from holdfast.job import load_job
 from holdfast.observability.events import StepFinished, StepTakenBack
 from holdfast.runtime.stage.seeding import seed_layer

@@ -17,6 +17,8 @@ ALLOWED = {  # file -> what is found there, and why it has to be
         "flag --certificate",
         "flag --try-for",
     },
+    # A process of its own, forked from one that has handlers.
+    "data/loader_process.py": {"signal.signal"},
     "launch/keeping.py": {"flag --ticket", "flag --slots", "flag --advertise", "flag --name"},
     # The words of programs, and scripts that others run.
     "launch/slurm/slurm_cluster.py": {

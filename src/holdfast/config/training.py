@@ -7,6 +7,7 @@ from typing import Literal
 from holdfast.config.checks import MAX_LIMIT_S, at_least, require
 
 MAX_WORKERS = 4096
+MAX_LOADERS = 64
 DEFAULT_MICROBATCHES = 4  # a pipeline
 _DURATION = re.compile(r"([A-Z]+)=(\d+(?:\.\d+)?)(us|ms|s)")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -71,6 +72,12 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
+    workers: int = 0
+    """Processes beside each worker that load micro-batches ahead; 0: the worker loads them."""
+
+    ahead: int = 0
+    """Micro-batches loaded, or being loaded, before they are needed; 0: two for each process."""
+
     retries: int = 3
     """How often a micro-batch is loaded again after the data set, or collate, has raised."""
 
@@ -81,6 +88,9 @@ class DataConfig:
         good = 0 <= self.pause_s <= MAX_LIMIT_S
         require(good, "data.pause_s", self.pause_s, f"must be from 0 to {MAX_LIMIT_S}")
         at_least(0, "data.retries", self.retries, "must be 0 or more")
+        expected = f"must be from 0 to {MAX_LOADERS}"
+        require(0 <= self.workers <= MAX_LOADERS, "data.workers", self.workers, expected)
+        at_least(0, "data.ahead", self.ahead, "must be 0 (automatic) or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,10 +12,10 @@ import pytest
 
 from helpers import jobs
 from helpers.harness.taking_turns import Moments, Paced, Turns
-from holdfast.batches import Batches
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import config_from
 from holdfast.control.inventory.remainder import Remainders, remainders
+from holdfast.data.batches import Batches
 from holdfast.errors import EpochPast, PeerLost
 from holdfast.job import Job, load_job
 from holdfast.planner.problem import Member, Memory, Problem

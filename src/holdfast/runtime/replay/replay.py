@@ -7,21 +7,23 @@ has the bits of the one that was lost. Neighbouring stages are replayed as one s
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from holdfast.batches import Batches
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
+from holdfast.data.batches import Batches
 from holdfast.errors import CheckpointError
 from holdfast.faults.injection import Injector
 from holdfast.job import Job
 from holdfast.protocol import messages
 from holdfast.protocol.records import MicrobatchLoss, StepLosses
 from holdfast.runtime.job.job_code import JobCode
+from holdfast.runtime.job.loading import loading
 from holdfast.runtime.probe.emulation import EmulatedDevice
 from holdfast.runtime.replay.far_reading import far_logs
 from holdfast.runtime.replay.logged import LoggedBoundary, LoggedTies, LoggedVerdicts, MissingLog
@@ -88,7 +90,9 @@ class Replayer:
         self._built = builder.build(order.stages, first_step=order.first_step, keeps_old=False)
         if order.checkpoint:
             self._built.state.load_checkpoint(*places.open_state(order.checkpoint))
-        self._operations = StageOperations(self._built, batches, self._code)
+        self._operations = StageOperations(
+            self._built, loading(batches, config.data, self._code), self._code
+        )
 
     def run(self) -> messages.Replayed:
         """LogGap if the log does not reach so far, JobError if the job's own code raises.
@@ -101,7 +105,10 @@ class Replayer:
         copies = [DiskLogs(root) for root in self._places.log_copies().values()]
         losses: list[StepLosses] = []
         more: list[LogSource] = [*copies, *far]
-        with LogReader.open(*roots, order.log.run, order.log.workers, more) as reader:
+        with (
+            closing(self._operations),
+            LogReader.open(*roots, order.log.run, order.log.workers, more) as reader,
+        ):
             verdicts = LoggedVerdicts(reader)
             for happened in self._executor(reader, verdicts).run():
                 match happened:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from holdfast.batches import Batches
+from holdfast.data.batches import Batches
 from holdfast.job import Job
 from holdfast.runtime.stage.layers import flat, named
 

@@ -160,6 +160,7 @@ class Executor:
             return
         if not self._ledger.has_begun(step, at.number):
             yield from self._begin_step(at)
+        self._operations.foresee(at, self._plan.end_step)
         for op in at.lane:
             self._check()
             if self._commit.phase is not CommitPhase.COLLECTING:

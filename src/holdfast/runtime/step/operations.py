@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from holdfast.batches import Batches, num_tokens
+from holdfast.data.batches import num_tokens
 from holdfast.runtime.job.job_code import JobCode
+from holdfast.runtime.job.loading import Loading
 from holdfast.runtime.link.activity import LOAD
-from holdfast.runtime.stage.seeding import DRAWING
 from holdfast.runtime.stage.stage import Stage
 from holdfast.runtime.step.attempt import Attempt
 from holdfast.runtime.step.builder import StageParts
@@ -20,9 +20,16 @@ from holdfast.schedule.operation import Kind, Op
 
 
 class StageOperations:
-    def __init__(self, built: StageParts, batches: Batches, code: JobCode) -> None:
-        self._built, self._batches, self._code = built, batches, code
+    def __init__(self, built: StageParts, loading: Loading, code: JobCode) -> None:
+        self._built, self._loading, self._code = built, loading, code
         self.crossings = Crossings()
+
+    def foresee(self, at: Attempt, end_step: int) -> None:
+        """The next step mostly is like this one."""
+        if self._built.is_first or self._built.is_last:
+            steps = range(at.step, min(at.step + 2, end_step))
+            forwards = [op.microbatch for op in at.lane if op.kind is Kind.F]
+            self._loading.expect([(t, m) for t in steps for m in forwards if m is not None])
 
     def begin_step(self) -> None:
         """From nothing: what an abandoned attempt left behind is void."""
@@ -52,6 +59,9 @@ class StageOperations:
             stage.drop(op.microbatch)  # its weight gradient is in a sum already
             return gradients
 
+    def close(self) -> None:
+        self._loading.close()
+
     def end_run_again(self) -> None:
         self._built.again.drop_all()
 
@@ -77,9 +87,8 @@ class StageOperations:
         is_first, is_last = self._built.is_first, self._built.is_last
         sums, target = self._built.parts.sums, None
         if is_first or is_last:
-            with DRAWING, self._code.activity.doing(LOAD, microbatch):
-                loaded, target = self._batches.load(at.step, microbatch, self._code.pause)
-            self._code.ran("Job.data or Job.collate")
+            with self._code.activity.doing(LOAD, microbatch):
+                loaded, target = self._loading.load(at.step, microbatch)
             inputs = loaded if is_first else inputs
         self.crossings.came_in(at.step, microbatch, inputs)
         outputs = stage.forward(

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from holdfast.batches import Batches
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
+from holdfast.data.batches import Batches
 from holdfast.errors import EpochPast
 from holdfast.faults.injection import Injector
 from holdfast.job import Job
@@ -18,6 +18,7 @@ from holdfast.protocol import messages, records
 from holdfast.protocol.half_done import from_record
 from holdfast.runtime.job.hidden_state import HiddenState
 from holdfast.runtime.job.job_code import JobCode
+from holdfast.runtime.job.loading import loading
 from holdfast.runtime.link.activity import Activity
 from holdfast.runtime.link.lease import Lease
 from holdfast.runtime.probe.emulation import EmulatedDevice
@@ -96,7 +97,9 @@ class StageTraining:
         self.prober = Prober(me, transport, self._device, injector.slowdown, tell)
         told = config.observe.operations or config.mitigation.watches
         self._reports = StepReports(me, transport, hidden, tell, with_operations=told)
-        self._operations = StageOperations(built, batches, self._code)
+        self._operations = StageOperations(
+            built, loading(batches, config.data, self._code), self._code
+        )
         self._boundary = TransportBoundary(
             me, transport, self.ledger, self.log, self._operations.crossings, assign.wait_s
         )
@@ -262,6 +265,7 @@ class StageTraining:
     def close(self) -> None:
         """Another stage takes its place."""
         self.sender.forget(self.sender.joiners)
+        self._operations.close()
         self.log.close()
 
     def reach(self, step: int, point: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from holdfast.batches import Batches
 from holdfast.bundle.unpacking import import_folders
+from holdfast.data.batches import Batches
 from holdfast.errors import ConfigError
 from holdfast.job import Job, load_job
 from holdfast.job_reference import Reference

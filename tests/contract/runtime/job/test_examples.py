@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.batches import Batches
+from holdfast.data.batches import Batches
 from holdfast.errors import ConfigError
 from holdfast.job import load_job
 from holdfast.models.gpt import gpt_layers

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from holdfast.batches import Batches, num_tokens
+from holdfast.data.batches import Batches, num_tokens
 from holdfast.errors import ConfigError, DataError
 from holdfast.job import Job, load_job
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from holdfast.batches import Batches
+from holdfast.data.batches import Batches
 from holdfast.job import Job
 from holdfast.runtime.stage.measure import measure_layers
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn, optim
 
 from helpers.harness.transport_harness import Background, wait_until
-from holdfast.batches import Batches
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig, config_from
+from holdfast.data.batches import Batches
 from holdfast.errors import DataError, HoldfastError, JobError, PeerLost
 from holdfast.faults.injection import Injector
 from holdfast.job import Job

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from helpers import jobs
-from holdfast.batches import Batches
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
+from holdfast.data.batches import Batches
 from holdfast.errors import ConfigError
 from holdfast.job import load_job
 from holdfast.job_file import known_imports

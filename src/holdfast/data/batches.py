@@ -7,8 +7,10 @@ them. Knows nothing of stages, workers or schedules.
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy
@@ -16,8 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from holdfast.data.order import SampleOrder
 from holdfast.errors import ConfigError, DataError
-from holdfast.job import Job
+from holdfast.job import Job, Sampler
+
+_Order = SampleOrder | Sequence[int]
 
 
 class Batches:
@@ -40,9 +45,10 @@ class Batches:
         self._collate = job.collate or default_collate
         self._size = job.microbatch_size
         self._seed = seed
+        self._sampler = job.sampler
         self._num_microbatches = num_microbatches
         self._retries, self._pause_s = retries, pause_s
-        self._orders: dict[int, Tensor] = {}  # of the last two epochs: a step may span both
+        self._orders: dict[int, _Order] = {}  # of two: a step may span both
 
     def load(
         self, step: int, microbatch: int, pause: Callable[[float], None] = time.sleep
@@ -68,7 +74,7 @@ class Batches:
     def _batch(self, step: int, microbatch: int, where: str) -> Any:
         # A data set may draw random numbers, e.g. to augment: the same ones on every worker and
         # in every try.
-        with _seeded(_key("augment", self._seed, step, microbatch)):
+        with _seeded(_key("augment", self._seed, step, microbatch)), _one_thread():
             samples = []
             for index in self.indices(step, microbatch):
                 with self._named(f"for sample {index} ({where})"):
@@ -85,16 +91,44 @@ class Batches:
         return [self._index(position) for position in range(first, first + self._size)]
 
     def _index(self, position: int) -> int:
-        epoch, place = divmod(position, self._num_samples)
-        return int(self._order(epoch)[place])
+        epoch, place = divmod(position, self._length)
+        order = self._order(epoch)
+        if len(order) != self._length:
+            raise ConfigError(
+                f"Job.sampler gives {len(order)} samples for epoch {epoch} and {self._length} for "
+                "epoch 0: expected as many each time, for a sample's place follows from its step"
+            )
+        return order[place]
 
-    def _order(self, epoch: int) -> Tensor:
+    def _order(self, epoch: int) -> _Order:
         if epoch not in self._orders:
-            generator = torch.Generator().manual_seed(_key("order", self._seed, epoch))
             if len(self._orders) == 2:
                 del self._orders[next(iter(self._orders))]
-            self._orders[epoch] = torch.randperm(self._num_samples, generator=generator)
+            self._orders[epoch] = self._made(epoch)
         return self._orders[epoch]
+
+    def _made(self, epoch: int) -> _Order:
+        if self._sampler is None:
+            return SampleOrder(self._num_samples, _key("order", self._seed, epoch))
+        key = _key("sampler", self._seed, epoch)
+        with _data_errors(f"Job.sampler raised {{kind}} for epoch {epoch}"), _seeded(key):
+            return _in_order(self._sampler, epoch)
+
+    @cached_property
+    def _length(self) -> int:
+        """Of an epoch: by default each sample comes once."""
+        if self._sampler is None:
+            return self._num_samples
+        if length := len(self._order(0)):
+            return length
+        raise ConfigError("Job.sampler gives no sample for epoch 0: expected at least one")
+
+
+def _in_order(sampler: Sampler, epoch: int) -> _Order:
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)
+    drawn = sampler(epoch) if callable(sampler) else sampler
+    return drawn if isinstance(drawn, range) else array("q", drawn)
 
 
 @contextmanager
@@ -150,6 +184,20 @@ def _seeded(key: int) -> Iterator[None]:
     finally:
         torch.default_generator.set_state(torch_before)
         random.setstate(python_before)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As a process that loads ahead has: sums over several threads have other bits."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def num_tokens(target: Any) -> int:

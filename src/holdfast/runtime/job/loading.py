@@ -1,0 +1,51 @@
+"""Where the micro-batches of a step come from: loaded when they are needed, or ahead of it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from holdfast.config import DataConfig
+from holdfast.data.ahead import Batch, Key, LoadingAhead
+from holdfast.data.batches import Batches
+from holdfast.runtime.job.job_code import JobCode
+from holdfast.runtime.stage.seeding import DRAWING
+
+
+class Loading(Protocol):
+    def expect(self, keys: Sequence[Key]) -> None:
+        """What will be asked for next, in this order, as far as it is known."""
+        ...
+
+    def load(self, step: int, microbatch: int) -> Batch: ...
+
+    def close(self) -> None: ...
+
+
+class LoadingNow:
+    """By the thread that computes."""
+
+    def __init__(self, batches: Batches, code: JobCode) -> None:
+        self._batches, self._code = batches, code
+
+    def expect(self, keys: Sequence[Key]) -> None:
+        pass
+
+    def load(self, step: int, microbatch: int) -> Batch:
+        with DRAWING:
+            loaded = self._batches.load(step, microbatch, self._code.pause)
+        self._code.ran("Job.data or Job.collate")
+        return loaded
+
+    def close(self) -> None:
+        pass
+
+
+def loading(batches: Batches, config: DataConfig, code: JobCode) -> Loading:
+    if not config.workers:
+        return LoadingNow(batches, code)
+    return LoadingAhead(
+        batches,
+        processes=config.workers,
+        ahead=config.ahead or 2 * config.workers,
+        check=code.check,
+        quiet=DRAWING,
+    )
