@@ -9,12 +9,12 @@ import math
 import random
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy
 import torch
@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import IterableDataset
+from typing_extensions import TypeIs
 
 from holdfast.errors import ConfigError
 from holdfast.job_file import one_line_errors, read_source, run_source
@@ -35,6 +36,26 @@ class MapDataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Samples ``(input, target)`` one after the other, e.g. torchdata's ``StatefulDataLoader``.
+
+    What ``state_dict()`` gives after some samples, given to ``load_state_dict()`` of another one,
+    lets that go on with the sample after them. ``set_epoch(epoch)`` is called if there is one.
+    """
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None: ...
+
+
+def is_stream(data: object) -> TypeIs[Stream]:
+    """What can be asked for any sample is none, whatever else it can do."""
+    return isinstance(data, Stream) and not hasattr(data, "__getitem__")
 
 
 Sampler = Callable[[int], Iterable[int]] | Iterable[int]
@@ -51,8 +72,8 @@ class Job:
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     """Makes the optimizer of a stage from the stage's parameters."""
 
-    data: MapDataset
-    """``len(data)`` samples; ``data[i]`` is ``(input, target)``."""
+    data: MapDataset | Stream
+    """``data[i]`` is ``(input, target)``, for ``len(data)`` samples; or a stream of them."""
 
     sampler: Sampler | None = None
     """epoch -> samples in their order, or a torch ``Sampler``; None: all, shuffled each epoch."""
@@ -76,7 +97,7 @@ class Job:
         _check_layers(self.layers)
         _check_callables(self)
         _check_data(self.data)
-        _check_sampler(self.sampler)
+        _check_sampler(self.sampler, self.data)
         _check_numbers(self)
         if self.cut is not None:
             _check_cut(self.cut, len(self.layers))
@@ -120,17 +141,25 @@ def _check_callables(job: Job) -> None:
 
 
 def _check_data(data: object) -> None:
+    if is_stream(data):
+        return
     countable = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if isinstance(data, IterableDataset) or not countable:
         raise ConfigError(
-            f"Job.data is a {_kind(data)}: expected a data set with __len__ and __getitem__, "
-            "because any worker must be able to load any sample; a stream cannot be used"
+            f"Job.data is a {_kind(data)}: expected a data set with __len__ and __getitem__, or a "
+            "stream with __iter__, state_dict and load_state_dict: a worker that takes over must "
+            "be able to go on where another one was"
         )
     if not len(data):  # type: ignore[arg-type]  # has __len__, checked above
         raise ConfigError("Job.data has 0 samples: expected at least one")
 
 
-def _check_sampler(sampler: object) -> None:
+def _check_sampler(sampler: object, data: object) -> None:
+    if sampler is not None and is_stream(data):
+        raise ConfigError(
+            f"Job.sampler is a {_kind(sampler)}, and Job.data a stream, which has its own order: "
+            "leave the sampler out"
+        )
     if not (sampler is None or callable(sampler) or isinstance(sampler, Iterable)):
         raise ConfigError(
             f"Job.sampler is a {_kind(sampler)}: expected a function that gives an epoch's samples "

@@ -26,6 +26,7 @@ Key = tuple[int, int]
 
 Batch = tuple[tuple[Tensor, ...], Any]
 _LOOK_S = 0.05
+_POSITIONS = 6  # steps whose position is known: what is loaded ahead is of later ones
 _END_S = 1.0  # of a process whose connection has ended
 _DEATHS = 3  # while one micro-batch is loaded
 
@@ -44,7 +45,8 @@ class LoadingAhead:
     ) -> None:
         """``check`` raises if this worker is to stop; ``quiet`` is held while a process is forked:
         none of the locks that it needs may be taken then."""
-        self._batches, self._num_processes, self._ahead = batches, processes, ahead
+        self._batches, self._ahead = batches, ahead
+        self._num_processes = 1 if batches.is_stream else processes  # each would read all of it
         self._check, self._quiet = check, quiet
         self._changed = threading.Condition()
         self._expected: list[Key] = []
@@ -53,6 +55,11 @@ class LoadingAhead:
         self._loaded: dict[Key, Batch | Exception] = {}
         self._processes: dict[int, BaseProcess] = {}  # that are fed, by their pid
         self._is_closed = False
+        self._positions: dict[int, Tensor] = {}  # of a stream, by the step that they belong to
+
+    @property
+    def is_stream(self) -> bool:
+        return self._batches.is_stream
 
     def expect(self, keys: Sequence[Key]) -> None:
         """What will be asked for next, in this order, as far as it is known."""
@@ -91,6 +98,19 @@ class LoadingAhead:
                 self._asked = None
                 self._changed.notify_all()
 
+    def position(self, step: int) -> Tensor | None:
+        """Of a stream, not after the start of ``step``, as those who read it have told."""
+        with self._changed:
+            known = [one for one in self._positions if one <= step]
+            return self._positions[max(known)] if known else self._batches.position(step)
+
+    def go_on_from(self, position: Tensor) -> None:
+        """Those who load are forked after that."""
+        self._batches.go_on_from(position)
+        with self._changed:
+            for process in self._processes.values():
+                process.kill()
+
     def close(self) -> None:
         with self._changed:
             self._is_closed = True
@@ -125,7 +145,17 @@ class LoadingAhead:
                 except (OSError, EOFError):
                     self._ended(key, process)
                     return
+                if isinstance(found, tuple):
+                    found, position = found
+                    self._remember(key[0], position)
                 self._done(key, found)
+
+    def _remember(self, step: int, position: Tensor | None) -> None:
+        with self._changed:
+            if position is not None:
+                self._positions[step] = position
+            while len(self._positions) > _POSITIONS:
+                del self._positions[min(self._positions)]
 
     def _ended(self, key: Key, process: BaseProcess) -> None:
         process.join(_END_S)

@@ -4,25 +4,18 @@ What is in one follows from (seed, step, micro-batch) alone, so that any worker 
 them. Knows nothing of stages, workers or schedules.
 """
 
-import hashlib
-import random
 import time
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy
-import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from holdfast.data.order import SampleOrder
+from holdfast.data.asking import data_errors, key_of, one_thread, seeded
+from holdfast.data.samples import MapSamples
+from holdfast.data.stream import StreamSamples
 from holdfast.errors import ConfigError, DataError
-from holdfast.job import Job, Sampler
-
-_Order = SampleOrder | Sequence[int]
+from holdfast.job import Job, is_stream
 
 
 class Batches:
@@ -39,16 +32,16 @@ class Batches:
         long as the one before."""
         if num_microbatches < 1:
             raise ConfigError(f"micro-batches a step={num_microbatches}: expected at least 1")
-        self._data = job.data
-        with self._named("for its length"):
-            self._num_samples = len(job.data)  # once: a folder may grow meanwhile
         self._collate = job.collate or default_collate
-        self._size = job.microbatch_size
+        self._size, self._step_size = job.microbatch_size, num_microbatches * job.microbatch_size
         self._seed = seed
-        self._sampler = job.sampler
         self._num_microbatches = num_microbatches
         self._retries, self._pause_s = retries, pause_s
-        self._orders: dict[int, _Order] = {}  # of two: a step may span both
+        self._samples = (
+            StreamSamples(job.data, seed, self._step_size)
+            if is_stream(job.data)
+            else MapSamples(job.data, job.sampler, seed)
+        )
 
     def load(
         self, step: int, microbatch: int, pause: Callable[[float], None] = time.sleep
@@ -74,72 +67,35 @@ class Batches:
     def _batch(self, step: int, microbatch: int, where: str) -> Any:
         # A data set may draw random numbers, e.g. to augment: the same ones on every worker and
         # in every try.
-        with _seeded(_key("augment", self._seed, step, microbatch)), _one_thread():
-            samples = []
-            for index in self.indices(step, microbatch):
-                with self._named(f"for sample {index} ({where})"):
-                    samples.append(self._data[index])
-            with _data_errors(f"cannot collate {where}: {{kind}}"):
+        with seeded(key_of("augment", self._seed, step, microbatch)), one_thread():
+            samples = self._samples.take(self._first(step, microbatch), self._size, where)
+            with data_errors(f"cannot collate {where}: {{kind}}"):
                 return self._collate(samples)
 
-    def _named(self, what: str) -> AbstractContextManager[None]:
-        return _data_errors(f"the data set {_kind(self._data)} raised {{kind}} {what}")
-
     def indices(self, step: int, microbatch: int) -> list[int]:
-        """Which samples of the data set a micro-batch holds."""
-        first = (step * self._num_microbatches + microbatch) * self._size
-        return [self._index(position) for position in range(first, first + self._size)]
+        """Which samples of a map-style data set a micro-batch holds."""
+        assert isinstance(self._samples, MapSamples)
+        return self._samples.indices(self._first(step, microbatch), self._size)
 
-    def _index(self, position: int) -> int:
-        epoch, place = divmod(position, self._length)
-        order = self._order(epoch)
-        if len(order) != self._length:
-            raise ConfigError(
-                f"Job.sampler gives {len(order)} samples for epoch {epoch} and {self._length} for "
-                "epoch 0: expected as many each time, for a sample's place follows from its step"
-            )
-        return order[place]
+    def _first(self, step: int, microbatch: int) -> int:
+        return step * self._step_size + microbatch * self._size
 
-    def _order(self, epoch: int) -> _Order:
-        if epoch not in self._orders:
-            if len(self._orders) == 2:
-                del self._orders[next(iter(self._orders))]
-            self._orders[epoch] = self._made(epoch)
-        return self._orders[epoch]
+    # --- streams ---
 
-    def _made(self, epoch: int) -> _Order:
-        if self._sampler is None:
-            return SampleOrder(self._num_samples, _key("order", self._seed, epoch))
-        key = _key("sampler", self._seed, epoch)
-        with _data_errors(f"Job.sampler raised {{kind}} for epoch {epoch}"), _seeded(key):
-            return _in_order(self._sampler, epoch)
+    @property
+    def is_stream(self) -> bool:
+        return isinstance(self._samples, StreamSamples)
 
-    @cached_property
-    def _length(self) -> int:
-        """Of an epoch: by default each sample comes once."""
-        if self._sampler is None:
-            return self._num_samples
-        if length := len(self._order(0)):
-            return length
-        raise ConfigError("Job.sampler gives no sample for epoch 0: expected at least one")
+    def position(self, step: int) -> Tensor | None:
+        """Of a stream, not after the start of ``step``: for whoever goes on from there."""
+        if not isinstance(self._samples, StreamSamples):
+            return None
+        return self._samples.position(step * self._step_size)
 
-
-def _in_order(sampler: Sampler, epoch: int) -> _Order:
-    if hasattr(sampler, "set_epoch"):
-        sampler.set_epoch(epoch)
-    drawn = sampler(epoch) if callable(sampler) else sampler
-    return drawn if isinstance(drawn, range) else array("q", drawn)
-
-
-@contextmanager
-def _data_errors(story: str) -> Iterator[None]:
-    """Whatever is raised, also sys.exit() or a panic of a library in Rust; only Ctrl-C passes."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as why:
-        raise DataError(f"{story.format(kind=_kind(why))}: {why}") from why
+    def go_on_from(self, position: Tensor) -> None:
+        """As another one has told it."""
+        if isinstance(self._samples, StreamSamples):
+            self._samples.go_on_from(position)
 
 
 def _as_pair(batch: object, where: str) -> tuple[tuple[Tensor, ...], Any]:
@@ -161,43 +117,6 @@ def _as_pair(batch: object, where: str) -> tuple[tuple[Tensor, ...], Any]:
 
 def _kind(value: object) -> str:
     return type(value).__name__
-
-
-def _key(purpose: str, *numbers: int) -> int:
-    """A seed for one purpose; hashed, as seed 1 epoch 2 must not be seed 2 epoch 1."""
-    text = f"{purpose} {numbers}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
-
-
-@contextmanager
-def _seeded(key: int) -> Iterator[None]:
-    """Torch's, Python's and NumPy's global generators start from ``key``.
-
-    Afterwards the first two are as before; to copy NumPy's out and back would take 0.2 ms.
-    """
-    torch_before, python_before = torch.default_generator.get_state(), random.getstate()
-    torch.default_generator.manual_seed(key)
-    random.seed(key)
-    numpy.random.seed(key)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(torch_before)
-        random.setstate(python_before)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """As a process that loads ahead has: sums over several threads have other bits."""
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def num_tokens(target: Any) -> int:

@@ -29,7 +29,7 @@ def run_loader(batches: Batches, connection: Connection, parent: int) -> None:
 
 def _parcel(batches: Batches, step: int, microbatch: int) -> Parcel:
     try:
-        return Parcel(batches.load(step, microbatch))
+        return Parcel((batches.load(step, microbatch), batches.position(step)))
     except ConfigError as why:  # DataError among them
         said = type(why)(str(why))
         for note in getattr(why, "__notes__", ()):

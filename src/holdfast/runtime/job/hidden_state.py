@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from holdfast.job import Job
+from holdfast.job import Job, is_stream
 from holdfast.runtime.job.job_walk import MODULE_NAMES, JobWalk
 
 _LOOKS_AT = (2, 4)  # steps after it was built; caches of the first forwards are there by then
@@ -57,7 +57,7 @@ class HiddenState:
             self._walk_optimizer(walk, self._optimizer)
         for name in ("optimizer", "loss", "lr_schedule", "collate", "data"):  # the largest last
             value = getattr(self._job, name)
-            if value is not None:
+            if value is not None and not (name == "data" and is_stream(value)):
                 walk.field(f"Job.{name}: ", value)
         return {path: _mark(value) for path, value in walk.values.items()}
 

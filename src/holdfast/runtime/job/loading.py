@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from holdfast.config import DataConfig
 from holdfast.data.ahead import Batch, Key, LoadingAhead
 from holdfast.data.batches import Batches
@@ -11,11 +13,22 @@ from holdfast.runtime.stage.seeding import DRAWING
 
 
 class Loading(Protocol):
+    @property
+    def is_stream(self) -> bool: ...
+
     def expect(self, keys: Sequence[Key]) -> None:
         """What will be asked for next, in this order, as far as it is known."""
         ...
 
     def load(self, step: int, microbatch: int) -> Batch: ...
+
+    def position(self, step: int) -> Tensor | None:
+        """Of a stream, not after the start of ``step``, if it has been read so far here."""
+        ...
+
+    def go_on_from(self, position: Tensor) -> None:
+        """What another one has told of the stream. Before anything after it is loaded."""
+        ...
 
     def close(self) -> None: ...
 
@@ -26,6 +39,10 @@ class LoadingNow:
     def __init__(self, batches: Batches, code: JobCode) -> None:
         self._batches, self._code = batches, code
 
+    @property
+    def is_stream(self) -> bool:
+        return self._batches.is_stream
+
     def expect(self, keys: Sequence[Key]) -> None:
         pass
 
@@ -34,6 +51,12 @@ class LoadingNow:
             loaded = self._batches.load(step, microbatch, self._code.pause)
         self._code.ran("Job.data or Job.collate")
         return loaded
+
+    def position(self, step: int) -> Tensor | None:
+        return self._batches.position(step)
+
+    def go_on_from(self, position: Tensor) -> None:
+        self._batches.go_on_from(position)
 
     def close(self) -> None:
         pass

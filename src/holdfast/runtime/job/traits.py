@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from holdfast.errors import ConfigError
-from holdfast.job import Job
+from holdfast.job import Job, is_stream
 from holdfast.job_file import imports
 from holdfast.job_reference import Reference
 from holdfast.protocol.messages import MICROBATCH_SIZE, SAMPLES
@@ -19,7 +19,7 @@ def job_traits(job: Job, reference: str, sha256: str) -> dict[str, str]:
     imported = imports(Reference.parse(reference), sha256)
     return {
         **{f"imports of the job ({file})": digest for file, digest in imported.items()},
-        SAMPLES: str(len(job.data)),
+        SAMPLES: "a stream" if is_stream(job.data) else str(len(job.data)),
         MICROBATCH_SIZE: str(job.microbatch_size),
         "Job.clip_norm": str(job.clip_norm),
         **_of_optimizer(job),

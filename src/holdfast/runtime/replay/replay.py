@@ -88,11 +88,11 @@ class Replayer:
         self._code, self._may_write = JobCode(check), may_write
         builder = Builder(job, config, order.cut, self._code)
         self._built = builder.build(order.stages, first_step=order.first_step, keeps_old=False)
-        if order.checkpoint:
-            self._built.state.load_checkpoint(*places.open_state(order.checkpoint))
         self._operations = StageOperations(
             self._built, loading(batches, config.data, self._code), self._code
         )
+        if order.checkpoint:
+            self._built.state.load_checkpoint(*places.open_state(order.checkpoint))
 
     def run(self) -> messages.Replayed:
         """LogGap if the log does not reach so far, JobError if the job's own code raises.

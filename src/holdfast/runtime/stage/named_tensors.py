@@ -13,6 +13,7 @@ from holdfast.errors import CheckpointError
 Layers = Mapping[int, nn.Module]  # by number in the whole model
 
 
+POSITION = "stream/position"  # of a stream of data, where a worker has last seen it
 ASIDE = "/not persistent"  # marks buffers that are no part of a model's state_dict()
 
 
@@ -128,6 +129,8 @@ def hashes_by_layer(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """The same of tensors that are named by layer; keys as a message has them."""
     layers: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
+        if key.endswith(POSITION):
+            continue  # each has read as far as it needed
         layers.setdefault(key.partition(".")[0], {})[key] = tensor
     return {number: hash_of(of_layer) for number, of_layer in layers.items()}
 

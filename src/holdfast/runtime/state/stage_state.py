@@ -3,7 +3,8 @@
 One set of named tensors, whether it comes from a checkpoint or from a peer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from holdfast.errors import CheckpointError
 from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
 from holdfast.runtime.stage.named_tensors import (
     ASIDE,
+    POSITION,
     Layers,
     live_tensors,
     load_state_tensors,
@@ -27,6 +29,14 @@ OPTIMIZER = "optimizer"  # its kind, in a checkpoint's manifest
 _EXPONENT = "exponent"  # of a parameter's fixed-point sums: part of the state
 
 
+class StreamPosition(Protocol):
+    def position(self) -> Tensor | None:
+        """Not after the samples of the next step; None: not known."""
+        ...
+
+    def go_on_from(self, position: Tensor) -> None: ...
+
+
 class StageState:
     def __init__(
         self,
@@ -38,6 +48,13 @@ class StageState:
         self._layers, self._slots = layers, slots
         self._optimizer, self._gradients = optimizer, gradients
         self._exponents = tuple(gradients.exponents)  # of the next step's sums
+        self._stream: StreamPosition | None = None
+        self._stream_keys: list[str] = []
+
+    def with_stream(self, stream: StreamPosition, ends: Iterable[int]) -> None:
+        """``ends``: the first and the last layer, which need data."""
+        self._stream = stream
+        self._stream_keys = [f"{layer}.{POSITION}" for layer in ends if layer in self._layers]
 
     def begin_step(self) -> None:
         self._gradients.clear()
@@ -61,10 +78,15 @@ class StageState:
         if isinstance(self._gradients, ExactGradients):
             for slot, exponent in zip(self._slots, self._exponents, strict=True):
                 tensors[f"{slot.key}/{_EXPONENT}"] = torch.tensor(exponent)
+        if self._stream is not None and (position := self._stream.position()) is not None:
+            tensors |= {key: position.clone() for key in self._stream_keys}
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor], origin: str) -> None:
         rest = dict(tensors)
+        positions = [rest.pop(key) for key in list(rest) if key.endswith(POSITION)]
+        if self._stream is not None and positions:
+            self._stream.go_on_from(positions[0])
         exponents = {k: rest.pop(k) for k in list(rest) if k.endswith(f"/{_EXPONENT}")}
         state = {k: rest.pop(k) for k in list(rest) if "/" in k and not k.endswith(ASIDE)}
         load_state_tensors(self._layers, rest)

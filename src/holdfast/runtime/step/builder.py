@@ -39,6 +39,7 @@ class StageParts:
     commit: StageCommit
     parts: Parts
     is_last: bool
+    ends: tuple[int, int]  # the first and the last layer of the model
 
     @property
     def is_first(self) -> bool:
@@ -102,6 +103,7 @@ class Builder:
             commit=commit,
             parts=Parts(slots, twins, gradients, sums, form),
             is_last=is_last,
+            ends=(0, len(all_layers) - 1),
         )
 
     def _stage(self, layers: Layers) -> Stage:

@@ -23,9 +23,13 @@ class StageOperations:
     def __init__(self, built: StageParts, loading: Loading, code: JobCode) -> None:
         self._built, self._loading, self._code = built, loading, code
         self.crossings = Crossings()
+        self._newest = 0  # step
+        if loading.is_stream and (built.is_first or built.is_last):
+            built.state.with_stream(self, built.ends)
 
     def foresee(self, at: Attempt, end_step: int) -> None:
         """The next step mostly is like this one."""
+        self._newest = at.step
         if self._built.is_first or self._built.is_last:
             steps = range(at.step, min(at.step + 2, end_step))
             forwards = [op.microbatch for op in at.lane if op.kind is Kind.F]
@@ -58,6 +62,13 @@ class StageOperations:
             gradients = _present(stage.backward_input(op.microbatch, given))
             stage.drop(op.microbatch)  # its weight gradient is in a sum already
             return gradients
+
+    def position(self) -> Tensor | None:
+        """Of a stream, at the start of the newest step or before."""
+        return self._loading.position(self._newest)
+
+    def go_on_from(self, position: Tensor) -> None:
+        self._loading.go_on_from(position)
 
     def close(self) -> None:
         self._loading.close()

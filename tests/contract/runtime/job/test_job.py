@@ -77,7 +77,10 @@ def test_layers_may_be_a_sequential_and_data_any_torch_data_set():
         ),
         ({"lr_schedule": "cosine"}, r"Job\.lr_schedule is a str: expected a function"),
         ({"collate": 1}, r"Job\.collate is a int: expected a function"),
-        ({"data": Stream()}, r"Job\.data is a Stream: .* a stream cannot be used"),
+        (
+            {"data": Stream()},
+            r"Job\.data is a Stream: .* __iter__, state_dict and load_",
+        ),
         ({"data": iter([])}, r"Job\.data is a list_iterator"),
         ({"data": Numbers(0)}, r"Job\.data has 0 samples"),
         ({"microbatch_size": 0}, r"Job\.microbatch_size=0"),
