@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from holdfast.data.batches import Batches
+from holdfast.data.batches import Batch, Batches
 from holdfast.data.loader_process import run_loader
 from holdfast.data.parcel import receive
 from holdfast.errors import DataError
@@ -24,7 +24,6 @@ from holdfast.errors import DataError
 Key = tuple[int, int]
 """Step and micro-batch."""
 
-Batch = tuple[tuple[Tensor, ...], Any]
 _LOOK_S = 0.05
 _POSITIONS = 6  # steps whose position is known: what is loaded ahead is of later ones
 _END_S = 1.0  # of a process whose connection has ended

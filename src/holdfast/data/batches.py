@@ -17,6 +17,9 @@ from holdfast.data.stream import StreamSamples
 from holdfast.errors import ConfigError, DataError
 from holdfast.job import Job, is_stream
 
+Batch = tuple[tuple[Tensor, ...], Any]
+"""Inputs of the first layer, and the target."""
+
 
 class Batches:
     """The job's samples as micro-batches: each sample once in an epoch of the data.
@@ -45,8 +48,8 @@ class Batches:
 
     def load(
         self, step: int, microbatch: int, pause: Callable[[float], None] = time.sleep
-    ) -> tuple[tuple[Tensor, ...], Any]:
-        """(inputs of the first layer, target) of one micro-batch of a step.
+    ) -> Batch:
+        """One micro-batch of a step.
 
         ``pause`` waits before another try; what it raises ends them.
         """
@@ -98,7 +101,7 @@ class Batches:
             self._samples.go_on_from(position)
 
 
-def _as_pair(batch: object, where: str) -> tuple[tuple[Tensor, ...], Any]:
+def _as_pair(batch: object, where: str) -> Batch:
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         raise ConfigError(
             f"{where}: a batch is a {_kind(batch)}: expected (input, target); "

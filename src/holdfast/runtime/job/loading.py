@@ -6,8 +6,8 @@ from typing import Protocol
 from torch import Tensor
 
 from holdfast.config import DataConfig
-from holdfast.data.ahead import Batch, Key, LoadingAhead
-from holdfast.data.batches import Batches
+from holdfast.data.ahead import Key, LoadingAhead
+from holdfast.data.batches import Batch, Batches
 from holdfast.runtime.job.job_code import JobCode
 from holdfast.runtime.stage.seeding import DRAWING
 

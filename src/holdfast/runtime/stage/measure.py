@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.batches import Batches
+from holdfast.data.batches import Batch, Batches
 from holdfast.job import Job
 from holdfast.runtime.stage.layers import flat, named
 
@@ -24,7 +24,7 @@ def measure_layers(job: Job, batches: Batches) -> _Times:
     unpack = not isinstance(job.layers, nn.Sequential)
     layers = list(job.layers)
     buffers = [buffer.clone() for layer in layers for buffer in layer.buffers()]
-    one_round = partial(_one_round, layers, job.loss, batches, unpack)
+    one_round = partial(_one_round, layers, job.loss, batches.load(0, 0), unpack)
     one_round()  # warms up
     rounds = _timed(one_round)
     for layer in layers:
@@ -50,9 +50,9 @@ def _timed(one_round: Callable[[], _Times]) -> list[_Times]:
 
 
 def _one_round(
-    layers: Sequence[nn.Module], loss: Callable[[Any, Any], Tensor], batches: Batches, unpack: bool
+    layers: Sequence[nn.Module], loss: Callable[[Any, Any], Tensor], loaded: Batch, unpack: bool
 ) -> _Times:
-    values, target = batches.load(0, 0)
+    values, target = loaded
     forward_s: list[float] = []
     steps: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
     for number, layer in enumerate(layers):
