@@ -39,7 +39,7 @@ class MapDataset(Protocol):
 
 
 @runtime_checkable
-class Stream(Protocol):
+class StreamDataset(Protocol):
     """Samples ``(input, target)`` one after the other, e.g. torchdata's ``StatefulDataLoader``.
 
     What ``state_dict()`` gives after some samples, given to ``load_state_dict()`` of another one,
@@ -53,9 +53,9 @@ class Stream(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> None: ...
 
 
-def is_stream(data: object) -> TypeIs[Stream]:
+def is_stream(data: object) -> TypeIs[StreamDataset]:
     """What can be asked for any sample is none, whatever else it can do."""
-    return isinstance(data, Stream) and not hasattr(data, "__getitem__")
+    return isinstance(data, StreamDataset) and not hasattr(data, "__getitem__")
 
 
 Sampler = Callable[[int], Iterable[int]] | Iterable[int]
@@ -72,7 +72,7 @@ class Job:
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     """Makes the optimizer of a stage from the stage's parameters."""
 
-    data: MapDataset | Stream
+    data: MapDataset | StreamDataset
     """``data[i]`` is ``(input, target)``, for ``len(data)`` samples; or a stream of them."""
 
     sampler: Sampler | None = None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast.data.asking import data_errors, key_of, seed
 from holdfast.errors import CheckpointError, DataError
-from holdfast.job import Stream
+from holdfast.job import StreamDataset
 
 _MARKS = 4  # steps that can be gone back without reading from further away
 
@@ -36,14 +36,14 @@ class _Shared:
         self.reader: object = None
 
 
-_SHARED: WeakKeyDictionary[Stream, _Shared] = WeakKeyDictionary()
+_SHARED: WeakKeyDictionary[StreamDataset, _Shared] = WeakKeyDictionary()
 _END = object()
 
 
 class StreamSamples:
     """Several may read the same stream, one at a time: each puts it where it needs it."""
 
-    def __init__(self, stream: Stream, seed_of_run: int, step_size: int) -> None:
+    def __init__(self, stream: StreamDataset, seed_of_run: int, step_size: int) -> None:
         """``step_size``: samples of a step."""
         self._stream, self._seed, self._step_size = stream, seed_of_run, step_size
         self._name = f"the stream {type(stream).__name__}"
