@@ -17,6 +17,9 @@ from holdfast.data.stream import StreamSamples
 from holdfast.errors import ConfigError, DataError
 from holdfast.job import Job, is_stream
 
+Batch = tuple[tuple[Tensor, ...], Any]
+"""Inputs of the first layer, and the target."""
+
 
 class Batches:
     """The job's samples as micro-batches: each sample once in an epoch of the data.
@@ -45,24 +48,19 @@ class Batches:
 
     def load(
         self, step: int, microbatch: int, pause: Callable[[float], None] = time.sleep
-    ) -> tuple[tuple[Tensor, ...], Any]:
-        """(inputs of the first layer, target) of one micro-batch of a step.
+    ) -> Batch:
+        """One micro-batch of a step.
 
         ``pause`` waits before another try; what it raises ends them.
         """
         if not 0 <= microbatch < self._num_microbatches:
             raise ValueError(f"micro-batch {microbatch} of a step of {self._num_microbatches}")
         where = f"step {step + 1}, micro-batch {microbatch}"
-        for tried in range(self._retries + 1):
-            try:
-                return _as_pair(self._batch(step, microbatch, where), where)
-            except DataError as why:
-                if tried == self._retries:
-                    if tried:
-                        why.add_note(f"tried {tried + 1} times")
-                    raise
-            pause(self._pause_s * 2**tried)
-        raise AssertionError("the last try returns or raises")
+
+        def load() -> tuple[tuple[Tensor, ...], Any]:
+            return as_pair(self._batch(step, microbatch, where), where)
+
+        return tried(load, self._retries, self._pause_s, pause)
 
     def _batch(self, step: int, microbatch: int, where: str) -> Any:
         # A data set may draw random numbers, e.g. to augment: the same ones on every worker and
@@ -98,7 +96,26 @@ class Batches:
             self._samples.go_on_from(position)
 
 
-def _as_pair(batch: object, where: str) -> tuple[tuple[Tensor, ...], Any]:
+def tried(
+    load: Callable[[], tuple[tuple[Tensor, ...], Any]],
+    retries: int,
+    pause_s: float,
+    pause: Callable[[float], None],
+) -> tuple[tuple[Tensor, ...], Any]:
+    """Once more, ``retries`` times, as long as it raises DataError."""
+    for number in range(retries + 1):
+        try:
+            return load()
+        except DataError as why:
+            if number == retries:
+                if number:
+                    why.add_note(f"tried {number + 1} times")
+                raise
+        pause(pause_s * 2**number)
+    raise AssertionError("the last try returns or raises")
+
+
+def as_pair(batch: object, where: str) -> Batch:
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         raise ConfigError(
             f"{where}: a batch is a {_kind(batch)}: expected (input, target); "
