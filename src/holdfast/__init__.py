@@ -13,6 +13,7 @@ from holdfast.errors import (
     DataError,
     HoldfastError,
     JobError,
+    MetricError,
     RunInterrupted,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "Job",
     "JobError",
     "LiveRun",
+    "MetricError",
     "Plan",
     "Result",
     "RunInterrupted",

@@ -9,9 +9,9 @@ import math
 import random
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import IterableDataset
 from typing_extensions import TypeIs
 
+from holdfast.config import METRIC
 from holdfast.errors import ConfigError
 from holdfast.job_file import one_line_errors, read_source, run_source
 from holdfast.job_reference import Reference, found_here
@@ -93,11 +94,18 @@ class Job:
     collate: Callable[[list[Any]], Any] | None = None
     """List of samples -> ``(input, target)``; None: torch's ``default_collate``."""
 
+    validation: MapDataset | None = None
+    """What the model is validated with, each sample once and in order; None: nothing is."""
+
+    metrics: Mapping[str, Callable[[Any, Any], Tensor | float]] = field(default_factory=dict)
+    """Name -> (output of the last layer, target) -> one number, the mean over a micro-batch."""
+
     def __post_init__(self) -> None:
         _check_layers(self.layers)
         _check_callables(self)
         _check_data(self.data)
         _check_sampler(self.sampler, self.data)
+        _check_validation(self)
         _check_numbers(self)
         if self.cut is not None:
             _check_cut(self.cut, len(self.layers))
@@ -143,8 +151,7 @@ def _check_callables(job: Job) -> None:
 def _check_data(data: object) -> None:
     if is_stream(data):
         return
-    countable = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    if isinstance(data, IterableDataset) or not countable:
+    if not _is_map_style(data):
         raise ConfigError(
             f"Job.data is a {_kind(data)}: expected a data set with __len__ and __getitem__, or a "
             "stream with __iter__, state_dict and load_state_dict: a worker that takes over must "
@@ -152,6 +159,39 @@ def _check_data(data: object) -> None:
         )
     if not len(data):  # type: ignore[arg-type]  # has __len__, checked above
         raise ConfigError("Job.data has 0 samples: expected at least one")
+
+
+def _is_map_style(data: object) -> bool:
+    countable = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    return countable and not isinstance(data, IterableDataset)
+
+
+def _check_validation(job: Job) -> None:
+    if job.validation is not None and not _is_map_style(job.validation):
+        raise ConfigError(
+            f"Job.validation is a {_kind(job.validation)}: expected a data set with __len__ and "
+            "__getitem__, because any worker must be able to load any sample"
+        )
+    if job.validation is not None and not len(job.validation):
+        raise ConfigError("Job.validation has 0 samples: expected at least one")
+    if not isinstance(job.metrics, Mapping):
+        raise ConfigError(
+            f"Job.metrics is a {_kind(job.metrics)}: expected names and functions, e.g. "
+            '{"accuracy": lambda output, target: ...}'
+        )
+    if job.metrics and job.validation is None:
+        raise ConfigError(
+            f"Job.metrics has {len(job.metrics)} and Job.validation is not set: expected a data "
+            "set that they are taken of"
+        )
+    for name, metric in job.metrics.items():
+        if not isinstance(name, str) or METRIC.fullmatch(name) is None or name == "loss":
+            raise ConfigError(
+                f"Job.metrics has {name!r}: expected a name of letters, digits and _.@/-, and not "
+                "loss, which is there by itself"
+            )
+        if not callable(metric):
+            raise ConfigError(f"Job.metrics[{name!r}] is a {_kind(metric)}: expected a function")
 
 
 def _check_sampler(sampler: object, data: object) -> None:

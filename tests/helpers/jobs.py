@@ -82,6 +82,14 @@ class Residual(nn.Module):
 """,
 )
 
+VALIDATED = TINY.replace(
+    "        clip_norm=CLIP_NORM,\n",
+    """        clip_norm=CLIP_NORM,
+        validation=[Numbers()[index] for index in range(13)],
+        metrics={"far": lambda output, target: (output - target).abs().mean()},
+""",
+)
+
 TIED_GPT = """
 from torch.optim import AdamW
 

@@ -31,7 +31,9 @@ from holdfast.observability.events import (
     StageRebuilt,
     StepFinished,
     StepTakenBack,
+    StoppedEarly,
     TookOver,
+    Validated,
     Warned,
     WentBack,
     WorkerJoined,
@@ -164,6 +166,8 @@ EVENTS: list[Event] = [
     JoinUnfinished(at_s=3.0, worker="1.0", fault="join @ 6", state="copying the state"),
     WorkerReplaced(at_s=3.0, worker="1.0", number=1, limit=3),
     Warned(at_s=3.0, reason="layer 1 is compiled"),
+    Validated(at_s=3.0, step=4, loss=float("inf"), metrics={"near": 0.5}, is_best=True, took_s=0.2),
+    StoppedEarly(at_s=3.0, step=4, reason="2 validations in a row no better than loss 1.0"),
     WorkerStuck(
         at_s=2.0,
         worker="0.1",

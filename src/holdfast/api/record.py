@@ -12,8 +12,10 @@ from holdfast.errors import CheckpointError, ConfigError
 from holdfast.job_reference import forget_here
 from holdfast.observability.events import EVENTS_FILE, Event, RunStarted, read_events
 from holdfast.observability.summary import SUMMARY_FILE, Summary, read_summary, summarize
+from holdfast.storage.best import best_step
 from holdfast.storage.contents import Checkpoint
 from holdfast.storage.stores import all_checkpoints
+from holdfast.validation import Validation
 
 if TYPE_CHECKING:  # torch: only for those who ask for the model
     from torch import nn
@@ -57,6 +59,18 @@ class RunRecord:
         return self.summary.losses
 
     @property
+    def validation(self) -> tuple[Validation, ...]:
+        """Of the last launch, in order: ``step``, ``loss`` and ``metrics`` of each."""
+        return self.summary.validations
+
+    @property
+    def best(self) -> Checkpoint | None:
+        """Of the best validation; None: ``validation.keep_best`` is not set, or it was before the
+        run was resumed, in another directory."""
+        step = best_step(self.run_dir)
+        return next((one for one in self.checkpoints if one.step == step), None)
+
+    @property
     def parameters_sha256(self) -> str | None:
         """Of the trained parameters; None: the run has not finished."""
         return self.summary.parameters_sha256
@@ -75,6 +89,14 @@ class RunRecord:
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """Those that are whole, the oldest first."""
         return tuple(all_checkpoints(self.run_dir))
+
+    def best_model(self, job: JobLike | None = None) -> "nn.Module":
+        """The job's layers with the parameters and buffers of the best validation."""
+        if self.best is None:
+            raise CheckpointError(
+                f"{self.run_dir}: no best checkpoint was kept; set validation.keep_best"
+            )
+        return self._model(self.best, job)
 
     def model(self, job: JobLike | None = None) -> "nn.Module":
         """The job's layers with the parameters and buffers of the newest checkpoint.

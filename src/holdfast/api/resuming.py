@@ -9,6 +9,7 @@ from holdfast.config import RunConfig, known_settings
 from holdfast.errors import Argument, CheckpointError, ConfigError
 from holdfast.job_reference import JobSource, Reference
 from holdfast.storage.manifest import Checkpoint
+from holdfast.validation import why_stopped
 
 _BITS = (  # settings that the bits of the result depend on
     "train.seed",
@@ -72,6 +73,13 @@ def check_continues(checkpoint: Checkpoint, config: RunConfig, *, may_differ: bo
             f"device.emulate={config.device.emulate}: the checkpoint {checkpoint.directory} was "
             f"written with {emulated or 'none'}, and another model; resume with device.emulate="
             f"{emulated}"
+        )
+    why = why_stopped(checkpoint.origin.validations, config.validation)
+    if why:
+        raise CheckpointError(
+            f"validation.patience={config.validation.patience}: the checkpoint "
+            f"{checkpoint.directory} is of a run that has stopped early ({why}); to train on give "
+            "more patience, or validation.patience=0"
         )
     if checkpoint.step >= config.train.steps:
         raise CheckpointError(

@@ -7,6 +7,7 @@ A setting is named ``section.field`` in TOML files, in ``--set`` and in error me
 
 from holdfast.config.checks import (
     MAX_LIMIT_S,
+    METRIC,
     parse_size,
 )
 from holdfast.config.operating import (
@@ -41,6 +42,7 @@ from holdfast.config.training import (
     ScheduleConfig,
     StageConfig,
     TrainConfig,
+    ValidationConfig,
 )
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "MAX_LIMIT_S",
     "MAX_THREADS",
     "MAX_WORKERS",
+    "METRIC",
     "MOST_TIMEOUT_S",
     "CheckpointConfig",
     "ControlConfig",
@@ -65,6 +68,7 @@ __all__ = [
     "ScheduleConfig",
     "StageConfig",
     "TrainConfig",
+    "ValidationConfig",
     "WorkersConfig",
     "config_from",
     "known_keys",

@@ -5,6 +5,7 @@ import re
 from holdfast.errors import ConfigError
 
 MAX_LIMIT_S = 1_000_000
+METRIC = re.compile(r"[A-Za-z0-9_.@/-]{1,64}")  # a name
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B")
 _MAX_BYTES = 10**18
 _UNIT_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -13,6 +13,7 @@ class RunConfig:
     parallel: training.ParallelConfig = field(default_factory=training.ParallelConfig)
     train: training.TrainConfig = field(default_factory=training.TrainConfig)
     data: training.DataConfig = field(default_factory=training.DataConfig)
+    validation: training.ValidationConfig = field(default_factory=training.ValidationConfig)
     optimizer: training.OptimizerConfig = field(default_factory=training.OptimizerConfig)
     gradients: training.GradientsConfig = field(default_factory=training.GradientsConfig)
     schedule: training.ScheduleConfig = field(default_factory=training.ScheduleConfig)

@@ -1,15 +1,17 @@
 """Settings of what is trained and how it is cut: whatever the numbers of a run depend on."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.config.checks import MAX_LIMIT_S, at_least, require
+from holdfast.config.checks import MAX_LIMIT_S, METRIC, at_least, require
 
 MAX_WORKERS = 4096
 MAX_LOADERS = 64
 DEFAULT_MICROBATCHES = 4  # a pipeline
 _DURATION = re.compile(r"([A-Z]+)=(\d+(?:\.\d+)?)(us|ms|s)")
+_JUDGED_BY = re.compile(rf"(?:min|max) {METRIC.pattern}")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -91,6 +93,54 @@ class DataConfig:
         expected = f"must be from 0 to {MAX_LOADERS}"
         require(0 <= self.workers <= MAX_LOADERS, "data.workers", self.workers, expected)
         at_least(0, "data.ahead", self.ahead, "must be 0 (automatic) or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationConfig:
+    every: int = 0
+    """Steps between two validations with ``Job.validation``; the last step has one, too. 0: only
+    that one."""
+
+    microbatches: int = 0
+    """Of the validation set, from its beginning; 0: all of it."""
+
+    keep_best: str = ""
+    """``loss``, ``min NAME`` or ``max NAME`` of a metric: the checkpoint of the best validation is
+    kept. Empty: none is."""
+
+    patience: int = 0
+    """The run ends after so many validations in a row that were not better than the best one, by
+    ``keep_best`` or else by the loss; 0: it does not."""
+
+    min_delta: float = 0.0
+    """How much less (or more, for ``max``) than the best so far a better one has to be."""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "microbatches", "patience"):
+            at_least(0, f"validation.{name}", getattr(self, name), "must be 0 or more")
+        good = 0 <= self.min_delta < math.inf
+        require(good, "validation.min_delta", self.min_delta, "must be 0 or more")
+        good = not self.patience or self.every > 0
+        expected = "needs validation.every above 0: one validation at the end stops nothing"
+        require(good, "validation.patience", self.patience, expected)
+        good = self.keep_best in ("", "loss") or _JUDGED_BY.fullmatch(self.keep_best) is not None
+        expected = "write loss, or a metric with its direction, e.g. max accuracy or min error"
+        require(good, "validation.keep_best", self.keep_best, expected)
+
+    @property
+    def judged_by(self) -> str:
+        """What validations are compared by: ``loss``, or a metric's name."""
+        return self.keep_best.rpartition(" ")[2] or "loss"
+
+    @property
+    def wants_more(self) -> bool:
+        """The larger is the better."""
+        return self.keep_best.startswith("max ")
+
+    def is_due(self, version: int, last: int) -> bool:
+        """Whether the state after ``version`` of ``last`` steps is validated."""
+        is_on_the_way = self.every > 0 and version % self.every == 0
+        return version > 0 and (is_on_the_way or version == last)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

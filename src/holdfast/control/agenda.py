@@ -43,6 +43,7 @@ class Agenda:
             return ordered + self._finish.succeed(at_s)
         if run.ending.is_undecided:
             return ordered + parts.reconfigurations.begin(ChangeRequest("interrupt"), at_s)
+        ordered += parts.reports.after_validation(at_s)
         if self.is_ending:
             return ordered
         return ordered + (self._enter(at_s) or self.move(at_s) or self.mitigate(at_s))

@@ -10,6 +10,7 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import Address
 from holdfast.storage.manifest import Part
+from holdfast.validation import Validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,17 @@ class SealCheckpoint:
     parts: tuple[Part, ...]
     took_s: float
     keeps_more: bool = False  # somebody may still read the oldest of those that are kept
+    validations: tuple[Validation, ...] = ()  # so far
+    best: int | None = None  # step of a checkpoint that is kept besides the newest
+
+
+@dataclass(frozen=True, slots=True)
+class PointToBest:
+    """Write down which checkpoint is that of the best validation. It is whole."""
+
+    step: int
+    judged_by: str
+    value: float
 
 
 class SealFailed(HoldfastError):
@@ -160,6 +172,7 @@ Effect = (
     | ReportStuck
     | OpenRun
     | SealCheckpoint
+    | PointToBest
     | Discard
     | ClearLogs
     | TrimLogs

@@ -34,7 +34,7 @@ class Finish:
             return []
         finished = reports.run_finished(at_s)  # raises if replicas disagree
         reports.checkpoints.check_end()
-        if run.ending.is_early:
+        if run.ending.is_early and not run.ending.is_good:
             raise run.ended_early()
         reports.nonfinite.check_end(run.advice)
         unfinished = self._parts.joining.unfinished(at_s)

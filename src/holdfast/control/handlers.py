@@ -54,6 +54,7 @@ class Handlers:
             messages.Copied: self._on_copied,
             messages.FaultReport: parts.notices.on_fault,
             messages.StepReport: self._on_report,
+            messages.Scores: parts.reports.on_scores,
             messages.Probed: self._on_probed,
             messages.Offered: self._on_offered,
             messages.CheckpointPart: self._on_part,

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 from holdfast.cluster import parse_worker
 from holdfast.control.state.lifecycle import BEFORE_TRAINING, RunPhase
 from holdfast.control.state.run import Run
+from holdfast.control.state.validations import metric_names, num_validated
 from holdfast.errors import Implausible
 from holdfast.protocol import messages
 from holdfast.protocol.records import MicrobatchLoss
@@ -28,6 +29,7 @@ _IN_TRAINING = (
     messages.ReplayFailed,
     messages.Replayed,
     messages.Resumed,
+    messages.Scores,
     messages.StateHashes,
     messages.StepReport,
     messages.Inventory,
@@ -48,6 +50,7 @@ class Plausible:
             messages.LayerCosts: self._costs,
             messages.Ready: self._ready,
             messages.StepReport: self._report,
+            messages.Scores: self._scores,
             messages.Inventory: self._inventory,
             messages.Replayed: self._replayed,
             messages.Finished: self._finished,
@@ -111,6 +114,16 @@ class Plausible:
             _at_most(report, "operations", [op.stage for op in ops], self._run.shape.last_stage)
             self._microbatches(report, "operations", [op.microbatch or 0 for op in ops])
             self._known_ops |= told
+
+    def _scores(self, told: messages.Scores) -> None:
+        config, traits = self._run.config, self._run.roster.traits
+        numbers, last = [one.microbatch for one in told.scores], num_validated(traits, config) - 1
+        _at_most(told, "scores", numbers, last, "micro-batch ")
+        num_metrics = len(metric_names(traits))
+        if any(len(one.metrics) != num_metrics or not one.num_samples for one in told.scores):
+            raise Implausible(f"Scores.scores: expected samples, and {num_metrics} metrics of each")
+        if not config.validation.is_due(told.step, config.train.steps):
+            raise Implausible(f"Scores.step: {told.step}; no validation is due then")
 
     def _inventory(self, inventory: messages.Inventory) -> None:
         steps = self._run.config.train.steps

@@ -56,16 +56,11 @@ class Batches:
         if not 0 <= microbatch < self._num_microbatches:
             raise ValueError(f"micro-batch {microbatch} of a step of {self._num_microbatches}")
         where = f"step {step + 1}, micro-batch {microbatch}"
-        for tried in range(self._retries + 1):
-            try:
-                return _as_pair(self._batch(step, microbatch, where), where)
-            except DataError as why:
-                if tried == self._retries:
-                    if tried:
-                        why.add_note(f"tried {tried + 1} times")
-                    raise
-            pause(self._pause_s * 2**tried)
-        raise AssertionError("the last try returns or raises")
+
+        def load() -> tuple[tuple[Tensor, ...], Any]:
+            return as_pair(self._batch(step, microbatch, where), where)
+
+        return tried(load, self._retries, self._pause_s, pause)
 
     def _batch(self, step: int, microbatch: int, where: str) -> Any:
         # A data set may draw random numbers, e.g. to augment: the same ones on every worker and
@@ -101,7 +96,23 @@ class Batches:
             self._samples.go_on_from(position)
 
 
-def _as_pair(batch: object, where: str) -> Batch:
+def tried(
+    load: Callable[[], Batch], retries: int, pause_s: float, pause: Callable[[float], None]
+) -> Batch:
+    """Once more, ``retries`` times, as long as it raises DataError."""
+    for number in range(retries + 1):
+        try:
+            return load()
+        except DataError as why:
+            if number == retries:
+                if number:
+                    why.add_note(f"tried {number + 1} times")
+                raise
+        pause(pause_s * 2**number)
+    raise AssertionError("the last try returns or raises")
+
+
+def as_pair(batch: object, where: str) -> Batch:
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         raise ConfigError(
             f"{where}: a batch is a {_kind(batch)}: expected (input, target); "

@@ -31,6 +31,7 @@ PHASES: Mapping[str, str] = MappingProxyType(
         "check": "before it hears the verdict of the other stages",
         "settled": "the step is final",
         "save": "its part of a checkpoint is being written",
+        "validate": "in the validation after the step, it has run one micro-batch and told nobody",
         HALT: "it was told to stop for somebody else's failure",
         PROCEED: "it has the new plan and has not yet run anything",
         COPY: "it joins and is copying state",

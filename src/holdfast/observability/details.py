@@ -15,6 +15,8 @@ def details(event: events.Event) -> Iterator[str]:
             yield from [event.limits] if event.limits else []
         case events.CheckpointSaved():
             yield f"{event.path}, written in {duration(event.took_s)}"
+        case events.Validated():
+            yield f"took {duration(event.took_s)}"
         case events.Recovered():
             yield from _recovered(event)
         case events.IntervalChosen() | events.WorkerMoved():

@@ -28,10 +28,11 @@ from holdfast.observability.events import (
     PlanSwitched,
     Recovered,
     ReplayBegan,
-    RunStarted,
     SlownessOver,
     StageRebuilt,
+    StoppedEarly,
     TookOver,
+    Validated,
     Warned,
     WentBack,
     WorkerJoined,
@@ -40,6 +41,7 @@ from holdfast.observability.events import (
     WorkerReplaced,
     WorkerStuck,
 )
+from holdfast.observability.run_lines import validation_line
 from holdfast.observability.text import count, duration, listed, size
 
 INTERRUPTED = "interrupted: finishing the step and saving it; a second signal stops at once"
@@ -70,6 +72,8 @@ def line(event: Event, standing: Standing = UNKNOWN) -> str | None:
             return _of_log(event)
         case Diagnosed() | SlownessOver() | MitigationChosen() | PlanSwitched():
             return _of_slowness(event)
+        case Validated() | StoppedEarly():
+            return validation_line(event)
         case Interrupted():
             return INTERRUPTED
         case Warned():
@@ -335,14 +339,3 @@ def _stuck(event: WorkerStuck) -> str:
     what = OPERATIONS.get(event.operation, event.operation)
     busy = f"{what} for {event.seconds:.1f} s{usual}"
     return f"step {event.step + 1}  worker {event.worker} is stuck: {busy}{where}"
-
-
-# --- the start ---
-
-
-def layout(run: RunStarted) -> str:
-    return (
-        f"{count(run.pipelines, 'pipeline')} x {count(run.stages, 'stage')}, "
-        f"{count(run.microbatches, 'micro-batch', 'es')} a step, "
-        f"{count(run.steps, 'step')}, {run.schedule}"
-    )

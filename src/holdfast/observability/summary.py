@@ -12,6 +12,7 @@ from holdfast.observability import events as happened
 from holdfast.observability.jsonfile import write_json
 from holdfast.observability.lines import seconds_after_fault
 from holdfast.observability.throughput import counted, tokens_per_s
+from holdfast.validation import Validation
 
 EventKind = TypeVar("EventKind", bound=happened.Event)
 SUMMARY_FILE = "summary.json"  # inside the directory of a run
@@ -69,6 +70,8 @@ class Summary:
     steps_thrown_away: int  # finished, then gone back on and trained again
     unfinished_joins: tuple[Mapping[str, Any], ...]  # worker, fault, state
     warnings: tuple[str, ...]
+    validations: tuple[Validation, ...] = ()
+    stopped_early: str = ""  # why; empty: it was not
     versions: Mapping[str, str]
     config: Mapping[str, Any]
 
@@ -113,6 +116,8 @@ def summarize(events: Iterable[happened.Event], *, config: Mapping[str, Any]) ->
         steps_thrown_away=sum(event.thrown_away for event in _of(events, happened.WentBack)),
         unfinished_joins=_untimed(events, happened.JoinUnfinished),
         warnings=tuple(event.reason for event in _of(events, happened.Warned)),
+        validations=_validations(events),
+        stopped_early="".join(event.reason for event in _of(events, happened.StoppedEarly)[-1:]),
         versions=_versions(ready.values()),
         config=config,
     )
@@ -129,11 +134,17 @@ def read_summary(path: Path) -> Summary:
         values = json.loads(path.read_text())
         values["recoveries"] = [Recovery(**_tuples(one)) for one in values["recoveries"]]
         values["losses"] = [float(loss) for loss in values["losses"]]  # NaN is written as text
+        values["validations"] = [_validation(*one) for one in values.get("validations", ())]
         return Summary(**_tuples(values))
     except (OSError, ValueError, TypeError, KeyError) as why:
         raise ConfigError(
             f"{path}: not written by this version of Holdfast, or broken off: {why}"
         ) from why
+
+
+def _validation(step: int, loss: Any, metrics: Mapping[str, Any]) -> Validation:
+    """NaN is written as text."""
+    return Validation(step, float(loss), {name: float(value) for name, value in metrics.items()})
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +160,17 @@ def _last_by_step(events: Iterable[happened.Event]) -> dict[int, happened.StepFi
         elif isinstance(event, happened.WentBack):
             last = {step: done for step, done in last.items() if step < event.to_step}
     return last
+
+
+def _validations(events: Iterable[happened.Event]) -> tuple[Validation, ...]:
+    """What was gone back on and has not been found again does not count."""
+    last: dict[int, Validation] = {}
+    for event in events:
+        if isinstance(event, happened.Validated):
+            last[event.step] = Validation(event.step, event.loss, dict(event.metrics))
+        elif isinstance(event, happened.WentBack):
+            last = {step: one for step, one in last.items() if step <= event.to_step}
+    return tuple(one for _, one in sorted(last.items()))
 
 
 def _recovery(event: happened.Recovered) -> Recovery:

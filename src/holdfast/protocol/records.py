@@ -55,6 +55,15 @@ class MicrobatchLoss(NamedTuple):
     loss: float  # may be NaN: then the model has diverged
 
 
+class MicrobatchScore(NamedTuple):
+    """Of a micro-batch of the validation set."""
+
+    microbatch: Microbatch
+    num_samples: Number
+    loss: float  # mean of its samples; may be NaN
+    metrics: list[float]  # likewise, in the order of their names
+
+
 class AliveRow(NamedTuple):
     """A ``Heartbeat`` that tells nothing new."""
 

@@ -12,6 +12,7 @@ from typing import Any
 from holdfast import names
 from holdfast.checkpoint_address import is_address, parse_address
 from holdfast.errors import CheckpointError, ProtocolError
+from holdfast.validation import Validation
 
 FORMAT = 1
 
@@ -36,6 +37,7 @@ class Origin:
     job_sha256: str = ""
     traits: Mapping[str, str] = field(default_factory=dict)  # of the job
     fingerprint: Mapping[str, str] = field(default_factory=dict)
+    validations: tuple[Validation, ...] = ()  # up to this checkpoint, the oldest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ def to_values(checkpoint: Checkpoint) -> dict[str, Any]:
         "job_sha256": origin.job_sha256,
         "traits": origin.traits,
         "fingerprint": origin.fingerprint,
+        "validations": [one._asdict() for one in origin.validations],
     }
 
 
@@ -119,7 +122,17 @@ def _origin(values: Mapping[str, Any]) -> Origin:
     if job_sha256 != "":
         names.SHA256.check(job_sha256, "job_sha256")
     traits = _dict_of(values, "traits", str, "text")
-    return Origin(settings, job, job_sha256, traits, _dict_of(values, "fingerprint", str, "text"))
+    fingerprint = _dict_of(values, "fingerprint", str, "text")
+    validations = tuple(map(_validation, values.get("validations", ())))
+    return Origin(settings, job, job_sha256, traits, fingerprint, validations)
+
+
+def _validation(values: Mapping[str, Any]) -> Validation:
+    step = names.check_number(values["step"], "step of a validation", 0, names.MOST_STEP)
+    metrics = _dict_of(values, "metrics", float, "a number")
+    if not isinstance(values["loss"], float):
+        raise ProtocolError(f"loss={values['loss']!r} of a validation: expected a number")
+    return Validation(step, values["loss"], metrics)
 
 
 def _dict_of(values: Mapping[str, Any], name: str, kind: type, what: str) -> dict[str, Any]:

@@ -64,6 +64,6 @@ class LocalStore:
                 f"{self._launch}, saves nothing more"
             )
 
-    def tidy(self, keep: int, step: int) -> None:
-        manifest.trim(self.run_dir, keep)
+    def tidy(self, keep: int, step: int, best: int | None = None) -> None:
+        manifest.trim(self.run_dir, keep, best)
         manifest.clear_abandoned(self.run_dir, step)

@@ -186,10 +186,12 @@ def set_aside_after(run_dir: str | Path, step: int) -> None:
             path.rename(aside)
 
 
-def trim(run_dir: str | Path, keep: int) -> None:
-    """Leave the newest ``keep`` checkpoints."""
+def trim(run_dir: str | Path, keep: int, best: int | None = None) -> None:
+    """Leave the newest ``keep`` checkpoints, and that of step ``best``."""
+    spared = None if best is None else names.checkpoint_name(best)
     for old in sealed(Path(run_dir))[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old.name != spared:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def find(place: str | Path) -> Checkpoint:

@@ -44,5 +44,6 @@ class Store(PartStore, Protocol):
     ) -> str:
         """All parts were put: a checkpoint, or nothing. Can be called again after an error."""
 
-    def tidy(self, keep: int, step: int) -> None:
-        """Leave the newest ``keep``, and no part that will never be whole, now that ``step`` is."""
+    def tidy(self, keep: int, step: int, best: int | None = None) -> None:
+        """Leave the newest ``keep`` and that of step ``best``, and no part that will never be
+        whole, now that ``step`` is."""

@@ -31,11 +31,17 @@ class Channel(IntEnum):
     UPDATE = 9  # a committed update of a stage, to a joiner
     RESULT = 10  # a reduced gradient, to a holder that has none
     PROBE = 11  # times a link: dropped on arrival, whatever its epoch
+    VALIDATION = 12  # output of a stage in a validation, to the next one
 
     @property
     def is_timeless(self) -> bool:
         """Whether what it carries is true in every epoch: it is never refused, nor made to wait."""
         return self in _TIMELESS
+
+    @property
+    def is_of_an_attempt(self) -> bool:
+        """Whether what it carries is void when its step is tried again."""
+        return self not in (*_TIMELESS, Channel.VALIDATION)
 
     @property
     def is_timed(self) -> bool:
@@ -224,7 +230,7 @@ class Transport(Protocol):
     def forget(self, step: int, attempt: int) -> None:
         """Drop messages, here or still to come, of ``step`` with this attempt or an earlier one.
 
-        In this epoch only, and not those of timeless channels.
+        In this epoch only, and only those of channels that are of an attempt at a step.
         """
         ...
 

@@ -266,7 +266,7 @@ class Mailbox:
     def _is_forgotten(self, epoch: int, tag: Tag) -> bool:
         """In a later epoch the same step may be tried from the start: that is not forgotten."""
         gone = tag.attempt <= self._forgotten.get(tag.step, -1)
-        return gone and epoch <= self.epoch and not tag.channel.is_timeless
+        return gone and epoch <= self.epoch and tag.channel.is_of_an_attempt
 
     def _unread(self) -> list[tuple[int, _Key, _Unread]]:
         here = [(self.epoch, key, one) for key, queue in self._messages.items() for one in queue]

@@ -96,6 +96,7 @@ class Twin:
     executions: Executions
     etcd: str = ""
     fake: FakeEtcd | None = None
+    text: str = jobs.TINY  # of its job
     _killed_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -302,7 +303,7 @@ class Twin:
             self.fake.ahead_s += 2 * LEASE_S
 
     def _request(self, fate: Fate, faults: Sequence[str] = FAULTS, **settings: Any) -> RunRequest:
-        text = jobs.TINY.replace("CLIP_NORM", repr(LAYOUT.clip_norm))
+        text = self.text.replace("CLIP_NORM", repr(LAYOUT.clip_norm))
         job = jobs.write(self.folder, "twin_job", text)
         number = len(list(self.folder.glob("twin-*")))
         run_dir = self.folder / f"twin-{number}"

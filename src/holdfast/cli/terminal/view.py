@@ -25,8 +25,9 @@ from holdfast.observability.events import (
     StepFinished,
     WentBack,
 )
-from holdfast.observability.lines import INTERRUPTED, NAMES, layout, line, unsaved
+from holdfast.observability.lines import INTERRUPTED, NAMES, line, unsaved
 from holdfast.observability.progress import RunProgress, WorkerState
+from holdfast.observability.run_lines import layout
 from holdfast.observability.text import INDENT, WIDTH, count, folded
 
 _REDRAW_S = 0.25

@@ -24,6 +24,7 @@ from holdfast.control.effects import (
     Effect,
     Emit,
     OpenRun,
+    PointToBest,
     ReportStuck,
     SealCheckpoint,
     SealFailed,
@@ -42,6 +43,7 @@ from holdfast.observability.event_files import Rotation
 from holdfast.observability.stacks import read_stack, stack_file, user_frame
 from holdfast.observability.summary import SUMMARY_FILE, Summary, write_summary
 from holdfast.protocol.spec import Access
+from holdfast.storage.best import forget_best_after, write_best
 from holdfast.storage.contents import Checkpoint, Origin
 from holdfast.storage.home import Home
 from holdfast.storage.run_paths import claim_logs, clear_logs, trim_logs
@@ -139,6 +141,8 @@ class RunRecorder:
                 pass
             case SealCheckpoint():
                 self.seals.begin(effect, self._seal)
+            case PointToBest():
+                self._point_to_best(effect)
             case ReportStuck():
                 self._report_stuck(effect)
             case Discard():
@@ -220,6 +224,15 @@ class RunRecorder:
         where, written = user_frame(stack), str(path) if stack else ""
         self._emit(replace(effect.event, where=where, stack=stack, path=written))
 
+    def _point_to_best(self, effect: PointToBest) -> None:
+        try:
+            address = self.config.checkpoint.dir
+            write_best(self.run_dir, address, effect.step, effect.judged_by, effect.value)
+        except FileNotFoundError:
+            pass  # it is elsewhere: the run was resumed in another directory
+        except OSError as why:
+            self.warn(f"the best checkpoint, of step {effect.step}, is not noted: {why.strerror}")
+
     def _open(self) -> None:
         try:
             make_private(self.run_dir, self.usual_mask)
@@ -229,6 +242,7 @@ class RunRecorder:
             self.pass_on.write(self.run_dir)
             self._note_places()
             self.store.open(self.resume)
+            forget_best_after(self.run_dir, 0 if self.resume is None else self.resume.step)
             claim_logs(self.run_dir, self.config)
         except OSError as why:
             raise unwritable(self.run_dir, why) from why
@@ -256,9 +270,10 @@ class RunRecorder:
                 effect.parts,
                 seed=self.config.train.seed,
                 microbatches=self.config.parallel.microbatches,
-                origin=self.origin,
+                origin=replace(self.origin, validations=effect.validations),
             )
-            self.store.tidy(self.config.checkpoint.keep + effect.keeps_more, effect.step)
+            keep = self.config.checkpoint.keep + effect.keeps_more
+            self.store.tidy(keep, effect.step, effect.best)
         except (OSError, CheckpointError, ProtocolError) as why:
             reason = why.strerror if isinstance(why, OSError) and why.strerror else str(why)
             raise SealFailed(effect, reason) from why

@@ -165,7 +165,9 @@ class Checkpoints:
                 del known[old]
         del self._parts[step]
         self._sealing, self._seal_tries, self._under_seal = None, 0, True
-        return [SealCheckpoint(step, sealed, took_s, keeps_more=self._run.logs.is_replaying)]
+        keeps_more, validations = self._run.logs.is_replaying, self._run.validations
+        found, best = validations.up_to(step), validations.best
+        return [SealCheckpoint(step, sealed, took_s, keeps_more, found, best)]
 
     def on_sealed(self, step: int) -> list[Effect]:
         """It is on disk, with its manifest."""
@@ -263,6 +265,10 @@ class Checkpoints:
             next_writer=other,
             newest=-1 if self._run.saved.sealed is None else self._run.saved.sealed,
         )
+
+    def was_tried(self, version: int) -> bool:
+        """In vain, at least once."""
+        return version in self._tried or version in self._given_up
 
     # --- the end of the run ---
 

@@ -12,6 +12,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Effect, Emit
 from holdfast.control.progress.checkpoints import Checkpoints
 from holdfast.control.progress.nonfinite import Nonfinite
+from holdfast.control.progress.validating import Validating
 from holdfast.control.state.run import Run
 from holdfast.errors import HoldfastError
 from holdfast.observability import events
@@ -33,6 +34,7 @@ class Reports:
         self._kept_bytes: dict[str, int] = {}
         self._log_bytes: dict[str, int] = {}
         self.nonfinite = Nonfinite(run)
+        self.validating = Validating(run, self.checkpoints)
         self._losses: dict[int, StepLosses] = {}  # of steps that were replayed
         self._awaited: WorkerId | None = None  # one that had not done the next step
 
@@ -47,6 +49,19 @@ class Reports:
     def has_told(self, worker: WorkerId, step: int) -> bool:
         return self._done.get(worker, 0) > step
 
+    def on_scores(self, told: messages.Scores, at_s: float) -> list[Effect]:
+        if not self.is_past(told.epoch):
+            self.validating.on_scores(told)
+        return []
+
+    def after_validation(self, at_s: float) -> list[Effect]:
+        """While nothing else is under way."""
+        over = self._run.validations.over
+        effects = self.validating.next(self.next_step, self._last_end_s, at_s)
+        if self._run.validations.over != over:  # the next step begins now
+            self._last_end_s = at_s
+        return effects
+
     def take_over(self, first_step: int, at_s: float) -> None:
         """Steps that nobody knew of are told at once: that says nothing of how long they took."""
         self.begin(first_step, at_s)
@@ -60,11 +75,13 @@ class Reports:
         self._steps.clear()
         self.finished.clear()
         self.checkpoints.begin(first_step)
+        self._run.validations.go_back(first_step)
 
     def rewind(self, version: int, at_s: float) -> None:
         """All members go on from a version they still have. What is on disk stays of use."""
         self._since_epoch = self._run.epoch
         self.checkpoints.rewind(version, self.next_step)
+        self._run.validations.go_back(version)
         self.next_step, self._last_end_s = version, at_s
         self._done = dict.fromkeys(self._run.stages, version)
         self._steps.clear()

@@ -32,6 +32,8 @@ class RollingBack:
     ) -> list[Effect]:
         """All members have stopped. Nothing happens yet while it is not clear who can help."""
         run = self._run
+        if run.ending.is_good:
+            run.ending.withdraw()
         if run.ending.is_early:
             raise run.ended_early()
         crew, self._dead = self._crew(), list(dead)

@@ -13,11 +13,11 @@ class EndPhase(Enum):
 
 class Ending:
     def __init__(self, last_step: int) -> None:
-        self._end_step = last_step
+        self._end_step = self._last_step = last_step
         self._phase = EndPhase.AS_PLANNED
         self._early_since_s: float | None = None
         self._reason = "interrupted"
-        self._gives_up_step = False
+        self._gives_up_step = self._is_good = False
         self._failure: HoldfastError | None = None
         self._details = ""
 
@@ -38,6 +38,11 @@ class Ending:
     def is_undecided(self) -> bool:
         """It is to end early, and nobody knows yet with which step."""
         return self._phase is EndPhase.ASKED
+
+    @property
+    def is_good(self) -> bool:
+        """It is early as it was meant to be, and no failure."""
+        return self._is_good
 
     @property
     def reason(self) -> str:
@@ -63,6 +68,20 @@ class Ending:
         if self._phase is EndPhase.AS_PLANNED:
             self._phase, self._early_since_s, self._reason = EndPhase.ASKED, at_s, why
 
+    def ask_in_good_time(self, why: str, at_s: float) -> bool:
+        """There is no need for the steps that are left. False: it is to end already."""
+        if self.is_early:
+            return False
+        self.ask(why, at_s)
+        self._is_good = True
+        return True
+
+    def withdraw(self) -> None:
+        """All go back to before a good end was asked for: it will be once more."""
+        assert self._is_good, "no other end is taken back"
+        self._end_step, self._phase = self._last_step, EndPhase.AS_PLANNED
+        self._early_since_s, self._is_good = None, False
+
     def ask_before_step(self, why: str, at_s: float) -> None:
         """The running step cannot be ended."""
         self.ask(why, at_s)
@@ -71,6 +90,7 @@ class Ending:
     def ask_with(self, step: int, why: str, details: str, at_s: float) -> None:
         """No step from ``step`` on can be run."""
         self.ask(why, at_s)
+        self._is_good = False
         self._details = self._details or details
         self.shorten(step)
         self._phase = EndPhase.ASKED

@@ -19,6 +19,7 @@ from holdfast.control.state.measured_times import MeasuredTimes
 from holdfast.control.state.saved import Saved
 from holdfast.control.state.settings import Settings
 from holdfast.control.state.timeouts import Timeouts
+from holdfast.control.state.validations import Validations, num_validated
 from holdfast.control.state.workers.assignments import Assignments
 from holdfast.control.state.workers.known_health import KnownHealth
 from holdfast.control.state.workers.membership import Membership
@@ -47,6 +48,7 @@ class Run:
     logs: BoundaryLogs
     health: KnownHealth
     ending: Ending
+    validations: Validations
 
     @classmethod
     def of(cls, settings: Settings) -> "Run":
@@ -65,6 +67,7 @@ class Run:
             logs=BoundaryLogs(settings, roster, saved.start[1]),
             health=KnownHealth(),
             ending=Ending(settings.config.train.steps),
+            validations=Validations(settings),
         )
 
     # --- what is asked most often ---
@@ -209,6 +212,8 @@ class Run:
             verdicts=dict(verdicts or {}),
             saved=dict(sorted((saved or {}).items())),
             saves=list(self.saved.rules),
+            validated=self.ending.end_step if self.ending.is_early else self.validations.over,
+            scored=self.validations.scored(num_validated(self.roster.traits, self.config)),
         )
         return [*self._copy_logs(), *(Send(worker, message) for worker in sorted(stages))]
 

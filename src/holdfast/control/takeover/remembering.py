@@ -63,6 +63,8 @@ class Writer:
             len(parts.replacing.left_out),
             run.machines.draining,
             run.machines.num_seated,
+            len(run.validations.found),
+            run.validations.over,
         )
 
     def snapshot(self) -> s.RunSnapshot:
@@ -111,6 +113,8 @@ class Writer:
                 list(run.times.steps_s[-_NUM_STEPS_S:]), run.times.stop_s, run.times.copy_s
             ),
             nonfinite=s.NonfiniteRow(*parts.reports.nonfinite.count),
+            validations=list(run.validations.found),
+            validated=run.validations.over,
         )
 
     def _rolling_back(self) -> Mapping[WorkerId, int]:
@@ -194,6 +198,8 @@ def recall(run: Run, parts: CoordinatorParts, former: Former) -> None:
     for worker in run.membership.all_in(WorkerPhase.STARTING, WorkerPhase.BUILDING):
         parts.joining.admission.waits(worker, former.at_s)
     _recall_parts(parts, former)
+    # After all else: the events may be behind the journal.
+    run.validations.recall(snapshot.validations, snapshot.validated)
 
 
 def _recall_plan(run: Run, snapshot: s.RunSnapshot) -> None:

@@ -18,6 +18,7 @@ from holdfast.protocol.fields import (
     Label,
     MachineName,
     Number,
+    NumberOrNone,
     PartName,
     Pid,
     Port,
@@ -27,6 +28,7 @@ from holdfast.protocol.fields import (
     WorkerName,
 )
 from holdfast.protocol.records import SaveRule
+from holdfast.validation import Validation
 
 SNAPSHOT = "snapshot"  # the kind of record
 VERSION = 1
@@ -138,6 +140,8 @@ class RunSnapshot:
     log: LogRow
     times: TimesRow
     nonfinite: NonfiniteRow
+    validations: list[Validation]  # that are over
+    validated: NumberOrNone  # newest version that nobody stands still for any more; -1: none
 
 
 _BUILDERS = {

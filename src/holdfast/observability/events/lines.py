@@ -167,6 +167,7 @@ _READ: dict[Any, _Reader] = {
     tuple[TransferRow, ...]: _transfer_times,
     Mapping[str, str]: _by_name(_text),
     Mapping[str, int]: _by_name(_whole),
+    Mapping[str, float]: _by_name(float),
 }
 _READERS = {
     name: {field: _READ[hint] for field, hint in get_type_hints(cls).items()}

@@ -72,6 +72,25 @@ class WorkerStep(Timed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Validated(Timed):
+    """Means over the samples of ``Job.validation``."""
+
+    step: int  # optimizer steps that the parameters have had
+    loss: float
+    metrics: Mapping[str, float]
+    is_best: bool  # so far, by validation.keep_best or else by the loss
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedEarly(Timed):
+    """The run ends well with this step: validations became no better."""
+
+    step: int  # as in Validated
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Warned(Timed):
     """Something about the job, or the machine, that a user should know; each line once a run."""
 
@@ -106,6 +125,8 @@ RunEvent: TypeAlias = (
     | StepFinished
     | WorkerStep
     | StepTakenBack
+    | Validated
+    | StoppedEarly
     | Warned
     | Interrupted
     | RunFailed

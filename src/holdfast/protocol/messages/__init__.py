@@ -83,8 +83,10 @@ from holdfast.protocol.messages.saving import (
     StateHashes,
 )
 from holdfast.protocol.messages.starting import (
+    METRICS,
     MICROBATCH_SIZE,
     SAMPLES,
+    VALIDATION_SAMPLES,
     Assign,
     Begone,
     Copied,
@@ -101,8 +103,11 @@ from holdfast.protocol.messages.starting import (
     StartMessage,
 )
 from holdfast.protocol.messages.steps import (
+    GoOn,
     Probe,
     Probed,
+    SaveHere,
+    Scores,
     StepMessage,
     StepReport,
 )
@@ -120,9 +125,11 @@ Message = (
 
 __all__ = [
     "MANIFEST",
+    "METRICS",
     "MICROBATCH_SIZE",
     "OFFER_AHEAD",
     "SAMPLES",
+    "VALIDATION_SAMPLES",
     "Adopt",
     "AgentAsk",
     "AgentBeat",
@@ -146,6 +153,7 @@ __all__ = [
     "FaultReport",
     "Finished",
     "Gathered",
+    "GoOn",
     "Halt",
     "Heartbeat",
     "Hello",
@@ -181,8 +189,10 @@ __all__ = [
     "Resumed",
     "RunTold",
     "SaveAt",
+    "SaveHere",
     "SaveOnce",
     "SayHello",
+    "Scores",
     "Sealed",
     "ShareState",
     "ShowStack",

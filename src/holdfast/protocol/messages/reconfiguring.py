@@ -1,6 +1,6 @@
 """Who does what from now on: stop, tell what there is, go on by another plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.protocol.fields import (
     AttemptNumber,
@@ -62,6 +62,8 @@ class Proceed:
     saved: dict[StageNumber, Step]
     """Stage -> newest version whose part of a checkpoint is on disk or being written."""
     saves: list[SaveRule]  # as in SaveAt
+    validated: StepOrBefore = -1  # validations up to this version are over, or not wanted
+    scored: list[Microbatch] = field(default_factory=list)  # of the next one: it is known already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

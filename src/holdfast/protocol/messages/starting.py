@@ -23,6 +23,8 @@ from holdfast.protocol.records import LogOrder
 
 SAMPLES = "len(Job.data)"  # the trait of a job that is about its data
 MICROBATCH_SIZE = "Job.microbatch_size"
+VALIDATION_SAMPLES = "len(Job.validation)"  # only of a job that has it, and so is the next one
+METRICS = "Job.metrics"  # names, each after a blank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from holdfast.protocol.fields import (
 from holdfast.protocol.records import (
     LinkProbe,
     MicrobatchLoss,
+    MicrobatchScore,
     OperationTime,
     Transfers,
 )
@@ -38,6 +39,32 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """worker -> coordinator, from holders of the last stage, now and then in a validation."""
+
+    worker: WorkerName
+    epoch: Number
+    step: Step  # optimizer steps that the state has had
+    scores: list[MicrobatchScore]  # that it has not told before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StandStill:
+    epoch: Number
+    step: Step  # as in Scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveHere(_StandStill):
+    """coordinator -> member: it was the best so far. Save what is validated, and stay there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoOn(_StandStill):
+    """coordinator -> member: the validation is over. Takes effect aside, as SaveHere does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """coordinator -> member: measure, at the beginning of a step. Takes effect aside."""
 
@@ -56,4 +83,4 @@ class Probed:
     cpu_s: Seconds
 
 
-StepMessage = StepReport | Probe | Probed
+StepMessage = StepReport | Scores | SaveHere | GoOn | Probe | Probed

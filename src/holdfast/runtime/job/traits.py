@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.optim import Optimizer
 
+from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.job import Job, is_stream
 from holdfast.job_file import imports
 from holdfast.job_reference import Reference
-from holdfast.protocol.messages import MICROBATCH_SIZE, SAMPLES
+from holdfast.protocol.messages import METRICS, MICROBATCH_SIZE, SAMPLES, VALIDATION_SAMPLES
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -22,8 +23,28 @@ def job_traits(job: Job, reference: str, sha256: str) -> dict[str, str]:
         SAMPLES: "a stream" if is_stream(job.data) else str(len(job.data)),
         MICROBATCH_SIZE: str(job.microbatch_size),
         "Job.clip_norm": str(job.clip_norm),
+        **_of_validation(job),
         **_of_optimizer(job),
     }
+
+
+def check_validation(job: Job, config: RunConfig) -> None:
+    """ConfigError: the settings ask for what the job has not."""
+    validation = config.validation
+    for name in ("every", "microbatches", "keep_best", "patience"):
+        value = getattr(validation, name)
+        if value and job.validation is None:
+            raise ConfigError(
+                f"validation.{name}={value}: the job has nothing to validate with; give its Job a "
+                "validation=..., or leave the setting out"
+            )
+    judged_by = validation.judged_by
+    if judged_by != "loss" and judged_by not in job.metrics:
+        known = ", ".join(["loss", *job.metrics])
+        raise ConfigError(
+            f"validation.keep_best={validation.keep_best}: Job.metrics has no {judged_by!r}; "
+            f"known are {known}"
+        )
 
 
 def check_unchanged(worker: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -34,6 +55,12 @@ def check_unchanged(worker: str, before: Mapping[str, str], now: Mapping[str, st
                 f"{name} is {now.get(name)}, and was {before.get(name)} when worker {worker} first "
                 "loaded the job: put it back as it was, or start a new run"
             )
+
+
+def _of_validation(job: Job) -> dict[str, str]:
+    if job.validation is None:
+        return {}
+    return {VALIDATION_SAMPLES: str(len(job.validation)), METRICS: " ".join(job.metrics)}
 
 
 def _of_optimizer(job: Job) -> dict[str, str]:

@@ -285,6 +285,8 @@ class ControlLink:
                 | messages.ShowStack()
                 | messages.Offer()
                 | messages.Adopt()
+                | messages.SaveHere()
+                | messages.GoOn()
             ):
                 self._do_aside(message)
             case messages.Halt():

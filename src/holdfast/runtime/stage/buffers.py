@@ -96,6 +96,21 @@ class LayerBuffers:
                 )
 
 
+@contextmanager
+def untouched(layer: nn.Module) -> Iterator[None]:
+    """Whatever a forward writes to its buffers, they are as before."""
+    places = [_place(layer, path) for path, _ in layer.named_buffers(remove_duplicate=False)]
+    originals = [place.tensor for place in places]
+    copies = {id(tensor): tensor.detach().clone() for tensor in originals}
+    try:
+        for place, original in zip(places, originals, strict=True):
+            place.put(copies[id(original)])
+        yield
+    finally:
+        for place, original in zip(places, originals, strict=True):
+            place.put(original)
+
+
 def _place(layer: nn.Module, path: str) -> _Place:
     owner, _, name = path.rpartition(".")
     return _Place(layer.get_submodule(owner), name, path)

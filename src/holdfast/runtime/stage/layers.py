@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.stage.buffers import LayerBuffers
+from holdfast.runtime.stage.buffers import LayerBuffers, untouched
 from holdfast.runtime.stage.seeding import seed_layer
 from holdfast.runtime.stage.split import DeferWeights
 
@@ -66,6 +66,21 @@ class LayerStack:
             self._writes_to_inputs = any(tensor._version for tensor in given)
         return values
 
+    def evaluate(self, run: ForwardPass, inputs: Tensors) -> Tensors:
+        """As a forward, without a trace of it: neither gradients nor changes of buffers."""
+        values = tuple(_presented(tensor, copied=True) for tensor in inputs)
+        for index, layer in enumerate(self._layers):
+            number = self._first_layer + index
+            seed_layer(self._seed, run.step, run.microbatch, number)
+            with untouched(layer), named(number, layer, values):
+                result = self._applied(layer, values)
+            self._ran(f"layer {number} ({type(layer).__name__})")
+            values = _as_received(flat(number, result, self._unpack))
+        return values
+
+    def _applied(self, layer: nn.Module, values: Tensors) -> Any:
+        return layer(*values) if self._unpack else layer(joined(values))
+
     def run_loss(self, run: ForwardPass, loss: Callable[[Any, Any], Tensor], given: Any) -> Tensor:
         """A loss draws its random numbers as one more layer would, in backward too."""
         after_last = self._first_layer + len(self._layers)
@@ -95,7 +110,7 @@ class LayerStack:
         if run.mode is not None:
             run.mode.enter_layer()
         with self._buffers[index].private() as changes, named(number, layer, values):
-            result = layer(*values) if self._unpack else layer(joined(values))
+            result = self._applied(layer, values)
         self._ran(f"layer {number} ({type(layer).__name__})")
         run.buffer_changes.update((f"{number}.{path}", c) for path, c in changes.items())
         return flat(number, result, self._unpack)

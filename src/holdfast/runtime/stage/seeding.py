@@ -8,6 +8,8 @@ whatever order.
 import random
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 
 import numpy
@@ -40,3 +42,16 @@ def seed_layer(seed: int, step: int, microbatch: int, layer: int, *output: int) 
     numpy.random.seed(value & _LARGEST_NUMPY_SEED)
     if torch.cuda.is_available():
         torch.cuda.manual_seed(value)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """What is drawn inside does not show afterwards."""
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = numpy.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)

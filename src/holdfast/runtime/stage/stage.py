@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from holdfast.errors import ConfigError, ScheduleError
 from holdfast.runtime.stage.deferred_ops import Deferred, Piece
 from holdfast.runtime.stage.layers import ForwardPass, LayerStack, Tensors, joined
-from holdfast.runtime.stage.seeding import DRAWING
+from holdfast.runtime.stage.seeding import DRAWING, undisturbed
 from holdfast.runtime.stage.split import DeferWeights, run_backward, weight_gradients
 
 BoundaryGradients = tuple[Tensor | None, ...]
+Metric = Callable[[Any, Any], float]
+_NO_STEP = -1  # random numbers of an evaluation: the same whenever it is
 
 
 class GradientSink(Protocol):
@@ -159,6 +161,25 @@ class Stage:
         if self._loss is not None:
             return ()
         return tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs)
+
+    def evaluate(self, microbatch: int, inputs: Tensors) -> Tensors:
+        """The outputs of the last layer, of the last stage too. Nothing stays of it here; whoever
+        calls has put the layers into the mode they are to be in."""
+        run = ForwardPass(_NO_STEP, microbatch, None, {})
+        with DRAWING, torch.no_grad(), undisturbed():
+            return self._stack.evaluate(run, inputs)
+
+    def score(
+        self, microbatch: int, outputs: Tensors, target: Any, metrics: Mapping[str, Metric]
+    ) -> tuple[float, dict[str, float]]:
+        """Loss and metrics of what the last stage has evaluated."""
+        assert self._loss is not None, "only the last stage has it"
+        run = ForwardPass(_NO_STEP, microbatch, None, {})
+        with DRAWING, torch.no_grad(), undisturbed():
+            loss = self._run_loss(self._loss, run, outputs, target).item()
+            self._losses.pop(microbatch)
+            output = joined(outputs)
+            return loss, {name: metric(output, target) for name, metric in metrics.items()}
 
     def take_loss(self, microbatch: int) -> float:
         """The loss of a forwarded micro-batch, not scaled. Can be taken once."""

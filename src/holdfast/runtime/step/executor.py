@@ -108,7 +108,14 @@ class StepSettled:
     operations: Sequence[OperationTime]
 
 
-Happening = FirstOperation | StepBegins | StepSettled
+@dataclass(frozen=True, slots=True)
+class StandsStill:
+    """All steps before ``version`` are final here, and none after it has begun."""
+
+    version: int
+
+
+Happening = FirstOperation | StepBegins | StepSettled | StandsStill
 Happenings = Iterator[Happening]
 
 
@@ -128,12 +135,14 @@ class Executor:
         injector: Injector,
         device: EmulatedDevice,
         check: Callable[[], None],
+        stands_still: Callable[[int], bool] = lambda version: False,
     ) -> None:
-        """``check`` raises if this worker is to stop."""
+        """``check`` raises if this worker is to stop. ``stands_still``: whether there is something
+        to do with a version before the step after it begins."""
         self._plan, self._operations, self._boundary = plan, operations, boundary
         self._ending, self._commit = ending, ending.commit
         self._ledger, self._injector, self._device = ledger, injector, device
-        self._check = check
+        self._check, self._stands_still = check, stands_still
         self._has_begun = False
 
     def run(self) -> Happenings:
@@ -145,6 +154,8 @@ class Executor:
             self._boundary.send_again(routes)
         step = self._plan.begins_with
         while step < self._plan.end_step:
+            if self._stands_still(step):
+                yield from self._stand_still(step)
             try:
                 yield from self._run_step(step)
             except _Redo:
@@ -152,6 +163,16 @@ class Executor:
             step += 1
         if self._commit.phase is not CommitPhase.COLLECTING:
             yield from self._settle_last()
+        if self._stands_still(step):
+            yield from self._stand_still(step)
+
+    def _stand_still(self, version: int) -> Happenings:
+        if self._commit.phase is not CommitPhase.COLLECTING:
+            yield from self._settle_last()
+        self._check()
+        if not self._has_begun:
+            yield from self._tell_first()
+        yield StandsStill(version)
 
     def _run_step(self, step: int) -> Happenings:
         at = self._plan.attempt(step, self._commit.attempt_at(step))

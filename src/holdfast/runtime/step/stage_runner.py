@@ -37,6 +37,7 @@ from holdfast.runtime.step.executor import (
     EpochPlan,
     Executor,
     FirstOperation,
+    StandsStill,
     StepBegins,
     StepSettled,
 )
@@ -46,6 +47,7 @@ from holdfast.runtime.step.operations import StageOperations
 from holdfast.runtime.step.schedule_switch import Lanes
 from holdfast.runtime.step.stage_saves import EpochSaves, StageSaves
 from holdfast.runtime.step.step_reports import StepReports
+from holdfast.runtime.validation.validating import Validator
 from holdfast.storage.places import Places
 from holdfast.transport.base import Transport
 
@@ -97,9 +99,10 @@ class StageTraining:
             me, built, self._copies, transport, reach=injector.reach, tell=tell, wait_s=self._wait_s
         )
         self._device = EmulatedDevice(config.device.durations_s())
-        self.prober = Prober(me, transport, self._device, injector.slowdown, tell)
+        self._prober = Prober(me, transport, self._device, injector.slowdown, tell)
         told = config.observe.operations or config.mitigation.watches
         self._reports = StepReports(me, transport, hidden, tell, with_operations=told)
+        self._validator = self._validating(job, config, tell)
         self._boundary = TransportBoundary(
             me, transport, self.ledger, self.log, self._operations.crossings, assign.wait_s
         )
@@ -116,6 +119,11 @@ class StageTraining:
             reach=self._reach,
             due=self._injector.due,
         )
+
+    def _validating(self, job: Job, config: RunConfig, tell: SendMessage) -> Validator:
+        mine = (self._me, self.built.stage, self.built.layers)
+        running = (self._code, self._device)
+        return Validator(*mine, job, config, *running, tell=tell, reach=self._reach)
 
     def _open_log(
         self, config: RunConfig, assign: messages.Assign, places: Places, tell: SendMessage
@@ -137,23 +145,26 @@ class StageTraining:
         """Until the last step is committed and saved. EpochPast and PeerLost break it off."""
         epoch, commit = self._enter(proceed), self.built.commit
         saves = self.saves.enter(is_first_holder=epoch.is_first_holder, end_step=proceed.end_step)
-        executor = self._executor(proceed, epoch)
+        validations = self._validator.enter(proceed, self._transport, self._wait_s)
+        executor = self._executor(proceed, epoch, validations.is_due)
         self._injector.reach(commit.reduced, "proceed", self.ledger.num_done)
         for happened in executor.run():
             match happened:
                 case FirstOperation():
                     self._reports.resumed(proceed.epoch)
                 case StepBegins(step):
-                    self.prober.begin_step(step)
+                    self._prober.begin_step(step)
                 case StepSettled():
                     self._after(happened, saves, epoch)
+                case StandsStill(version):
+                    validations.run(version, saves.save)
         self.saves.ended(saves)
 
     def _enter(self, proceed: messages.Proceed) -> Epoch:
         stages = {parse_worker(name): stage for name, stage in proceed.stages.items()}
         self.sender.forget([joiner for joiner in self.sender.joiners if joiner in stages])
         self._follower.stop()
-        self.prober.forget()
+        self._prober.forget()
         self.lanes.start(proceed.epoch, proceed.schedule, proceed.first_step)
         self.ledger.new_plan()
         self.saves.saver.others = proceed.saved.get(self.built.number, 0)
@@ -162,7 +173,9 @@ class StageTraining:
             self._me, self.built.number, stages, self._transport, self.built.parts, self._wait_s
         )
 
-    def _executor(self, proceed: messages.Proceed, epoch: Epoch) -> Executor:
+    def _executor(
+        self, proceed: messages.Proceed, epoch: Epoch, stands_still: Callable[[int], bool]
+    ) -> Executor:
         running = [from_record(one) for one in proceed.running]
         ending = self._ending(proceed, epoch)
         ending.tell()  # what was told in an earlier epoch is lost
@@ -184,6 +197,7 @@ class StageTraining:
             injector=self._injector,
             device=self._device,
             check=self._code.check,
+            stands_still=stands_still,
         )
 
     def _ending(self, proceed: messages.Proceed, epoch: Epoch) -> StepEnding:
@@ -210,6 +224,13 @@ class StageTraining:
             self.sender.send_state(committed.step + 1, self.built.state.tensors())
         self._copies.committed(committed.step + 1)
         saves.save_if_due(committed.step + 1)
+
+    def between_steps(self, order: messages.Probe | messages.SaveHere | messages.GoOn) -> None:
+        """From the control thread."""
+        if isinstance(order, messages.Probe):
+            self._prober.order(order)
+        else:
+            self._validator.orders.put(order)
 
     # --- as a joiner ---
 

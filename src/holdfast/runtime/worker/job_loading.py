@@ -18,7 +18,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.spec import WorkerSpec
 from holdfast.runtime.job.bit_changers import before_loading, check_bits
 from holdfast.runtime.job.torch_settings import SettingsWatch
-from holdfast.runtime.job.traits import check_unchanged, job_traits
+from holdfast.runtime.job.traits import check_unchanged, check_validation, job_traits
 from holdfast.runtime.stage.named_tensors import hash_of_each
 from holdfast.runtime.stage.seeding import DRAWING
 from holdfast.schedule.cut import stage_ranges
@@ -44,6 +44,7 @@ class JobLoader:
                 self._spec.job_sha256,
                 self._config.job.args,
             )
+            check_validation(job, self._config)
             self.settings = self._watch()  # what is set while loading is told by the fingerprint
             if self._config.device.emulate:
                 torch.manual_seed(self._config.train.seed)

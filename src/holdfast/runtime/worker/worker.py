@@ -278,9 +278,9 @@ class Worker:
                 self._change_saves(message)
             case messages.Offer() | messages.Adopt():
                 self._change_lanes(message)
-            case messages.Probe():
+            case messages.Probe() | messages.SaveHere() | messages.GoOn():
                 if self.training is not None:
-                    self.training.prober.order(message)
+                    self.training.between_steps(message)
             case messages.ClockAsk():
                 self._link.send(clock_told(self._spec.worker, message))
             case messages.ShowStack():

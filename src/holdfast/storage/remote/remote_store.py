@@ -176,14 +176,16 @@ class RemoteStore:
 
     # --- retention ---
 
-    def tidy(self, keep: int, step: int) -> None:
+    def tidy(self, keep: int, step: int, best: int | None = None) -> None:
         with suppress(CheckpointError):  # it only takes room; the next one tries again
-            self._tidy(keep, step)
+            self._tidy(keep, step, best)
 
-    def _tidy(self, keep: int, step: int) -> None:
+    def _tidy(self, keep: int, step: int, best: int | None) -> None:
         there = keys.by_checkpoint(self._bucket.sizes(keys.CHECKPOINTS))
         sealed = keys.sealed(key for found in there.values() for key in found)
         old = set(sealed[: -max(keep, _LEAST_KEPT)])
+        if best is not None:
+            old.discard(names.checkpoint_name(best))
         # A part may still be on its way to a step that is to come.
         never = {name for name in there if name not in sealed and keys.step_of(name) < step}
         kept = self._kept_aside() if old or never else frozenset[str]()

@@ -52,6 +52,7 @@ MAY_SAY: dict[str, tuple[type[messages.Message], ...]] = {
         messages.Copied,
         messages.FaultReport,
         messages.StepReport,
+        messages.Scores,
         messages.Probed,
         messages.CheckpointPart,
         messages.PartFailed,

@@ -22,6 +22,11 @@ class Roster:
         return min(self._hellos)
 
     @property
+    def traits(self) -> Mapping[str, str]:
+        """Of the job: those of all are the same."""
+        return self._hellos[self.first].traits
+
+    @property
     def hosts(self) -> Sequence[str]:
         """Of all who have ever come."""
         return tuple(self._hosts)
