@@ -107,6 +107,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="KEY=VALUE",
         help="one setting; may be repeated",
     )
+    parser.add_argument(
+        "--weights",
+        metavar="PATH",
+        help="start from these: a .safetensors or .pt file, a folder of Hugging Face, a run or "
+        "checkpoint of Holdfast (= --set job.weights=PATH)",
+    )
     _add_machines(parser)
     _add_resume(parser)
     _add_faults(parser)
@@ -243,6 +249,8 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     for flag, key in _FLAGS.items():
         if getattr(args, flag) is not None:
             set_value(values, key, getattr(args, flag))
+    if args.weights is not None:
+        set_value(values, "job.weights", args.weights)
     if args.job_args:
         set_value(values, "job.args", args.job_args)
     if args.control is not None:

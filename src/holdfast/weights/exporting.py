@@ -141,7 +141,7 @@ def _progress(total_bytes: int, say: Callable[[str], object]) -> Wrote:
 
 def _place(checkpoint: Checkpoint, to: str, out: str | Path | None) -> Path:
     if out is not None:
-        return Path(out)
+        return Path(os.path.abspath(out))
     if checkpoint.run_dir is None:
         raise ConfigError(
             f"{checkpoint.directory}: is no directory; say where to write with ", Argument("out")
@@ -162,7 +162,8 @@ def _new_folder(place: Path, *, force: bool) -> Iterator[Path]:
         _put(folder, place)
     except (OSError, SafetensorError, CheckpointException) as why:
         raise ConfigError(
-            f"{place}: cannot be written ({_reason(why)}); make room, or choose another place with ",
+            f"{place}: cannot be written ({_reason(why)}); make room, or choose another place "
+            "with ",
             Argument("out"),
         ) from why
     finally:

@@ -84,7 +84,7 @@ def _of_file(path: Path) -> dict[str, Stored]:
 
 def safetensors_in(path: Path) -> dict[str, Stored]:
     try:
-        file = safe_open(path, framework="pt")  # type: ignore[no-untyped-call]
+        file: Any = safe_open(path, framework="pt")
         return {name: _stored(file, name) for name in file.keys()}  # noqa: SIM118  no mapping
     except (SafetensorError, OSError) as why:
         raise ConfigError(f"{path}: cannot be read as safetensors ({why})") from why

@@ -85,6 +85,7 @@ from holdfast.protocol.messages.saving import (
 from holdfast.protocol.messages.starting import (
     MICROBATCH_SIZE,
     SAMPLES,
+    WEIGHTS,
     Assign,
     Begone,
     Copied,
@@ -123,6 +124,7 @@ __all__ = [
     "MICROBATCH_SIZE",
     "OFFER_AHEAD",
     "SAMPLES",
+    "WEIGHTS",
     "Adopt",
     "AgentAsk",
     "AgentBeat",

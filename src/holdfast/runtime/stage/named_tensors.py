@@ -72,6 +72,14 @@ def _tensors(layers: Layers) -> Iterator[tuple[str, Tensor]]:
             yield f"{number}.{name}", buffer
 
 
+def names_of_each(layers: Layers) -> dict[str, tuple[str, ...]]:
+    """Name -> all names of the same tensor, its own included, in the order of the layers."""
+    names: dict[int, list[str]] = {}
+    for key, tensor in _tensors(layers):
+        names.setdefault(id(tensor), []).append(key)
+    return {key: tuple(keys) for keys in names.values() for key in keys}
+
+
 def load_state_tensors(layers: Layers, tensors: Mapping[str, Tensor]) -> None:
     """Every tensor of the layers must be there, with its shape, and nothing else. Buffers that are
     not persistent may be: those that are not stay as they are."""

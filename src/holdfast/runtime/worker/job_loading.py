@@ -19,9 +19,11 @@ from holdfast.protocol.spec import WorkerSpec
 from holdfast.runtime.job.bit_changers import before_loading, check_bits
 from holdfast.runtime.job.torch_settings import SettingsWatch
 from holdfast.runtime.job.traits import check_unchanged, job_traits
-from holdfast.runtime.stage.named_tensors import hash_of_each
+from holdfast.runtime.stage.named_tensors import hash_of_each, live_tensors, names_of_each
 from holdfast.runtime.stage.seeding import DRAWING
 from holdfast.schedule.cut import stage_ranges
+from holdfast.weights.place import on_this_machine
+from holdfast.weights.starting import StartingWeights
 
 
 class JobLoader:
@@ -32,6 +34,7 @@ class JobLoader:
         self.traits: dict[str, str] = {}  # as it was first loaded
         self.hashes: dict[int, str] = {}  # of the layers as they were first built
         self.warnings: list[str] = []
+        self.weights: StartingWeights | None = None  # None: parameters are as the job makes them
         self.settings = self._watch()
 
     def load(self) -> Job:
@@ -51,6 +54,8 @@ class JobLoader:
             else:
                 self.warnings = check_bits(job, self._config)
         traits = job_traits(job, self._spec.job, self._spec.job_sha256)
+        if self._config.job.weights and not self._spec.resumed:
+            traits[messages.WEIGHTS] = self._open_weights(job).digest()
         self.traits = self.traits or traits
         check_unchanged(str(self._spec.worker), self.traits, traits)
         self.hashes = self.hashes or hash_of_each(dict(enumerate(job.layers)))
@@ -69,6 +74,18 @@ class JobLoader:
                         "at random"
                     )
         return job
+
+    def _open_weights(self, job: Job) -> StartingWeights:
+        """Looked at as a whole once; a stage reads its own when it is built."""
+        if self.weights is None:
+            settings = self._config.job
+            path = on_this_machine(settings.weights, Reference.parse(self._spec.job).root)
+            weights = StartingWeights(path, job.weight_names, strict=settings.weights_strict)
+            layers = dict(enumerate(job.layers))
+            misfit = weights.check(live_tensors(layers), names_of_each(layers))
+            self.warnings += [misfit] if misfit else []
+            self.weights = weights
+        return self.weights
 
     def batches(self, job: Job) -> Batches:
         config = self._config
