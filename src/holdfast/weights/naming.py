@@ -13,12 +13,19 @@ class ModelConfig(Protocol):
     def save_pretrained(self, save_directory: Path, /) -> object: ...
 
 
+Naming = Callable[[str], str]
+
+
+def by_layer(key: str) -> str:
+    """In a list of layers a tensor has the name that a checkpoint has for it."""
+    return key
+
+
 class OwnNames(NamedTuple):
-    of: Callable[[str], str] = lambda key: key  # "3.self_attn.q_proj.weight" -> the model's name
+    of: Naming = by_layer  # "3.self_attn.q_proj.weight" -> what the model itself calls it
     config: ModelConfig | None = None  # None: the model is a list of layers
 
 
 def own_names(checkpoint: Checkpoint) -> OwnNames:
-    """All that is exported is named through here. A list of layers has the names of its
-    checkpoints."""
+    """All that is exported is named through here."""
     return OwnNames()

@@ -4,7 +4,7 @@ A worker takes the tensors of the layers that it holds and reads nothing else.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +14,9 @@ from torch import Tensor
 from holdfast.errors import ConfigError
 from holdfast.observability.text import listed
 from holdfast.weights.files import Stored, open_weights
+from holdfast.weights.naming import Naming, by_layer
 
-NameMap = Callable[[str], str] | Mapping[str, str] | None
+NameMap = Naming | Mapping[str, str] | None
 Twins = Mapping[str, Sequence[str]]  # name -> all names of the same tensor, its own included
 
 _WHOLE_BYTES = 64 << 20
@@ -44,11 +45,11 @@ class Misfit(NamedTuple):
 
 
 class StartingWeights:
-    """``names``: from a name of the model to that of the file. Not ``strict``: what does not fit
-    stays as the job has made it."""
+    """``names``: from a name of the model to that of the file. ``own``: from a name by layer to
+    that of the model. Not ``strict``: what does not fit stays as the job has made it."""
 
-    def __init__(self, path: Path, names: NameMap, *, strict: bool) -> None:
-        self._path, self._names, self._strict = path, names, strict
+    def __init__(self, path: Path, names: NameMap, *, strict: bool, own: Naming = by_layer) -> None:
+        self._path, self._names, self._strict, self._own = path, names, strict, own
         self._files = open_weights(path)
 
     def check(self, wanted: Mapping[str, Tensor], twins: Twins) -> str:
@@ -88,7 +89,7 @@ class StartingWeights:
         return next((stored for stored in found if stored is not None), None)
 
     def _names_of(self, key: str, twins: Twins) -> list[str]:
-        return [_in_file(self._names, name) for name in twins.get(key, (key,))]
+        return [_in_file(self._names, self._own(name)) for name in twins.get(key, (key,))]
 
     def _misfit(self, wanted: Mapping[str, Tensor], twins: Twins) -> Misfit:
         missing, misshaped, used = [], [], set[str]()
@@ -96,9 +97,9 @@ class StartingWeights:
             used.update(self._names_of(key, twins))
             stored = self._stored(key, twins)
             if stored is None:
-                missing.append(key)
+                missing.append(self._own(key))
             elif why := _misshape(stored, own):
-                misshaped.append(f"{key}: {why}")
+                misshaped.append(f"{self._own(key)}: {why}")
         return Misfit(missing, sorted(self._files.tensors.keys() - used), misshaped)
 
 

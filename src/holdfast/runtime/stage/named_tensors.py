@@ -159,6 +159,15 @@ def hash_of_each(layers: Layers) -> dict[int, str]:
     return hashes
 
 
+def hash_of_built(layers: Layers) -> dict[int, str]:
+    """The same of what no checkpoint has, but only the building of a layer."""
+    hashes: dict[int, str] = {}
+    for number, layer in layers.items():
+        own = {number: layer}
+        hashes[number] = hash_of(buffer_values(own, _not_persistent(own)))
+    return hashes
+
+
 def hashes_by_layer(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """The same of tensors that are named by layer; keys as a message has them."""
     layers: dict[str, dict[str, Tensor]] = {}
