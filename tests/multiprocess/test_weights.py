@@ -1,6 +1,8 @@
 """Runs that start from weights of others, and whose model goes out again: the same bits."""
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 
 import holdfast as hf
 from helpers import jobs, runs
+from helpers.pages import DOCS, blocks
 from helpers.runs import finished
 from holdfast.job import load_job
 from holdfast.runtime.stage.named_tensors import layer_digest
@@ -222,6 +225,31 @@ def test_checkpoints_at_an_address_are_exported(job, tmp_path):
         hf.export(address)
     with pytest.raises(hf.CheckpointError, match="no such checkpoint, but those of step 3, 1"):
         hf.export(address, out=tmp_path / "other", step=2)
+
+
+def test_a_checkpoint_is_read_without_holdfast_by_the_lines_of_the_guide(alone, job, tmp_path):
+    page = DOCS / "guides" / "get-the-model-out.md"
+    [lines] = [b.body for b in blocks(page, "python") if b.title == "read_checkpoint.py"]
+    assert len([line for line in lines.splitlines() if line]) <= 10
+    (tmp_path / "read_checkpoint.py").write_text(lines)
+    words = [find(alone.run_dir).directory, "model.safetensors"]
+    code = f"""
+import runpy, sys
+sys.modules["holdfast"] = None  # an import of it is an error from here on
+sys.argv[1:] = {words!r}
+runpy.run_path("read_checkpoint.py")
+try:
+    import holdfast
+except ImportError:
+    print("without it")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "without it\n"), done.stderr
+    model = nn.Sequential(*load_job(job, 3).layers)
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert sha256_of(list(model)) == alone.sha256
 
 
 @pytest.mark.wide
