@@ -107,12 +107,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="KEY=VALUE",
         help="one setting; may be repeated",
     )
-    parser.add_argument(
-        "--weights",
-        metavar="PATH",
-        help="start from these: a .safetensors or .pt file, a folder of Hugging Face, a run or "
-        "checkpoint of Holdfast (= --set job.weights=PATH)",
-    )
     _add_machines(parser)
     _add_resume(parser)
     _add_faults(parser)
@@ -135,6 +129,12 @@ def _add_short(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{_FLAG_HELP[flag]} (= --set {key}=N)",
         )
+    parser.add_argument(
+        "--weights",
+        metavar="PATH",
+        help="start from these: a .safetensors or .pt file, a folder of Hugging Face, a run or "
+        "checkpoint of Holdfast (= --set job.weights=PATH)",
+    )
 
 
 def _add_machines(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ def as_setting(given: str, root: Path | None, *, is_here: bool) -> str:
     if is_address(given):
         raise ConfigError(
             Argument("weights", given),
-            f": expected {KINDS}, on a disk; get it first: holdfast export {given} --out DIR",
+            f": expected {KINDS}, on a disk; export it to one first",
         )
     path = Path(given).expanduser().resolve()
     if is_here and not path.exists():

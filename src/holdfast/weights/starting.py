@@ -24,7 +24,7 @@ _PIECES, _PIECE_BYTES = 1024, 64 << 10
 _SHOWN = 3
 
 
-class Misfit(NamedTuple):
+class Mismatch(NamedTuple):
     """What does not fit: names of the model but ``unexpected``, which are the file's."""
 
     missing: list[str]
@@ -54,17 +54,17 @@ class StartingWeights:
 
     def check(self, wanted: Mapping[str, Tensor], twins: Twins) -> str:
         """``wanted``: all of the model. A line to warn with, or none; ConfigError if strict."""
-        misfit = self._misfit(wanted, twins)
-        if not misfit:
+        mismatch = self._mismatch(wanted, twins)
+        if not mismatch:
             return ""
-        fitting = len(wanted) - len(misfit.missing) - len(misfit.misshaped)
+        fitting = len(wanted) - len(mismatch.missing) - len(mismatch.misshaped)
         if self._strict or not fitting:
             strict = " or accept it with job.weights_strict=false" if fitting else ""
             raise ConfigError(
-                f"job.weights={self._path}: does not fit the job: {misfit}; map the names with "
+                f"job.weights={self._path}: does not fit the job: {mismatch}; map the names with "
                 f"Job.weight_names{',' if strict else ''}{strict}"
             )
-        return f"job.weights={self._path}: {misfit}; {fitting} of {len(wanted)} tensors are taken"
+        return f"job.weights={self._path}: {mismatch}; {fitting} of {len(wanted)} tensors are taken"
 
     def fill(self, tensors: Mapping[str, Tensor], twins: Twins) -> None:
         """Some of the model's, in place."""
@@ -91,7 +91,7 @@ class StartingWeights:
     def _names_of(self, key: str, twins: Twins) -> list[str]:
         return [_in_file(self._names, self._own(name)) for name in twins.get(key, (key,))]
 
-    def _misfit(self, wanted: Mapping[str, Tensor], twins: Twins) -> Misfit:
+    def _mismatch(self, wanted: Mapping[str, Tensor], twins: Twins) -> Mismatch:
         missing, misshaped, used = [], [], set[str]()
         for key, own in wanted.items():
             used.update(self._names_of(key, twins))
@@ -100,7 +100,7 @@ class StartingWeights:
                 missing.append(self._own(key))
             elif why := _misshape(stored, own):
                 misshaped.append(f"{self._own(key)}: {why}")
-        return Misfit(missing, sorted(self._files.tensors.keys() - used), misshaped)
+        return Mismatch(missing, sorted(self._files.tensors.keys() - used), misshaped)
 
 
 def _misshape(stored: Stored, own: Tensor) -> str:

@@ -233,7 +233,7 @@ def test_a_file_in_the_folder_of_the_job_is_named_from_there(tmp_path, monkeypat
     with pytest.raises(ConfigError, match="weights=gone: no such file"):
         as_setting("gone", None, is_here=True)
     assert as_setting("gone", None, is_here=False) == str(tmp_path / "gone")
-    with pytest.raises(ConfigError, match="get it first: holdfast export s3://bucket/run"):
+    with pytest.raises(ConfigError, match="on a disk; export it to one first"):
         as_setting("s3://bucket/run", None, is_here=True)
 
 

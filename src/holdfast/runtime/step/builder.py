@@ -77,10 +77,7 @@ class Builder:
         ranges = stage_ranges(self.cut, len(self.job.layers))
         all_layers, ties = untie(list(self.job.layers))
         layers = {layer: all_layers[layer] for number in numbers for layer in ranges[number]}
-        if self.weights is not None and not first_step:  # else others have a later state
-            names = names_of_each(dict(enumerate(self.job.layers)))
-            self.weights.fill(live_tensors(layers), names)
-        stage = self._stage(layers)
+        stage = self._stage(self._started(layers, first_step))
         twins = [tie.members for tie in ties]
         gradients = self._gradients(stage, max([1, *map(len, twins)]))
         optimizer = self._optimizer(stage)
@@ -115,6 +112,13 @@ class Builder:
             is_last=is_last,
             ends=(0, len(all_layers) - 1),
         )
+
+    def _started(self, layers: Layers, first_step: int) -> Layers:
+        """With the weights that the run starts from; in a later step others have a later state."""
+        if self.weights is not None and not first_step:
+            names = names_of_each(dict(enumerate(self.job.layers)))
+            self.weights.fill(live_tensors(layers), names)
+        return layers
 
     def _stage(self, layers: Layers) -> Stage:
         config, is_last = self.config, max(layers) == len(self.job.layers) - 1
