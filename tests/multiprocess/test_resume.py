@@ -219,7 +219,7 @@ def test_arguments_of_the_job_reach_all_workers_and_are_remembered(tmp_path):
     gone_on = resume(half.run_dir, "--steps", "4", "--", "--lr", "1e-6")
     assert finished(gone_on).sha256 == whole.sha256
     again = finished(resume(whole.run_dir, "--steps", "6"))
-    assert again.summary["config"]["job"] == {"args": ["--lr", "1e-6"]}
+    assert again.summary["config"]["job"]["args"] == ["--lr", "1e-6"]
     model = hf.open_run(whole.run_dir).model()
     assert isinstance(model, torch.nn.Module)
 
