@@ -104,6 +104,8 @@ class StageTraining:
         self.prober = Prober(me, transport, self._device, injector.slowdown, tell)
         told = config.observe.operations or config.mitigation.watches
         self._reports = StepReports(me, transport, hidden, tell, with_operations=told)
+        loaded = loading(batches, config.data, self._code)
+        self._operations = StageOperations(built, loaded, self._code)
         self._boundary = TransportBoundary(
             me, transport, self.ledger, self.log, self._operations.crossings, assign.wait_s
         )
