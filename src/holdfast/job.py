@@ -9,8 +9,7 @@ import math
 import random
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from itertools import chain

@@ -49,6 +49,7 @@ class StageState:
         self._layers, self._slots = layers, slots
         self._optimizer, self._gradients = optimizer, gradients
         self._exponents = tuple(gradients.exponents)  # of the next step's sums
+        self._built = BuiltBuffers(layers)
         self._stream: StreamPosition | None = None
         self._stream_keys: list[str] = []
 
@@ -56,7 +57,6 @@ class StageState:
         """``ends``: the first and the last layer, which need data."""
         self._stream = stream
         self._stream_keys = [f"{layer}.{POSITION}" for layer in ends if layer in self._layers]
-        self._built = BuiltBuffers(layers)
 
     def begin_step(self) -> None:
         self._gradients.clear()

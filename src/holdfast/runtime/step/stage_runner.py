@@ -82,12 +82,10 @@ class StageTraining:
         self._may_commit = partial(lease.wait, check)
         saver = _saver(me, keeping, assign, places, tell)
         saver.may_write = partial(lease.wait, partial(_unless_past, check))
-        self.built = built = self._build(job, config, assign, saver)
-        self._operations = StageOperations(
-            built, loading(batches, config.data, self._code), self._code
-        )
         builder = Builder(job, config, assign.cut, self._code, weights)
         self.built = built = self._build(builder, assign, saver)
+        loaded = loading(batches, config.data, self._code)
+        self._operations = StageOperations(built, loaded, self._code)
         hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.log = self._open_log(config, assign, places, tell)
         if assign.checkpoint:
@@ -104,8 +102,6 @@ class StageTraining:
         self.prober = Prober(me, transport, self._device, injector.slowdown, tell)
         told = config.observe.operations or config.mitigation.watches
         self._reports = StepReports(me, transport, hidden, tell, with_operations=told)
-        loaded = loading(batches, config.data, self._code)
-        self._operations = StageOperations(built, loaded, self._code)
         self._boundary = TransportBoundary(
             me, transport, self.ledger, self.log, self._operations.crossings, assign.wait_s
         )
