@@ -18,6 +18,7 @@ LAYERS = [
     "api",
     "baselines",
     "runtime | control",
+    "weights",
     "storage | faults | watch | bundle | launch",
     "models | data | planner | detection | mitigation",
     "observability | protocol | transport | files | job",

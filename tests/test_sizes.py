@@ -43,6 +43,8 @@ LATE_IMPORTS = {
     Finding("api/live_run.py", "imports holdfast.api in _starter"): "torch, if workers are threads",
     Finding("api/record.py", "imports for the type checker"): "torch: who reads events needs none",
     Finding("api/record.py", "imports holdfast.api.model in model"): "torch",
+    Finding("api/record.py", "imports holdfast.weights.exporting in export"): "torch",
+    Finding("cli/export.py", "imports holdfast.weights.exporting in run"): "torch",
     Finding("api/record.py", "imports holdfast.api.model in _model"): "torch",
     Finding(
         "planner/kernel/compiled.py", "imports numba in has_numba"

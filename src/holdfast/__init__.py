@@ -38,6 +38,7 @@ __all__ = [
     "diagnose",
     "errors",
     "events",
+    "export",
     "open_run",
     "plan",
     "resume",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # the same names, for those who only read them
     from holdfast.job import Job
     from holdfast.observability import events
     from holdfast.planner.plan import Plan
+    from holdfast.weights.exporting import export
 else:
     _PLACES = {  # name -> module, and the name it has there; none: the module itself
         "Config": ("config", "RunConfig"),
@@ -69,6 +71,7 @@ else:
         "RunRecord": ("api.record", "RunRecord"),
         "diagnose": ("api.diagnosing", "diagnose"),
         "events": ("observability.events", ""),
+        "export": ("weights.exporting", "export"),
         "open_run": ("api.record", "open_run"),
         "plan": ("api.planning", "plan"),
         "resume": ("api.training", "resume"),

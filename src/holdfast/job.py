@@ -100,6 +100,10 @@ class Job:
     metrics: Mapping[str, Callable[[Any, Any], Tensor | float]] = field(default_factory=dict)
     """Name -> (output of the last layer, target) -> one number, the mean over a micro-batch."""
 
+    weight_names: Callable[[str], str] | Mapping[str, str] | None = None
+    """From a name of the model ("3.attention.weight") to its name in the weights that the run
+    starts from; None: they are the same. What a mapping lacks is the same, too."""
+
     def __post_init__(self) -> None:
         _check_layers(self.layers)
         _check_callables(self)
@@ -146,6 +150,12 @@ def _check_callables(job: Job) -> None:
     for name, value in given.items():
         if not callable(value):
             raise ConfigError(f"Job.{name} is a {_kind(value)}: expected a function")
+    names = job.weight_names
+    if names is not None and not callable(names) and not isinstance(names, Mapping):
+        raise ConfigError(
+            f"Job.weight_names is a {_kind(names)}: expected a function or a mapping, from names "
+            "of the model to names of the file"
+        )
 
 
 def _check_data(data: object) -> None:

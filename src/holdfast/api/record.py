@@ -20,6 +20,8 @@ from holdfast.validation import Validation
 if TYPE_CHECKING:  # torch: only for those who ask for the model
     from torch import nn
 
+    from holdfast.weights.exporting import Format
+
 
 class RunRecord:
     """Made by :func:`open_run`. What is read once stays as it was; open it again to see more."""
@@ -106,6 +108,19 @@ class RunRecord:
         if not self.checkpoints:
             raise CheckpointError(f"{self.run_dir}: the run has written no checkpoint")
         return self._model(self.checkpoints[-1], job)
+
+    def export(
+        self,
+        to: "Format" = "safetensors",
+        out: str | Path | None = None,
+        *,
+        step: int | None = None,
+        force: bool = False,
+    ) -> Path:
+        """The model in a format that others read: see :func:`holdfast.export`."""
+        from holdfast.weights.exporting import export
+
+        return export(self.run_dir, to, out, step=step, force=force)
 
     def _model(self, checkpoint: Checkpoint, job: JobLike | None) -> "nn.Module":
         from holdfast.api.model import load_model

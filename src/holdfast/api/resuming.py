@@ -57,6 +57,13 @@ def check_continues(checkpoint: Checkpoint, config: RunConfig, *, may_differ: bo
             Argument("changed_job", True),
             ": the result is then another run's",
         )
+    weights = _get(settings, "job.weights") or ""
+    if config.job.weights != weights:
+        raise CheckpointError(
+            Argument("weights", config.job.weights),
+            f": the run has begun, from {weights or 'parameters that its job has made'}, and "
+            f"goes on from the checkpoint {checkpoint.directory}. Start a new run, or leave it out",
+        )
     written: dict[str, Any] = {key: _get(settings, key) for key in _BITS}
     written |= {"train.seed": checkpoint.seed, "parallel.microbatches": checkpoint.microbatches}
     if config.workers.allow_mixed:  # that the result is not exact has been accepted

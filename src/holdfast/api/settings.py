@@ -23,6 +23,7 @@ path of a TOML file, or None for all defaults."""
 
 _SHORT = {  # argument -> setting
     "args": "job.args",
+    "weights": "job.weights",
     "pipelines": "parallel.pipelines",
     "stages": "parallel.stages",
     "microbatches": "parallel.microbatches",

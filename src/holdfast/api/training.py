@@ -24,13 +24,14 @@ from holdfast.errors import Argument, ConfigError
 from holdfast.faults.fault import Fault
 from holdfast.host import instruction_set
 from holdfast.job_file import stop_if_loading
-from holdfast.job_reference import JobSource
+from holdfast.job_reference import JobSource, Reference, found_here
 from holdfast.launch.clusters import Say
 from holdfast.launch.kinds import open_cluster
 from holdfast.launch.starting import ClusterAgents
 from holdfast.observability.events import Event
 from holdfast.storage.contents import Checkpoint
 from holdfast.storage.stores import find
+from holdfast.weights.place import as_setting
 
 
 class MoreOptions(TypedDict, total=False):
@@ -50,6 +51,9 @@ class MoreOptions(TypedDict, total=False):
     args: Sequence[str] | None
     """For the job: its function is called with them, as one list. None: those of the run that is
     resumed, or none."""
+    weights: str | Path | None
+    """What parameters start from: a safetensors or ``.pt`` file, a folder of Hugging Face, a run or
+    checkpoint of Holdfast. None: as the job makes them."""
     changed_job: bool
     """With ``resume``: accept that the job's file, its arguments, or what it imports, are not as
     they were."""
@@ -190,6 +194,8 @@ def prepare(
     checkpoint = None if place is None else find(place)
     config = make_config(options.get("config"), _own_settings(options), checkpoint)
     source = _source(job, checkpoint, config, options)
+    if config.job.weights and checkpoint is None:
+        config = _with_weights_placed(config, source)
     first_step = 0 if checkpoint is None else checkpoint.step
     faults = armed_faults(options.get("faults", ()), options.get("chaos"), config, first_step)
     run_dir = _run_dir(options.get("run_dir"), source, checkpoint)
@@ -240,8 +246,9 @@ def _agents(
 
 def _own_settings(options: RunOptions) -> dict[str, Any]:
     """Those that have an argument of their own; None: not given."""
-    args = options.get("args")
+    args, weights = options.get("args"), options.get("weights")
     return {
+        "weights": None if weights is None else str(weights),
         "args": None if args is None else list(args),
         "pipelines": options.get("pipelines"),
         "stages": options.get("stages"),
@@ -263,6 +270,14 @@ def _source(
     source = job_to_resume(job, checkpoint, may_differ=may_differ, in_threads=in_threads)
     check_continues(checkpoint, config, may_differ=may_differ)
     return source
+
+
+def _with_weights_placed(config: RunConfig, source: JobSource) -> RunConfig:
+    is_function = found_here(source.reference) is not None
+    root = None if is_function else Reference.parse(source.reference).root
+    is_here = config.machines.count == 0
+    placed = as_setting(config.job.weights, root, is_here=is_here)
+    return replace(config, job=replace(config.job, weights=placed))
 
 
 def _run_dir(given: str | Path | None, job: JobSource, resume: Checkpoint | None) -> Path:

@@ -10,6 +10,7 @@ import holdfast
 from holdfast.cli import (
     demo,
     diagnose,
+    export,
     help_text,
     plan,
     recovery_plan,
@@ -33,11 +34,12 @@ _EXAMPLES = (
     "holdfast train --resume runs/a",
     "holdfast trace runs/a",
     "holdfast diagnose runs/a",
+    "holdfast export runs/a --to safetensors",
     "holdfast plan --pipelines 2 --stages 4 --microbatches 16",
     "holdfast watch -- torchrun --nproc-per-node 4 train.py",
 )
 _COMMANDS = (
-    *(demo, train, worker, plan, recovery_plan, trace, diagnose, watch),
+    *(demo, train, worker, plan, recovery_plan, trace, diagnose, export, watch),
     *(preflight, slurm, k8s, agent, drain, standby),
 )
 _MORE = "'holdfast COMMAND --help' shows the arguments of a command, with examples."

@@ -129,6 +129,12 @@ def _add_short(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{_FLAG_HELP[flag]} (= --set {key}=N)",
         )
+    parser.add_argument(
+        "--weights",
+        metavar="PATH",
+        help="start from these: a .safetensors or .pt file, a folder of Hugging Face, a run or "
+        "checkpoint of Holdfast (= --set job.weights=PATH)",
+    )
 
 
 def _add_machines(parser: argparse.ArgumentParser) -> None:
@@ -243,6 +249,8 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     for flag, key in _FLAGS.items():
         if getattr(args, flag) is not None:
             set_value(values, key, getattr(args, flag))
+    if args.weights is not None:
+        set_value(values, "job.weights", args.weights)
     if args.job_args:
         set_value(values, "job.args", args.job_args)
     if args.control is not None:

@@ -36,6 +36,9 @@ class RunConfig:
         kind, spread = self.workers.kind, self.machines.count > 0
         expected = "must be processes: threads are of one machine, and machines.count is above 0"
         require(kind == "processes" or not spread, "workers.kind", kind, expected)
+        weights, emulate = self.job.weights, self.device.emulate
+        expected = "needs device.emulate to be empty: emulated devices train a stand-in"
+        require(not weights or not emulate, "job.weights", weights, expected)
         standbys, journal = self.control.standbys, self.control.journal
         expected = "needs machines.count above 0: without agents nobody is left to take over"
         require(not standbys or spread, "control.standbys", standbys, expected)

@@ -20,6 +20,12 @@ class JobConfig:
     args: tuple[str, ...] = ()
     """Words that the job's function is called with, as one list; what stands after ``--``."""
 
+    weights: str = ""
+    """File or folder that parameters and buffers start from; empty: as the job makes them."""
+
+    weights_strict: bool = True
+    """false: tensors that are missing there, or have another shape, stay as the job makes them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:

@@ -66,6 +66,8 @@ def check_same_run(
     """Job, data and machine of a run that is resumed. An old checkpoint says nothing of them."""
     origin, where = checkpoint.origin, f"the checkpoint {checkpoint.directory} was written with"
     for name, then, now in _differences(origin.traits, hello.traits):
+        if name == messages.WEIGHTS:
+            continue  # all that came of them is in the checkpoint
         is_data = name == messages.SAMPLES
         if not (accepted.data if is_data else accepted.job):
             raise CheckpointError(

@@ -5,7 +5,18 @@ import shlex
 
 import pytest
 
-from holdfast.cli import demo, diagnose, main, plan, recovery_plan, trace, train, watch, worker
+from holdfast.cli import (
+    demo,
+    diagnose,
+    export,
+    main,
+    plan,
+    recovery_plan,
+    trace,
+    train,
+    watch,
+    worker,
+)
 from holdfast.cli.launching import k8s, preflight, slurm
 from holdfast.errors import ConfigError
 
@@ -17,6 +28,7 @@ COMMANDS = {
     "recovery-plan": recovery_plan,
     "trace": trace,
     "diagnose": diagnose,
+    "export": export,
     "watch": watch,
     "preflight": preflight,
     "slurm": slurm,

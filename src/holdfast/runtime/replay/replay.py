@@ -46,6 +46,7 @@ from holdfast.storage.log.sources import DiskLogs, LogSource
 from holdfast.storage.manifest import Checkpoint, Part, write_manifest
 from holdfast.storage.places import Places
 from holdfast.transport.base import Transport
+from holdfast.weights.starting import StartingWeights
 
 _STEPS_TOLD = 2  # of the last ones somebody may not have heard the losses
 
@@ -77,6 +78,7 @@ class Replayer:
         log: BoundaryLog,
         own_host: str,
         may_write: Callable[[], None] = lambda: None,
+        weights: StartingWeights | None = None,
     ) -> None:
         """``check`` raises when this worker is to stop, ``may_write`` waits until it may write or
         raises; ``log``: its own, for what no log has."""
@@ -86,7 +88,7 @@ class Replayer:
         self._crew = [parse_worker(name) for name in order.crew]
         self._ranges = stage_ranges(order.cut, len(job.layers))
         self._code, self._may_write = JobCode(check), may_write
-        builder = Builder(job, config, order.cut, self._code)
+        builder = Builder(job, config, order.cut, self._code, weights)
         self._built = builder.build(order.stages, first_step=order.first_step, keeps_old=False)
         self._operations = StageOperations(
             self._built, loading(batches, config.data, self._code), self._code

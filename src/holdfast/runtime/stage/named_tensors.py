@@ -23,12 +23,34 @@ def state_tensors(layers: Layers) -> dict[str, Tensor]:
 
 
 def live_tensors(layers: Layers) -> dict[str, Tensor]:
-    """The tensors themselves: they change with the next step."""
+    """What a ``state_dict()`` has; the tensors themselves: they change with the next step."""
     aside = _not_persistent(layers)
-    return {
-        f"{key}{ASIDE}" if key in aside else key: tensor.detach()
-        for key, tensor in _tensors(layers)
-    }
+    return {key: tensor.detach() for key, tensor in _tensors(layers) if key not in aside}
+
+
+class BuiltBuffers:
+    """Buffers that are not persistent come from building the layers, and from nowhere else.
+
+    Only those that training has changed since are state: everyone who holds the layers tells the
+    same ones.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        """``layers``: just built."""
+        self._layers = layers
+        self._built = buffer_values(layers, sorted(_not_persistent(layers)))
+
+    def changed(self) -> dict[str, Tensor]:
+        """Live tensors."""
+        now = {key: _buffer(self._layers, key).detach() for key in self._built}
+        return {
+            f"{key}{ASIDE}": tensor
+            for key, tensor in now.items()
+            if _raw(tensor) != _raw(self._built[key])
+        }
+
+    def restore(self) -> None:
+        set_buffer_values(self._layers, self._built)
 
 
 def _not_persistent(layers: Layers) -> set[str]:
@@ -37,6 +59,7 @@ def _not_persistent(layers: Layers) -> set[str]:
         for number, layer in layers.items()
         for path, module in layer.named_modules(remove_duplicate=False)
         for name in module._non_persistent_buffers_set
+        if module._buffers.get(name) is not None
     }
 
 
@@ -49,12 +72,23 @@ def _tensors(layers: Layers) -> Iterator[tuple[str, Tensor]]:
             yield f"{number}.{name}", buffer
 
 
+def names_of_each(layers: Layers) -> dict[str, tuple[str, ...]]:
+    """Name -> all names of the same tensor, its own included, in the order of the layers."""
+    names: dict[int, list[str]] = {}
+    for key, tensor in _tensors(layers):
+        names.setdefault(id(tensor), []).append(key)
+    return {key: tuple(keys) for keys in names.values() for key in keys}
+
+
 def load_state_tensors(layers: Layers, tensors: Mapping[str, Tensor]) -> None:
-    """Every tensor of the layers must be there, with its shape, and nothing else."""
+    """Every tensor of the layers must be there, with its shape, and nothing else. Buffers that are
+    not persistent may be: those that are not stay as they are."""
     remaining = {key.removesuffix(ASIDE): tensor for key, tensor in tensors.items()}
+    may_lack = _not_persistent(layers)
     with torch.no_grad():
         for key, own in _tensors(layers):
-            own.copy_(_fitting(key, own, remaining))
+            if key in remaining or key not in may_lack:
+                own.copy_(_fitting(key, own, remaining))
     if remaining:
         raise CheckpointError(
             f"checkpoint has {', '.join(sorted(remaining)[:3])}, which the job does not; "
@@ -122,6 +156,15 @@ def hash_of_each(layers: Layers) -> dict[int, str]:
     hashes: dict[int, str] = {}
     for number, layer in layers.items():
         hashes[number] = hash_of(dict(_tensors({number: layer})))
+    return hashes
+
+
+def hash_of_built(layers: Layers) -> dict[int, str]:
+    """The same of what no checkpoint has, but only the building of a layer."""
+    hashes: dict[int, str] = {}
+    for number, layer in layers.items():
+        own = {number: layer}
+        hashes[number] = hash_of(buffer_values(own, _not_persistent(own)))
     return hashes
 
 

@@ -14,6 +14,7 @@ from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
 from holdfast.runtime.stage.named_tensors import (
     ASIDE,
     POSITION,
+    BuiltBuffers,
     Layers,
     live_tensors,
     load_state_tensors,
@@ -48,6 +49,7 @@ class StageState:
         self._layers, self._slots = layers, slots
         self._optimizer, self._gradients = optimizer, gradients
         self._exponents = tuple(gradients.exponents)  # of the next step's sums
+        self._built = BuiltBuffers(layers)
         self._stream: StreamPosition | None = None
         self._stream_keys: list[str] = []
 
@@ -68,11 +70,14 @@ class StageState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies, by layer."""
-        return self._whole(state_tensors(self._layers) | self._optimizer.state_tensors())
+        changed = {key: tensor.clone() for key, tensor in self._built.changed().items()}
+        own = state_tensors(self._layers) | changed
+        return self._whole(own | self._optimizer.state_tensors())
 
     def live_tensors(self) -> dict[str, Tensor]:
         """The same, but not copied: they are true until the next step is applied."""
-        return self._whole(live_tensors(self._layers) | self._optimizer.live_tensors())
+        own = live_tensors(self._layers) | self._built.changed()
+        return self._whole(own | self._optimizer.live_tensors())
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if isinstance(self._gradients, ExactGradients):
@@ -89,6 +94,7 @@ class StageState:
             self._stream.go_on_from(positions[0])
         exponents = {k: rest.pop(k) for k in list(rest) if k.endswith(f"/{_EXPONENT}")}
         state = {k: rest.pop(k) for k in list(rest) if "/" in k and not k.endswith(ASIDE)}
+        self._built.restore()
         load_state_tensors(self._layers, rest)
         self._optimizer.load_state_tensors(state)
         if isinstance(self._gradients, ExactGradients) and exponents:

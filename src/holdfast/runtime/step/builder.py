@@ -15,7 +15,12 @@ from holdfast.runtime.job.job_code import JobCode
 from holdfast.runtime.reduce.buckets import ParameterName
 from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout
 from holdfast.runtime.reduce.step_sums import StepSums
-from holdfast.runtime.stage.named_tensors import Layers, buffer_shapes
+from holdfast.runtime.stage.named_tensors import (
+    Layers,
+    buffer_shapes,
+    live_tensors,
+    names_of_each,
+)
 from holdfast.runtime.stage.stage import ParameterSlot, Stage
 from holdfast.runtime.stage.ties import untie
 from holdfast.runtime.state.results import StageForm
@@ -24,6 +29,7 @@ from holdfast.runtime.step.epoch import Parts
 from holdfast.runtime.update.commit import StageCommit
 from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.schedule.cut import stage_ranges
+from holdfast.weights.starting import StartingWeights
 
 Reach = Callable[[int, str], None]
 
@@ -54,6 +60,7 @@ class Builder:
     config: RunConfig
     cut: Sequence[int]
     code: JobCode
+    weights: StartingWeights | None = None  # instead of parameters as the job makes them
 
     def build(
         self,
@@ -70,7 +77,7 @@ class Builder:
         ranges = stage_ranges(self.cut, len(self.job.layers))
         all_layers, ties = untie(list(self.job.layers))
         layers = {layer: all_layers[layer] for number in numbers for layer in ranges[number]}
-        stage = self._stage(layers)
+        stage = self._stage(self._started(layers, first_step))
         twins = [tie.members for tie in ties]
         gradients = self._gradients(stage, max([1, *map(len, twins)]))
         optimizer = self._optimizer(stage)
@@ -105,6 +112,13 @@ class Builder:
             is_last=is_last,
             ends=(0, len(all_layers) - 1),
         )
+
+    def _started(self, layers: Layers, first_step: int) -> Layers:
+        """With the weights that the run starts from; in a later step others have a later state."""
+        if self.weights is not None and not first_step:
+            names = names_of_each(dict(enumerate(self.job.layers)))
+            self.weights.fill(live_tensors(layers), names)
+        return layers
 
     def _stage(self, layers: Layers) -> Stage:
         config, is_last = self.config, max(layers) == len(self.job.layers) - 1

@@ -50,6 +50,7 @@ from holdfast.runtime.step.step_reports import StepReports
 from holdfast.runtime.validation.validating import Validator
 from holdfast.storage.places import Places
 from holdfast.transport.base import Transport
+from holdfast.weights.starting import StartingWeights
 
 _NOWHERE = -2  # far behind every stage
 _FLUSH_LIMIT_S = 10.0
@@ -72,6 +73,7 @@ class StageTraining:
         lease: Lease,
         injector: Injector,
         ran: Callable[[str], None] = lambda who: None,
+        weights: StartingWeights | None = None,
     ) -> None:
         """``check`` raises when this worker is to stop at the next operation boundary, ``ran`` if
         the code of the job that has just run did what it may not."""
@@ -82,10 +84,10 @@ class StageTraining:
         self._may_commit = partial(lease.wait, check)
         saver = _saver(me, keeping, assign, places, tell)
         saver.may_write = partial(lease.wait, partial(_unless_past, check))
-        self.built = built = self._build(job, config, assign, saver)
-        self._operations = StageOperations(
-            built, loading(batches, config.data, self._code), self._code
-        )
+        builder = Builder(job, config, assign.cut, self._code, weights)
+        self.built = built = self._build(builder, assign, saver)
+        loaded = loading(batches, config.data, self._code)
+        self._operations = StageOperations(built, loaded, self._code)
         hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.log = self._open_log(config, assign, places, tell)
         if assign.checkpoint:
@@ -107,10 +109,8 @@ class StageTraining:
             me, transport, self.ledger, self.log, self._operations.crossings, assign.wait_s
         )
 
-    def _build(
-        self, job: Job, config: RunConfig, assign: messages.Assign, saver: StageSaver
-    ) -> StageParts:
-        return Builder(job, config, assign.cut, self._code).build(
+    def _build(self, builder: Builder, assign: messages.Assign, saver: StageSaver) -> StageParts:
+        return builder.build(
             [assign.stage],
             first_step=assign.first_step,
             keeps_old=bool(assign.cut),

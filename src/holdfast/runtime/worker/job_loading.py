@@ -19,9 +19,16 @@ from holdfast.protocol.spec import WorkerSpec
 from holdfast.runtime.job.bit_changers import before_loading, check_bits
 from holdfast.runtime.job.torch_settings import SettingsWatch
 from holdfast.runtime.job.traits import check_unchanged, check_validation, job_traits
-from holdfast.runtime.stage.named_tensors import hash_of_each
+from holdfast.runtime.stage.named_tensors import (
+    hash_of_built,
+    hash_of_each,
+    live_tensors,
+    names_of_each,
+)
 from holdfast.runtime.stage.seeding import DRAWING
 from holdfast.schedule.cut import stage_ranges
+from holdfast.weights.place import on_this_machine
+from holdfast.weights.starting import StartingWeights
 
 
 class JobLoader:
@@ -31,7 +38,9 @@ class JobLoader:
         self._spec, self._config, self._warn = spec, spec.config, warn
         self.traits: dict[str, str] = {}  # as it was first loaded
         self.hashes: dict[int, str] = {}  # of the layers as they were first built
+        self._built: dict[int, str] = {}  # of what of them is in no checkpoint
         self.warnings: list[str] = []
+        self.weights: StartingWeights | None = None  # None: parameters are as the job makes them
         self.settings = self._watch()
 
     def load(self) -> Job:
@@ -52,24 +61,42 @@ class JobLoader:
             else:
                 self.warnings = check_bits(job, self._config)
         traits = job_traits(job, self._spec.job, self._spec.job_sha256)
+        if self._config.job.weights and not self._spec.resumed:
+            traits[messages.WEIGHTS] = self._open_weights(job).digest()
         self.traits = self.traits or traits
         check_unchanged(str(self._spec.worker), self.traits, traits)
-        self.hashes = self.hashes or hash_of_each(dict(enumerate(job.layers)))
+        if not self.hashes:
+            layers = dict(enumerate(job.layers))
+            self.hashes, self._built = hash_of_each(layers), hash_of_built(layers)
         return job
 
     def load_again(self, assign: messages.Assign) -> Job:
         """The layers have been trained, or given away, since they were first built."""
         job = self.load()
-        if not assign.checkpoint:
-            stage = stage_ranges(assign.cut, len(job.layers))[assign.stage]
-            for number, found in hash_of_each({n: job.layers[n] for n in stage}).items():
-                if found != self.hashes[number]:
-                    raise ConfigError(
-                        f"layer {number} differs from how worker {self._spec.worker} had built it "
-                        "before: the job must build the same layers every time. Seed all it draws "
-                        "at random"
-                    )
+        stage = stage_ranges(assign.cut, len(job.layers))[assign.stage]
+        layers = {number: job.layers[number] for number in stage}
+        now = hash_of_built(layers) if assign.checkpoint else hash_of_each(layers)
+        before = self._built if assign.checkpoint else self.hashes
+        for number, found in now.items():
+            if found != before[number]:
+                raise ConfigError(
+                    f"layer {number} differs from how worker {self._spec.worker} had built it "
+                    "before: the job must build the same layers every time. Seed all it draws "
+                    "at random"
+                )
         return job
+
+    def _open_weights(self, job: Job) -> StartingWeights:
+        """Looked at as a whole once; a stage reads its own when it is built."""
+        if self.weights is None:
+            settings = self._config.job
+            path = on_this_machine(settings.weights, Reference.parse(self._spec.job).root)
+            weights = StartingWeights(path, job.weight_names, strict=settings.weights_strict)
+            layers = dict(enumerate(job.layers))
+            misfit = weights.check(live_tensors(layers), names_of_each(layers))
+            self.warnings += [misfit] if misfit else []
+            self.weights = weights
+        return self.weights
 
     def batches(self, job: Job) -> Batches:
         config = self._config

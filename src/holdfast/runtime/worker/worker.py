@@ -189,6 +189,7 @@ class Worker:
             lease=self._lease,
             injector=self._faults.injector(assign.faults),
             ran=self._loader.settings.check,
+            weights=self._loader.weights,
         )
         self._log = self.training.log
         self._heartbeats.start(assign.beat_s, self._beat)
@@ -237,6 +238,7 @@ class Worker:
             log=self._log,
             own_host=self._host,
             may_write=lambda: self._lease.wait(lambda: self._link.check(self._epoch)),
+            weights=self._loader.weights,
         )
 
     def _open_log(self, order: messages.Replay) -> BoundaryLog:

@@ -21,6 +21,7 @@ class OneStage:
     def __init__(self, *, seed: int = 0, optimizer=None, fast: bool = False) -> None:
         torch.manual_seed(seed)
         self.layers = {3: nn.Linear(4, 3), 4: nn.BatchNorm1d(3)}
+        self.layers[3].register_buffer("table", torch.arange(3.0), persistent=False)
         self.slots = [
             ParameterSlot(number, name, parameter)
             for number, layer in self.layers.items()
@@ -164,3 +165,37 @@ def test_another_optimizers_checkpoint_is_refused(tmp_path):
     checkpoint = sealed(trained(), tmp_path, "SGD")
     with pytest.raises(CheckpointError, match="was written with SGD, the job has AdamW"):
         OneStage().state.load_checkpoint(checkpoint)
+
+
+# --- buffers that are no part of a model's state_dict() ---
+
+TABLE = "3.table/not persistent"
+
+
+def test_a_buffer_that_is_not_persistent_comes_from_building_the_layer():
+    assert not [key for key in trained().state.tensors() if "table" in key]
+    assert not [key for key in trained().state.live_tensors() if "table" in key]
+
+
+def test_it_is_state_once_training_has_changed_it():
+    sender, taker = trained(), trained(5, seed=4)
+    sender.layers[3].table += 1
+    assert TABLE in sender.state.tensors()
+    assert TABLE in sender.state.live_tensors()
+    taker.state.load(sender.state.tensors(), "a test")
+    assert taker.bits() == sender.bits()
+    assert taker.layers[3].table.tolist() == [1, 2, 3]
+
+
+def test_a_state_without_it_takes_it_back_to_how_it_was_built():
+    stage, before = trained(), OneStage()
+    stage.layers[3].table += 1
+    stage.state.load(before.state.tensors(), "a test")
+    assert stage.bits() == before.bits()
+    assert stage.layers[3].table.tolist() == [0, 1, 2]
+
+
+def test_a_checkpoint_of_an_older_version_has_it_and_can_be_loaded():
+    stage = OneStage()
+    stage.state.load(trained().state.tensors() | {TABLE: torch.arange(3.0)}, "a test")
+    assert stage.bits() == trained().bits()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast.api.job_source import job_source
 from holdfast.bundle.locating import job_here
@@ -23,7 +24,7 @@ from holdfast.job import Job
 from parts.layers import make_layers
 import side_of_bundled_job
 
-HOLDFAST_FILES = ["data/*.txt"]
+HOLDFAST_FILES = ["data/*.txt", "weights"]
 
 
 class Numbers:
@@ -61,7 +62,7 @@ FILES = {
 LOADED = """
 import json, os, sys
 from holdfast.cluster import WorkerId
-from holdfast.config import RunConfig
+from holdfast.config import config_from
 from holdfast.protocol.spec import Access, WorkerSpec
 from holdfast.runtime.worker.job_loading import JobLoader
 
@@ -72,7 +73,8 @@ for job, folder in jobs:
         os.rename(os.path.dirname(job), os.path.dirname(job) + " is gone")
         continue
     sys.path += [folder] if folder else []
-    spec = WorkerSpec(WorkerId(0, 0), Access("h", 1, bytes(32), 1), job, sha256, RunConfig())
+    config = config_from({"job": {"weights": "weights/start.pt"}})
+    spec = WorkerSpec(WorkerId(0, 0), Access("h", 1, bytes(32), 1), job, sha256, config)
     loader = JobLoader(spec, sys.exit)
     loader.load()
     print(json.dumps([loader.traits, loader.hashes]))
@@ -107,6 +109,11 @@ def test_a_job_from_its_bundle_has_the_traits_and_layers_of_the_original(
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+    (folder / "weights").mkdir()
+    names = [f"{layer}.{name}" for layer in range(2) for name in ("weight", "bias")]
+    shapes = [(4, 4), (4,)] * 2
+    weights = {name: torch.ones(shape) for name, shape in zip(names, shapes, strict=True)}
+    torch.save(weights, folder / "weights" / "start.pt")
     monkeypatch.syspath_prepend(folder / "src")  # as an editable install does
     source: JobSource = job_source(folder / "job.py", in_threads=False)
     bundle = pack(source)
@@ -126,4 +133,5 @@ def test_a_job_from_its_bundle_has_the_traits_and_layers_of_the_original(
         "src/side_of_bundled_job.py)",
     ]
     assert traits["len(Job.data)"] == "3"
+    assert len(traits["the weights that the run starts from"]) == 16
     assert len(hashes) == 2

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +63,32 @@ def test_the_order_of_the_samples_stays_when_the_data_set_grows_under_a_run(tmp_
     sys.modules[type(job.data).__module__].SAMPLES.append(1)
     assert len(job.data) == 21
     assert [begun.indices(step, 1) for step in range(9)] == order
+
+
+TABLE = """
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        with open(__file__ + ".table") as file:
+            self.register_buffer("table", torch.ones(4) * int(file.read()), persistent=False)
+
+
+def job():
+"""
+
+
+def test_a_buffer_that_no_checkpoint_has_must_be_built_the_same_again(tmp_path) -> None:
+    text = jobs.SMALL.replace("NUM_LAYERS", "2").replace("\ndef job():\n", TABLE)
+    job = jobs.write(tmp_path, "table", text.replace("nn.Linear(4, 4) for", "Table() for"))
+    table = Path(f"{job}.table")
+    table.write_text("1")
+    loader, from_checkpoint = loader_of(job), SimpleNamespace(cut=(1,), stage=1, checkpoint="any")
+    loader.load()
+    loader.load_again(from_checkpoint)
+    table.write_text("2")
+    with pytest.raises(ConfigError, match=r"layer 1 differs from how worker 0\.0 had built it"):
+        loader.load_again(from_checkpoint)
 
 
 # --- what is compared with the other workers ---
