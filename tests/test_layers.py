@@ -21,7 +21,7 @@ LAYERS = [
     "storage | faults | watch | bundle | launch",
     "models | data | planner | detection | mitigation",
     "observability | protocol | transport | files | job",
-    "schedule",
+    "schedule | adaptors",
     "config | cluster | auth | host | job_file",
     "checkpoint_address | journal_address",
     "names | job_reference | addresses",

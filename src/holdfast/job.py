@@ -9,22 +9,23 @@ import math
 import random
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import IterableDataset
 from typing_extensions import TypeIs
 
+from holdfast.adaptors.as_layers import as_layers
+from holdfast.adaptors.examples import first_inputs, given_inputs
+from holdfast.adaptors.model_checks import check_model, check_shapes
 from holdfast.errors import ConfigError
 from holdfast.job_file import one_line_errors, read_source, run_source
 from holdfast.job_reference import Reference, found_here
@@ -63,8 +64,11 @@ Sampler = Callable[[int], Iterable[int]] | Iterable[int]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    layers: Sequence[nn.Module] | nn.Sequential
+    layers: Sequence[nn.Module] | nn.Sequential = ()
     """Applied one after the other. Holdfast cuts the list into stages."""
+
+    model: nn.Module | None = None
+    """Instead of ``layers``: any module. Holdfast makes the layers from it."""
 
     loss: Callable[[Any, Any], Tensor]
     """(output of the last layer, target) -> mean loss of a micro-batch."""
@@ -93,14 +97,60 @@ class Job:
     collate: Callable[[list[Any]], Any] | None = None
     """List of samples -> ``(input, target)``; None: torch's ``default_collate``."""
 
+    split_points: Sequence[str] = ()
+    """Submodules before which a traced model is cut; none: before each block of its lists."""
+
+    example_inputs: Tensor | tuple[Tensor, ...] | None = None
+    """What a model is traced with; None: the first micro-batch of the data."""
+
+    own_names: Mapping[str, str] = field(init=False, repr=False, default_factory=dict)
+    """Of a model's tensors: "3.block.norm.weight" -> what the model itself calls it."""
+
     def __post_init__(self) -> None:
-        _check_layers(self.layers)
         _check_callables(self)
         _check_data(self.data)
         _check_sampler(self.sampler, self.data)
         _check_numbers(self)
+        if self.model is not None:
+            self._make_layers(self.model)
+        else:
+            _check_untraced(self)
+        _check_layers(self.layers)
         if self.cut is not None:
             _check_cut(self.cut, len(self.layers))
+
+    def _make_layers(self, model: nn.Module) -> None:
+        check_model(model, self.layers, self.split_points)
+        made = as_layers(model, tuple(self.split_points), self._examples)
+        object.__setattr__(self, "layers", made.layers)  # frozen from here on
+        object.__setattr__(self, "own_names", made.names)
+
+    def _examples(self) -> tuple[Tensor, ...]:
+        if self.example_inputs is not None:
+            return given_inputs(self.example_inputs, "a part of Job.example_inputs")
+        if is_stream(self.data):  # to ask it for samples would move it on
+            raise ConfigError(
+                f"Job.data is a stream ({_kind(self.data)}): expected Job.example_inputs, too, to "
+                "trace Job.model with"
+            )
+        return first_inputs(self.data, self.microbatch_size, self.collate)
+
+
+def own_name(job: Job, name: str) -> str:
+    """What the job's model calls a parameter or buffer; of a list of layers, the same."""
+    return job.own_names.get(name, name)
+
+
+def _check_untraced(job: Job) -> None:
+    given = {
+        "split_points": bool(job.split_points),
+        "example_inputs": job.example_inputs is not None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"Job.{name} is given without Job.model, which alone has a use for it"
+            )
 
 
 def _check_layers(layers: object) -> None:
@@ -110,20 +160,16 @@ def _check_layers(layers: object) -> None:
             "write the model as layers that are applied one after the other"
         )
     if not len(layers):
-        raise ConfigError("Job.layers is empty: expected at least one torch module")
+        raise ConfigError(
+            "Job.layers is empty: expected at least one torch module, or any module as Job.model"
+        )
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
             raise ConfigError(
                 f"Job.layers[{index}] is a {_kind(layer)}: expected a torch module; "
                 "wrap a function in a small nn.Module"
             )
-        for name, tensor in chain(layer.named_parameters(), layer.named_buffers()):
-            if is_lazy(tensor):
-                raise ConfigError(
-                    f"Job.layers[{index}] is a {_kind(layer)} whose {name} has no shape yet: "
-                    "expected finished parameters; give the input size, e.g. nn.Linear(8, 4) for "
-                    "nn.LazyLinear(4), or run the layers once on a sample in job()"
-                )
+        check_shapes(f"Job.layers[{index}]", layer)
 
 
 def _check_callables(job: Job) -> None:
