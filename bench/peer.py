@@ -20,7 +20,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from holdfast.data.batches import Batches
 from holdfast.host import instruction_set
-from holdfast.job import Job, load_job
+from holdfast.job import Job
+from holdfast.job_call import load_job
 
 PIPELINES = STAGES = 2
 

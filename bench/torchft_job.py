@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 from holdfast.data.batches import Batches, num_tokens
-from holdfast.job import load_job
+from holdfast.job_call import load_job
 
 NUM_REPLICAS = 2  # one micro-batch each
 HOST = "localhost"

@@ -3,32 +3,22 @@
 Knows nothing of stages, workers or schedules.
 """
 
-import inspect
-import io
 import math
-import random
-import shlex
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from itertools import chain
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy
-import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import IterableDataset
 from typing_extensions import TypeIs
 
+from holdfast.adaptors.as_layers import as_layers
+from holdfast.adaptors.examples import first_inputs, given_inputs
+from holdfast.adaptors.model_checks import check_model, check_shapes
 from holdfast.config import METRIC
 from holdfast.errors import ConfigError
-from holdfast.job_file import one_line_errors, read_source, run_source
-from holdfast.job_reference import Reference, found_here
 
 
 class MapDataset(Protocol):
@@ -64,8 +54,11 @@ Sampler = Callable[[int], Iterable[int]] | Iterable[int]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    layers: Sequence[nn.Module] | nn.Sequential
+    layers: Sequence[nn.Module] | nn.Sequential = ()
     """Applied one after the other. Holdfast cuts the list into stages."""
+
+    model: nn.Module | None = None
+    """Instead of ``layers``: any module. Holdfast makes the layers from it."""
 
     loss: Callable[[Any, Any], Tensor]
     """(output of the last layer, target) -> mean loss of a micro-batch."""
@@ -104,15 +97,61 @@ class Job:
     """From a name of the model ("3.attention.weight") to its name in the weights that the run
     starts from; None: they are the same. What a mapping lacks is the same, too."""
 
+    split_points: Sequence[str] = ()
+    """Submodules before which a traced model is cut; none: before each block of its lists."""
+
+    example_inputs: Tensor | tuple[Tensor, ...] | None = None
+    """What a model is traced with; None: the first micro-batch of the data."""
+
+    own_names: Mapping[str, str] = field(init=False, repr=False, default_factory=dict)
+    """Of a model's tensors: "3.block.norm.weight" -> what the model itself calls it."""
+
     def __post_init__(self) -> None:
-        _check_layers(self.layers)
         _check_callables(self)
         _check_data(self.data)
         _check_sampler(self.sampler, self.data)
         _check_validation(self)
         _check_numbers(self)
+        if self.model is not None:
+            self._make_layers(self.model)
+        else:
+            _check_untraced(self)
+        _check_layers(self.layers)
         if self.cut is not None:
             _check_cut(self.cut, len(self.layers))
+
+    def _make_layers(self, model: nn.Module) -> None:
+        check_model(model, self.layers, self.split_points)
+        made = as_layers(model, tuple(self.split_points), self._examples)
+        object.__setattr__(self, "layers", made.layers)  # frozen from here on
+        object.__setattr__(self, "own_names", made.names)
+
+    def _examples(self) -> tuple[Tensor, ...]:
+        if self.example_inputs is not None:
+            return given_inputs(self.example_inputs, "a part of Job.example_inputs")
+        if is_stream(self.data):  # to ask it for samples would move it on
+            raise ConfigError(
+                f"Job.data is a stream ({_kind(self.data)}): expected Job.example_inputs, too, to "
+                "trace Job.model with"
+            )
+        return first_inputs(self.data, self.microbatch_size, self.collate)
+
+
+def own_name(job: Job, name: str) -> str:
+    """What the job's model calls a parameter or buffer; of a list of layers, the same."""
+    return job.own_names.get(name, name)
+
+
+def _check_untraced(job: Job) -> None:
+    given = {
+        "split_points": bool(job.split_points),
+        "example_inputs": job.example_inputs is not None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"Job.{name} is given without Job.model, which alone has a use for it"
+            )
 
 
 def _check_layers(layers: object) -> None:
@@ -122,20 +161,16 @@ def _check_layers(layers: object) -> None:
             "write the model as layers that are applied one after the other"
         )
     if not len(layers):
-        raise ConfigError("Job.layers is empty: expected at least one torch module")
+        raise ConfigError(
+            "Job.layers is empty: expected at least one torch module, or any module as Job.model"
+        )
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
             raise ConfigError(
                 f"Job.layers[{index}] is a {_kind(layer)}: expected a torch module; "
                 "wrap a function in a small nn.Module"
             )
-        for name, tensor in chain(layer.named_parameters(), layer.named_buffers()):
-            if is_lazy(tensor):
-                raise ConfigError(
-                    f"Job.layers[{index}] is a {_kind(layer)} whose {name} has no shape yet: "
-                    "expected finished parameters; give the input size, e.g. nn.Linear(8, 4) for "
-                    "nn.LazyLinear(4), or run the layers once on a sample in job()"
-                )
+        check_shapes(f"Job.layers[{index}]", layer)
 
 
 def _check_callables(job: Job) -> None:
@@ -242,92 +277,6 @@ def _check_cut(cut: Sequence[int], num_layers: int) -> None:
             f"Job.cut={cut!r}: expected rising layer numbers between 1 and {num_layers - 1} "
             f"(there are {num_layers} layers); leave it out to have stages of equal cost"
         )
-
-
-def load_job(reference: str | Path, seed: int, sha256: str = "", args: Sequence[str] = ()) -> Job:
-    """The job that a file's function returns; its initial parameters follow from ``seed`` alone.
-
-    Whatever goes wrong is one line of :class:`ConfigError`. ``reference``: a path, or as in
-    ``job_reference``; ``sha256``: of the file as it has to be; empty: it may be any. ``args``: the
-    function gets them as a list, if it takes one.
-    """
-    made_here = found_here(str(reference))
-    if made_here is not None:
-        return _made(made_here, _written_in(made_here), seed, args)
-    found = Reference.parse(str(reference))
-    path, function = found.path, found.function
-    source = read_source(path, sha256)
-    _seed_all(seed)
-    make: Any = run_source(found, source)
-    for name in function.split("."):
-        make = getattr(make, name, None)
-    if make is None:
-        raise ConfigError(
-            f"{path}: defines no function {function}(); add one that returns a holdfast Job"
-        )
-    if not callable(make):
-        raise ConfigError(
-            f"{path}: {function} is a {_kind(make)}: expected a function {function}() that returns "
-            "a holdfast Job"
-        )
-    return _made(make, path, seed, args)
-
-
-def _made(make: Callable[..., Any], path: Path, seed: int, args: Sequence[str]) -> Job:
-    name = getattr(make, "__name__", _kind(make))
-    takes_args = _takes_args(make)
-    if args and not takes_args:
-        raise ConfigError(
-            f"{path}: {name}() takes no arguments, and was given {shlex.join(args)}; define "
-            f"{name}(args), which gets them as a list, or leave them out"
-        )
-    _seed_all(seed)
-    with one_line_errors(path):
-        made = _called_with(make, args) if takes_args else make()
-    if not isinstance(made, Job):
-        raise ConfigError(f"{path}: {name}() returned a {_kind(made)}: expected a holdfast Job")
-    return made
-
-
-def _called_with(make: Callable[[list[str]], Any], args: Sequence[str]) -> Any:
-    """What a parser of arguments has to say it prints, before it leaves the process."""
-    printed = io.StringIO()
-    try:
-        with redirect_stdout(printed), redirect_stderr(printed):
-            made = make(list(args))
-    except SystemExit as why:
-        said = printed.getvalue().strip()
-        reason = said.rpartition("\n")[2] if why.code else said  # else it was asked for help
-        raise ConfigError(
-            f"arguments of the job ({shlex.join(args) or 'none'}): {reason or why.code}"
-        ) from why
-    sys.stdout.write(printed.getvalue())
-    return made
-
-
-def _takes_args(make: Callable[..., Any]) -> bool:
-    """Whether there is a place for one without a default of its own, or named ``args``."""
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # of a function that is not written in Python
-        return False
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    for parameter in parameters:
-        if parameter.kind in places:
-            return parameter.default is parameter.empty or parameter.name == "args"
-    return False
-
-
-def _written_in(make: Callable[[], Any]) -> Path:
-    code = getattr(make, "__code__", None)
-    return Path(code.co_filename if code else _kind(make))
-
-
-def _seed_all(seed: int) -> None:
-    """Initial parameters may be drawn from any of the three global generators."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
 
 
 def _kind(value: object) -> str:

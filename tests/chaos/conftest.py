@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from helpers.sweeps.chaos import LAYOUTS, Arena
-from holdfast.planner.service import warm_up
+from holdfast.planner.warm_up import warm_up
 
 WORDS = ("points", "pairs", "others", "equal", "fast", "went back", "hung")
 

@@ -11,7 +11,7 @@ from helpers import jobs, runs
 from helpers.runs import EXAMPLES, MICROBATCHES, STEPS, TINY_GPT, assert_same_result, finished
 from helpers.wide import first
 from holdfast.data.batches import Batches
-from holdfast.job import load_job
+from holdfast.job_call import load_job
 from holdfast.observability.events import StepFinished, StepTakenBack
 from holdfast.runtime.stage.seeding import seed_layer
 

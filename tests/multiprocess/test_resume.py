@@ -18,7 +18,7 @@ from helpers.runs import MICROBATCHES, STEPS, TINY_GPT, assert_same_result, fini
 from helpers.wide import first
 from holdfast import job_file
 from holdfast.host.instruction_set import LIMIT_VARIABLES, VARIABLE, read_cpu
-from holdfast.job import load_job
+from holdfast.job_call import load_job
 from holdfast.observability.events import CheckpointSaved, RunStarted
 
 EMULATED = "device.emulate=F=1ms,B=1ms,W=1ms"

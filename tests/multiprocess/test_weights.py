@@ -14,7 +14,7 @@ import holdfast as hf
 from helpers import jobs, runs
 from helpers.pages import DOCS, blocks
 from helpers.runs import finished
-from holdfast.job import load_job
+from holdfast.job_call import load_job
 from holdfast.runtime.stage.named_tensors import layer_digest
 from holdfast.storage.manifest import find
 from holdfast.weights.starting import StartingWeights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import ConfigError
-from holdfast.job import load_job
+from holdfast.job_call import load_job
 from holdfast.runtime.stage.named_tensors import ASIDE, load_state_tensors
 from holdfast.storage.checkpoint import read_layers
 from holdfast.storage.manifest import Checkpoint
@@ -37,10 +37,13 @@ def load_model(checkpoint: Checkpoint, job: str, sha256: str) -> nn.Module:
         )
     args = checkpoint.origin.settings.get("job", {}).get("args", ())
     with _own_random_numbers():
-        layers = load_job(job, checkpoint.seed, sha256, args).layers
+        loaded = load_job(job, checkpoint.seed, sha256, args)
+    layers = loaded.layers
     tensors = all_tensors(checkpoint)
     wanted = {key: tensor for key, tensor in tensors.items() if not _is_of_optimizer(key)}
     load_state_tensors(dict(enumerate(layers)), wanted)
+    if loaded.model is not None:
+        return loaded.model  # the layers hold its own tensors
     return layers if isinstance(layers, nn.Sequential) else TrainedLayers(*layers)
 
 

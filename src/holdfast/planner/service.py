@@ -6,19 +6,15 @@ change over to a better one, is not known here.
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 
 import numpy as np
 
-from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, WaitTimeout
 from holdfast.planner.plan import Plan
 from holdfast.planner.planning import first_plan, refine
-from holdfast.planner.problem import Member, Memory, Problem
-from holdfast.planner.remainder.remainder import remainder_of_step
-from holdfast.schedule.costs import Costs
-from holdfast.schedule.operation import Shape
+from holdfast.planner.problem import Member, Problem
 
 # In a larger cluster the next death comes before all are prepared for.
 MOST_PREPARED = 256
@@ -308,29 +304,4 @@ def _is_better(found: Plan, given: Plan) -> bool:
     return not (
         np.array_equal(one.layout.order, other.layout.order)
         and np.array_equal(one.board.graph.kind, other.board.graph.kind)
-    )
-
-
-def warm_up() -> None:
-    """Compile, or load, all that planning needs, so that the first real plan waits for nothing."""
-    # Of unequal speeds, with too few workers and with enough: all kernels in all their types.
-    for speeds in ((0.5, 1.0), (1.0, 0.5, 1.0, 0.75, 1.0)):
-        problem = _example(speeds)
-        first_plan(problem)
-        remainder_of_step(problem, {m.worker: (m.worker.stage,) for m in problem.members}, {})
-
-
-def _example(speeds: Sequence[float]) -> Problem:
-    """Two stages. The last worker has only just come, the one before it missed a step."""
-    workers = [WorkerId(*divmod(number, 2)) for number in range(len(speeds))]
-    members = [Member(w, w.stage, speed) for w, speed in zip(workers, speeds, strict=True)]
-    if len(members) > 3:
-        members[-1] = members[-1]._replace(stage=None)
-        members[-2] = members[-2]._replace(version=-1)
-    return Problem(
-        shape=Shape(2, 2, 8),
-        costs=Costs.uniform(2, fused_s=1.8, link_s=0.1),
-        memory=Memory(limit=3.0),
-        members=tuple(members),
-        move_s=1.0,
     )

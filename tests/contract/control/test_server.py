@@ -35,12 +35,12 @@ from holdfast.control.io import server
 from holdfast.control.io.entry import entrance
 from holdfast.control.io.entry.listening import listen, whereabouts
 from holdfast.control.io.entry.strangers import Strangers
-from holdfast.control.io.launcher import warm_up_planner
 from holdfast.control.io.server import Server
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.errors import ConfigError, HandshakeFailed, PeerLost
 from holdfast.faults.fault import parse_fault
 from holdfast.observability import events
+from holdfast.planner.warm_up import warm_up_beside
 from holdfast.protocol import messages
 from holdfast.protocol.codec import MAX_MESSAGE_BYTES, VERSION, encode
 from holdfast.protocol.connection import Connection, connect
@@ -903,7 +903,7 @@ def test_a_thread_that_cannot_be_started_is_a_failed_join_and_no_end(monkeypatch
 
 def test_a_planner_that_has_no_thread_to_warm_up_in_is_no_reason_not_to_begin(monkeypatch):
     refused = refuse_threads(monkeypatch, "planner warm-up", 1)
-    warm_up_planner.__wrapped__()
+    warm_up_beside.__wrapped__(wait=False)
     assert refused == ["planner warm-up"]
 
 

@@ -17,7 +17,8 @@ from holdfast.config import config_from
 from holdfast.control.inventory.remainder import Remainders, remainders
 from holdfast.data.batches import Batches
 from holdfast.errors import EpochPast, PeerLost
-from holdfast.job import Job, load_job
+from holdfast.job import Job
+from holdfast.job_call import load_job
 from holdfast.planner.problem import Member, Memory, Problem
 from holdfast.protocol import messages
 from holdfast.protocol.half_done import to_record

@@ -414,15 +414,15 @@ def test_the_dead_and_the_count_of_steps_make_no_other_question(change):
 AFTER_WARM_UP = """
 from holdfast.planner.kernel import kernel
 from holdfast.planner.assign import kernels as roles_kernels
-from holdfast.planner import service
 from holdfast.planner.planning import first_plan
+from holdfast.planner.warm_up import warm_up
 from test_planner_properties import draw
 
 def num_compiled():
     kernels = [*vars(kernel).values(), *vars(roles_kernels).values()]
     return [len(made.signatures) for made in kernels if hasattr(made, "signatures")]
 
-service.warm_up()
+warm_up()
 before = num_compiled()
 for number in range(60):
     first_plan(draw(f"warm-{number}"))
@@ -449,8 +449,9 @@ def test_importing_the_planner_does_not_load_numba():
     code = (
         "import sys\n"
         "from holdfast.planner import service\n"
+        "from holdfast.planner.warm_up import warm_up\n"
         "assert 'numba' not in sys.modules\n"
-        "service.warm_up()\n"
+        "warm_up()\n"
         "sys.exit('numba' not in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

@@ -6,12 +6,9 @@ Prints nothing, handles no signal, and can be run by any thread.
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 from holdfast.cluster import WorkerId
@@ -50,7 +47,7 @@ from holdfast.host.rare_collections import rare_collections
 from holdfast.job_reference import JobSource
 from holdfast.observability import events
 from holdfast.observability.summary import Summary, summarize
-from holdfast.planner.service import warm_up
+from holdfast.planner.warm_up import warm_up_beside
 from holdfast.protocol.messages import StartWorkers
 from holdfast.schedule.schedule import Schedule
 from holdfast.storage.contents import Checkpoint, Origin
@@ -168,7 +165,7 @@ class Launcher:
 
     def run(self) -> Summary:
         """Train. Raises HoldfastError, after everything was stopped and the summary written."""
-        warm_up_planner()
+        warm_up_beside(wait=self._config.workers.kind == "threads")
         large = rare_collections(is_large=self._config.is_gathered)
         with large, private_files() as usual_mask:
             self._recorder.expect_mask(usual_mask)
@@ -338,10 +335,3 @@ def _absolute(request: RunRequest) -> RunRequest:
         run_dir = run_dir.resolve()
     config = with_plain_logs(request.config)
     return replace(request, config=config, run_dir=Path(plain_path(run_dir)), resume=resume)
-
-
-@cache
-def warm_up_planner() -> None:
-    """Once a process, beside the start of the workers: the first loss must not wait for it."""
-    with suppress(RuntimeError):  # no thread to be had: then the first loss waits for it
-        threading.Thread(target=warm_up, name="planner warm-up", daemon=True).start()

@@ -11,7 +11,8 @@ import torch
 from holdfast.bundle.unpacking import import_folders
 from holdfast.data.batches import Batches
 from holdfast.errors import ConfigError
-from holdfast.job import Job, load_job
+from holdfast.job import Job
+from holdfast.job_call import load_job
 from holdfast.job_reference import Reference
 from holdfast.models.emulated import emulated_job
 from holdfast.protocol import messages

@@ -5,7 +5,9 @@ A thread cannot be killed: an injected fault closes all that it has open and end
 """
 
 import threading
+from typing import Any
 
+from holdfast.adaptors.kept_traces import KeptTraces
 from holdfast.cluster import parse_worker
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages import StartWorkers
@@ -24,6 +26,7 @@ class WorkerThreads:
         self._keeping_of = keeping_of
         self._threads: list[threading.Thread] = []
         self._hub = LocalHub()
+        self._traces = KeptTraces()
         self.woken = threading.Event()  # set: whoever was made to hang goes on
 
     def start(self, access: Access, order: StartWorkers) -> None:
@@ -43,13 +46,17 @@ class WorkerThreads:
             )
             transport = LocalTransport(spec.worker, self._hub, limits=transport_limits(config))
             thread = threading.Thread(
-                target=run_worker,
+                target=self._run,
                 args=(spec, transport, self._keeping_of, self.woken),
                 name=f"holdfast {name}",
                 daemon=True,
             )
             thread.start()
             self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+
+    def _run(self, *arguments: Any) -> None:
+        with self._traces.used_here():
+            run_worker(*arguments)
 
     def ended(self) -> str | None:
         return None  # a thread that fails says so itself

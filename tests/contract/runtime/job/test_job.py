@@ -18,7 +18,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from holdfast.data.batches import Batches, num_tokens
 from holdfast.errors import ConfigError, DataError
-from holdfast.job import Job, load_job
+from holdfast.job import Job
+from holdfast.job_call import load_job
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
 from holdfast.data.batches import Batches
 from holdfast.errors import ConfigError
-from holdfast.job import load_job
+from holdfast.job_call import load_job
 from holdfast.job_file import known_imports
 from holdfast.protocol.spec import Access, WorkerSpec
 from holdfast.runtime.job.traits import job_traits
