@@ -1,20 +1,15 @@
 """The trained model, from a checkpoint and the job's own layers."""
 
-import random
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy
-import torch
 from torch import Tensor, nn
 
 from holdfast.errors import ConfigError
-from holdfast.job_call import load_job
 from holdfast.runtime.stage.named_tensors import ASIDE, load_state_tensors
 from holdfast.storage.checkpoint import read_layers
 from holdfast.storage.manifest import Checkpoint
+from holdfast.weights.naming import load_here
 
 
 class TrainedLayers(nn.Sequential):
@@ -36,8 +31,7 @@ def load_model(checkpoint: Checkpoint, job: str, sha256: str) -> nn.Module:
             "there is no model of the job"
         )
     args = checkpoint.origin.settings.get("job", {}).get("args", ())
-    with _own_random_numbers():
-        loaded = load_job(job, checkpoint.seed, sha256, args)
+    loaded = load_here(job, checkpoint.seed, sha256, args)
     layers = loaded.layers
     tensors = all_tensors(checkpoint)
     wanted = {key: tensor for key, tensor in tensors.items() if not _is_of_optimizer(key)}
@@ -56,15 +50,3 @@ def all_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 def _is_of_optimizer(key: str) -> bool:
     return "/" in key and not key.endswith(ASIDE)
-
-
-@contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """To load a job seeds the generators of this process: afterwards they go on as before."""
-    before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        numpy.random.set_state(before[2])

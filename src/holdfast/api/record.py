@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # torch: only for those who ask for the model
 class RunRecord:
     """Made by :func:`open_run`. What is read once stays as it was; open it again to see more."""
 
+    _job = ""  # a reference; empty: the one that its checkpoints name
+
     def __init__(self, run_dir: str | Path) -> None:
         self.run_dir = Path(run_dir)
         if not (self.run_dir / EVENTS_FILE).is_file():
@@ -120,7 +122,7 @@ class RunRecord:
         """The model in a format that others read: see :func:`holdfast.export`."""
         from holdfast.weights.exporting import export
 
-        return export(self.run_dir, to, out, step=step, force=force)
+        return export(self.run_dir, to, out, step=step, force=force, job=self._job)
 
     def _model(self, checkpoint: Checkpoint, job: JobLike | None) -> "nn.Module":
         from holdfast.api.model import load_model

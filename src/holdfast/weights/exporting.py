@@ -32,6 +32,7 @@ def export(
     step: int | None = None,
     force: bool = False,
     say: Callable[[str], object] = lambda line: None,
+    job: str = "",
 ) -> Path:
     """Write the model of a run for others; returns the new folder.
 
@@ -39,12 +40,12 @@ def export(
     ``to``: ``"safetensors"``, ``"hf"`` (what ``from_pretrained`` loads; for models of
     ``transformers``) or ``"dcp"`` (``torch.distributed.checkpoint``). ``out``: None:
     ``RUN/exports/STEP-FORMAT``. ``step``: None: the newest checkpoint. ``force``: replace an export
-    that is there. ``say`` is told how far it is.
+    that is there. ``say`` is told how far it is. ``job``: if its file is elsewhere now.
     """
     if to not in get_args(Format):
         raise ConfigError(Argument("to", to), f": expected {', '.join(get_args(Format))}")
     checkpoint = _checkpoint(run, step)
-    return export_checkpoint(checkpoint, to, out, own_names(checkpoint), force=force, say=say)
+    return export_checkpoint(checkpoint, to, out, own_names(checkpoint, job), force=force, say=say)
 
 
 def export_checkpoint(

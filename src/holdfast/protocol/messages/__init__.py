@@ -85,6 +85,7 @@ from holdfast.protocol.messages.saving import (
 from holdfast.protocol.messages.starting import (
     METRICS,
     MICROBATCH_SIZE,
+    MODEL,
     SAMPLES,
     VALIDATION_SAMPLES,
     WEIGHTS,
@@ -128,6 +129,7 @@ __all__ = [
     "MANIFEST",
     "METRICS",
     "MICROBATCH_SIZE",
+    "MODEL",
     "OFFER_AHEAD",
     "SAMPLES",
     "VALIDATION_SAMPLES",

@@ -22,6 +22,7 @@ from holdfast.protocol.messages.what_to_run import WhatToRun
 from holdfast.protocol.records import LogOrder
 
 WEIGHTS = "the weights that the run starts from"  # the trait of those, if there are any
+MODEL = "Job.model"  # the trait of a job that has one, and no list of layers
 SAMPLES = "len(Job.data)"  # the trait of a job that is about its data
 MICROBATCH_SIZE = "Job.microbatch_size"
 VALIDATION_SAMPLES = "len(Job.validation)"  # only of a job that has it, and so is the next one

@@ -10,7 +10,13 @@ from holdfast.errors import ConfigError
 from holdfast.job import Job, is_stream
 from holdfast.job_file import imports
 from holdfast.job_reference import Reference
-from holdfast.protocol.messages import METRICS, MICROBATCH_SIZE, SAMPLES, VALIDATION_SAMPLES
+from holdfast.protocol.messages import (
+    METRICS,
+    MICROBATCH_SIZE,
+    MODEL,
+    SAMPLES,
+    VALIDATION_SAMPLES,
+)
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -24,6 +30,7 @@ def job_traits(job: Job, reference: str, sha256: str) -> dict[str, str]:
         MICROBATCH_SIZE: str(job.microbatch_size),
         "Job.clip_norm": str(job.clip_norm),
         **_of_validation(job),
+        **({} if job.model is None else {MODEL: type(job.model).__name__}),
         **_of_optimizer(job),
     }
 

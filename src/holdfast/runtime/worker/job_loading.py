@@ -28,6 +28,7 @@ from holdfast.runtime.stage.named_tensors import (
 )
 from holdfast.runtime.stage.seeding import DRAWING
 from holdfast.schedule.cut import stage_ranges
+from holdfast.weights.naming import named_by
 from holdfast.weights.place import on_this_machine
 from holdfast.weights.starting import StartingWeights
 
@@ -92,7 +93,12 @@ class JobLoader:
         if self.weights is None:
             settings = self._config.job
             path = on_this_machine(settings.weights, Reference.parse(self._spec.job).root)
-            weights = StartingWeights(path, job.weight_names, strict=settings.weights_strict)
+            weights = StartingWeights(
+                path,
+                job.weight_names,
+                strict=settings.weights_strict,
+                own=named_by(job.own_names),
+            )
             layers = dict(enumerate(job.layers))
             misfit = weights.check(live_tensors(layers), names_of_each(layers))
             self.warnings += [misfit] if misfit else []
