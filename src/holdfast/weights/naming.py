@@ -10,7 +10,8 @@ import numpy
 import torch
 
 from holdfast.errors import ConfigError
-from holdfast.job import Job, load_job
+from holdfast.job import Job
+from holdfast.job_call import load_job
 from holdfast.protocol.messages import MODEL
 from holdfast.storage.contents import Checkpoint
 

@@ -82,12 +82,11 @@ class StageTraining:
         self.ledger, self.activity, self.lanes = Ledger(), Activity(), Lanes(check)
         self._code = JobCode(check, ran, self.activity)
         self._may_commit = partial(lease.wait, check)
-        saver = _saver(me, keeping, assign, places, tell)
-        saver.may_write = partial(lease.wait, partial(_unless_past, check))
+        may_write = partial(lease.wait, partial(_unless_past, check))
+        saver = _saver(me, keeping, assign, places, tell, may_write)
         builder = Builder(job, config, assign.cut, self._code, weights)
         self.built = built = self._build(builder, assign, saver)
-        loaded = loading(batches, config.data, self._code)
-        self._operations = StageOperations(built, loaded, self._code)
+        self._operations = self._operating(batches, config)
         hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.log = self._open_log(config, assign, places, tell)
         if assign.checkpoint:
@@ -108,6 +107,9 @@ class StageTraining:
         self._boundary = TransportBoundary(
             me, transport, self.ledger, self.log, self._operations.crossings, assign.wait_s
         )
+
+    def _operating(self, batches: Batches, config: RunConfig) -> StageOperations:
+        return StageOperations(self.built, loading(batches, config.data, self._code), self._code)
 
     def _build(self, builder: Builder, assign: messages.Assign, saver: StageSaver) -> StageParts:
         return builder.build(
@@ -309,8 +311,11 @@ def _saver(
     assign: messages.Assign,
     places: Places,
     tell: SendMessage,
+    may_write: Callable[[], None],
 ) -> StageSaver:
     def failed(version: int, reason: str) -> None:
         tell(messages.PartFailed(worker=str(me), step=version, reason=reason))
 
-    return keeping.saver(places.store(), assign.part, assign.wait_s, failed)
+    saver = keeping.saver(places.store(), assign.part, assign.wait_s, failed)
+    saver.may_write = may_write
+    return saver
