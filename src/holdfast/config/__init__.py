@@ -32,6 +32,7 @@ from holdfast.config.run import RunConfig
 from holdfast.config.training import (
     DEFAULT_MICROBATCHES,
     MAX_WORKERS,
+    MOST_LOSS_SCALE,
     DataConfig,
     DeviceConfig,
     GradientsConfig,
@@ -48,6 +49,7 @@ __all__ = [
     "MAX_LIMIT_S",
     "MAX_THREADS",
     "MAX_WORKERS",
+    "MOST_LOSS_SCALE",
     "MOST_TIMEOUT_S",
     "CheckpointConfig",
     "ControlConfig",

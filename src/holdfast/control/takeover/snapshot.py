@@ -29,7 +29,7 @@ from holdfast.protocol.fields import (
 from holdfast.protocol.records import SaveRule
 
 SNAPSHOT = "snapshot"  # the kind of record
-VERSION = 1
+VERSION = 2
 
 Phase = Literal["TRAINING", "RETURNING", "FINISHED", "FAILED"]
 WorkerPhaseName = Literal[
@@ -104,6 +104,7 @@ class NonfiniteRow(NamedTuple):
     where: str
     num_good: Number
     num_trained: Number
+    num_rescaled: Number
     reason: str
 
 

@@ -5,7 +5,7 @@ gives a flat tuple of tensors, whether or not its neighbours are in the same sta
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,14 +40,16 @@ class LayerStack:
         seed: int,
         unpack: bool,
         checkpoint_activations: bool,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         ran: Callable[[str], None] = lambda who: None,
     ) -> None:
-        """``ran`` is told of every layer that has run, and of the loss; it may raise."""
+        """``autocast`` is around each layer and the loss. ``ran`` is told of every layer that has
+        run, and of the loss; it may raise."""
         self._layers = tuple(layers)
         self._first_layer = first_layer
         self._seed = seed
         self._unpack = unpack
-        self._ran = ran
+        self._autocast, self._ran = autocast, ran
         self._checkpoint_activations = checkpoint_activations
         self._buffers = tuple(LayerBuffers(layer) for layer in layers)
         self._writes_to_inputs: bool | None = None  # learnt in the first forward
@@ -70,7 +72,8 @@ class LayerStack:
         """A loss draws its random numbers as one more layer would, in backward too."""
         after_last = self._first_layer + len(self._layers)
         seed_layer(self._seed, run.step, run.microbatch, after_last)
-        value = loss(*given)
+        with self._autocast():
+            value = loss(*given)
         self._ran("Job.loss")
         self._hook(run, after_last, (value,))
         return value
@@ -94,7 +97,8 @@ class LayerStack:
         seed_layer(self._seed, run.step, run.microbatch, number)
         if run.mode is not None:
             run.mode.enter_layer()
-        with self._buffers[index].private() as changes, named(number, layer, values):
+        private = self._buffers[index].private()
+        with private as changes, named(number, layer, values), self._autocast():
             result = layer(*values) if self._unpack else layer(joined(values))
         self._ran(f"layer {number} ({type(layer).__name__})")
         run.buffer_changes.update((f"{number}.{path}", c) for path, c in changes.items())

@@ -1,4 +1,5 @@
-"""All that makes a stage go on bit for bit: parameters, buffers, optimizer, exponents.
+"""All that makes a stage go on bit for bit: parameters, buffers, optimizer, exponents, loss
+scale.
 
 One set of named tensors, whether it comes from a checkpoint or from a peer.
 """
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from holdfast.errors import CheckpointError
 from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
+from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.stage.named_tensors import (
     ASIDE,
     Layers,
@@ -25,6 +27,7 @@ from holdfast.storage.stores import OpenPart, part_folder
 
 OPTIMIZER = "optimizer"  # its kind, in a checkpoint's manifest
 _EXPONENT = "exponent"  # of a parameter's fixed-point sums: part of the state
+_SCALE = "/loss_scale"  # in every layer: any cut finds it
 
 
 class StageState:
@@ -34,8 +37,10 @@ class StageState:
         slots: Sequence[ParameterSlot],
         optimizer: StageOptimizer,
         gradients: ExactGradients | FastGradients,
+        loss_scale: LossScale | None = None,
     ) -> None:
         self._layers, self._slots = layers, slots
+        self._loss_scale = loss_scale or LossScale()
         self._optimizer, self._gradients = optimizer, gradients
         self._exponents = tuple(gradients.exponents)  # of the next step's sums
 
@@ -61,10 +66,16 @@ class StageState:
         if isinstance(self._gradients, ExactGradients):
             for slot, exponent in zip(self._slots, self._exponents, strict=True):
                 tensors[f"{slot.key}/{_EXPONENT}"] = torch.tensor(exponent)
+        if not self._loss_scale.is_steady:
+            for number in self._layers:
+                tensors[f"{number}.{_SCALE}"] = torch.tensor(self._loss_scale.state)
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor], origin: str) -> None:
         rest = dict(tensors)
+        scales = [rest.pop(k) for k in list(rest) if k.endswith(_SCALE)]
+        if scales:
+            self._loss_scale.load(ScaleState(*map(int, scales[0])))
         exponents = {k: rest.pop(k) for k in list(rest) if k.endswith(f"/{_EXPONENT}")}
         state = {k: rest.pop(k) for k in list(rest) if "/" in k and not k.endswith(ASIDE)}
         load_state_tensors(self._layers, rest)

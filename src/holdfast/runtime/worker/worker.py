@@ -30,6 +30,7 @@ from holdfast.runtime.link.heartbeat_sender import HeartbeatSender
 from holdfast.runtime.link.lease import Lease
 from holdfast.runtime.replay.replay import Replayer
 from holdfast.runtime.stage.measure import measure_layers
+from holdfast.runtime.stage.precision import Precision
 from holdfast.runtime.stage.seeding import DRAWING
 from holdfast.runtime.state.boundary_log import BoundaryLog, open_log
 from holdfast.runtime.state.state_keeping import StateKeeping
@@ -159,7 +160,8 @@ class Worker:
 
     def _measure(self, job: Job) -> None:
         with DRAWING:
-            forward_s, backward_s = measure_layers(job, self._loader.batches(job))
+            precision = Precision.of(self._config.train.precision)
+            forward_s, backward_s = measure_layers(job, self._loader.batches(job), precision)
         self._loader.settings.check("a layer or Job.data")
         costs = messages.LayerCosts(
             worker=str(self._spec.worker), forward_s=forward_s, backward_s=backward_s
