@@ -15,6 +15,8 @@ _BITS = (  # settings that the bits of the result depend on
     "train.seed",
     "parallel.microbatches",
     "gradients.mode",
+    "train.precision",
+    "optimizer.masters",
     "workers.compute_threads",
 )
 _OF_A_LAYOUT = {  # given for one layout, of no use in another

@@ -29,6 +29,7 @@ _FLAGS = {  # flag -> setting
     "microbatches": "parallel.microbatches",
     "steps": "train.steps",
     "seed": "train.seed",
+    "precision": "train.precision",
     "machines": "machines.count",
     "start_with": "machines.start_with",
 }
@@ -38,6 +39,7 @@ _FLAG_HELP = {
     "microbatches": "micro-batches in one step, over all pipelines",
     "steps": "optimizer steps of the whole run",
     "seed": "of parameters, random numbers and data order",
+    "precision": "what layers and loss compute in: fp32, bf16 or fp16",
     "machines": "spread the workers over so many machines, each with a 'holdfast agent'",
     "start_with": "begin when so many machines are here; others fill in as they come",
 }
@@ -125,9 +127,9 @@ def _add_short(parser: argparse.ArgumentParser) -> None:
     for flag, key in _FLAGS.items():
         parser.add_argument(
             f"--{flag.replace('_', '-')}",
-            type=int,
-            metavar="N",
-            help=f"{_FLAG_HELP[flag]} (= --set {key}=N)",
+            type=str if flag == "precision" else int,
+            metavar=(value := "TYPE" if flag == "precision" else "N"),
+            help=f"{_FLAG_HELP[flag]} (= --set {key}={value})",
         )
     parser.add_argument(
         "--weights",

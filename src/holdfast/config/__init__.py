@@ -33,6 +33,7 @@ from holdfast.config.run import RunConfig
 from holdfast.config.training import (
     DEFAULT_MICROBATCHES,
     MAX_WORKERS,
+    MOST_LOSS_SCALE,
     DataConfig,
     DeviceConfig,
     GradientsConfig,
@@ -51,6 +52,7 @@ __all__ = [
     "MAX_THREADS",
     "MAX_WORKERS",
     "METRIC",
+    "MOST_LOSS_SCALE",
     "MOST_TIMEOUT_S",
     "CheckpointConfig",
     "ControlConfig",

@@ -10,6 +10,7 @@ from holdfast.config.checks import MAX_LIMIT_S, METRIC, at_least, require
 MAX_WORKERS = 4096
 MAX_LOADERS = 64
 DEFAULT_MICROBATCHES = 4  # a pipeline
+MOST_LOSS_SCALE = 2**24
 _DURATION = re.compile(r"([A-Z]+)=(\d+(?:\.\d+)?)(us|ms|s)")
 _JUDGED_BY = re.compile(rf"(?:min|max) {METRIC.pattern}")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -73,9 +74,23 @@ class TrainConfig:
     seed: int = 0
     """Of initial parameters, random numbers and the order of the data."""
 
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """bf16, fp16: layers and loss run under torch's autocast; fp32: as the job computes."""
+
+    loss_scale: int = 65536
+    """With fp16, of the first step; it halves after NaN or Inf in a gradient. A power of two."""
+
+    loss_scale_steps: int = 2000
+    """With fp16: after so many steps in a row without NaN or Inf the loss scale doubles."""
+
     def __post_init__(self) -> None:
         at_least(1, "train.steps", self.steps)
         require(0 <= self.seed < 2**63, "train.seed", self.seed, "must be in 0 .. 2^63-1")
+        scale = self.loss_scale
+        good = 1 <= scale <= MOST_LOSS_SCALE and scale & (scale - 1) == 0
+        expected = f"must be a power of two from 1 to {MOST_LOSS_SCALE}"
+        require(good, "train.loss_scale", scale, expected)
+        at_least(1, "train.loss_scale_steps", self.loss_scale_steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +168,9 @@ class ValidationConfig:
 class OptimizerConfig:
     mode: Literal["staggered", "global"] = "staggered"
     """staggered: a stage steps as soon as its own gradients are complete; global: all wait."""
+
+    masters: bool = True
+    """Parameters that the job holds in bf16 or fp16 are updated in fp32, and rounded; off: not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -62,6 +62,7 @@ def gathered_report(report: StepReport, epoch: int, said: int) -> Gathered:
         skipped=report.skipped,
         taken_back=report.taken_back,
         nonfinite=report.nonfinite,
+        loss_scale=report.loss_scale,
         num_losses=len(report.losses),
         num_operations=len(report.operations),
         num_transfers=len(report.transfers),
@@ -127,6 +128,7 @@ def reports_of(gathered: Gathered) -> Iterator[Word]:
             skipped=row.skipped,
             taken_back=row.taken_back,
             nonfinite=row.nonfinite,
+            loss_scale=row.loss_scale,
             operations=list(islice(operations, row.num_operations)),
             transfers=list(islice(transfers, row.num_transfers)),
         )

@@ -105,6 +105,7 @@ class ReportRow(NamedTuple):
     skipped: bool
     taken_back: bool
     nonfinite: bool
+    loss_scale: float
     num_losses: Number  # rows that are its own
     num_operations: Number  # likewise
     num_transfers: Number  # likewise

@@ -700,6 +700,7 @@ REPORT = {
     "skipped": False,
     "taken_back": False,
     "nonfinite": False,
+    "loss_scale": 1.0,
     "operations": [],
     "transfers": [],
 }

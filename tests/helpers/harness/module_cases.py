@@ -292,6 +292,10 @@ CASES = (
     Case(
         "bf16 weight used three times", lambda: Calls(_bf16_reuse, **linears(2), p=vector(8, WIDTH))
     ),
+    Case(
+        "product with a plain tensor too",
+        lambda: Calls(lambda m, x: m.a(x) + x @ m.a.weight + m.a(x[0, 0]), **linears(1)),
+    ),
     Case("transposed input", lambda: Calls(lambda m, x: m.a(x.transpose(0, 1)), **linears(1))),
     Case("one row", linear, ((WIDTH,),)),
     Case("four dimensions", linear, ((2, 3, 4, WIDTH),)),

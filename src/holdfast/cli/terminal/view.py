@@ -283,6 +283,8 @@ def _step_line(progress: RunProgress) -> str:
     assert last is not None  # a step has finished
     total = f"/{run.steps}" if run else ""
     skipped = "  NaN or Inf: skipped" if last.skipped else ""
+    if last.skipped and last.loss_scale > 1:
+        skipped += f", loss scale {last.loss_scale:,.0f} halved"
     eta = f"  ETA {_clock(progress.eta_s)}"
     return f"step {last.step + 1}{total}  loss {last.loss:.4f}  {_speed(progress)}{eta}{skipped}"
 

@@ -1,7 +1,8 @@
 """Steps with NaN or Inf, in a gradient or in the loss: how many in a row are too many.
 
 A step whose gradient has it is left out and changes nothing, so a model that has diverged stays as
-it is: only other data could help. The state is worth a checkpoint.
+it is: only other data could help. The state is worth a checkpoint. With fp16 a loss scale that
+is too high looks the same, and is halved: that counts only when it cannot be any lower.
 """
 
 import math
@@ -22,6 +23,7 @@ class NonfiniteCount(NamedTuple):
     where: str
     num_good: int
     num_trained: int
+    num_rescaled: int
     reason: str
 
 
@@ -31,16 +33,20 @@ class Nonfinite:
         self._first = self._last = -1  # steps of the present row; -1: the last step was good
         self._where = ""  # it was seen first
         self._num_good = self._num_trained = 0
+        self._num_rescaled = 0  # steps that were left out because of the loss scale alone
         self.reason = ""  # why the run is to end; empty: it goes on
 
     def recall(self, known: NonfiniteCount) -> None:
         """As another coordinator has left it."""
-        self._first, self._last, self._where, self._num_good, self._num_trained, self.reason = known
+        self._first, self._last, self._where = known.first, known.last, known.where
+        self._num_good, self._num_trained = known.num_good, known.num_trained
+        self._num_rescaled, self.reason = known.num_rescaled, known.reason
 
     @property
     def count(self) -> NonfiniteCount:
         row = self._first, self._last, self._where
-        return NonfiniteCount(*row, self._num_good, self._num_trained, self.reason)
+        steps = self._num_good, self._num_trained, self._num_rescaled
+        return NonfiniteCount(*row, *steps, self.reason)
 
     def note(
         self,
@@ -48,10 +54,11 @@ class Nonfinite:
         reports: Mapping[WorkerId, messages.StepReport],
         losses: Sequence[float],
     ) -> None:
-        is_skipped = any(report.skipped for report in reports.values())
-        self._num_trained += not is_skipped
-        if not is_skipped and all(map(math.isfinite, losses)):
-            self._num_good += 1
+        skipped = [report for report in reports.values() if report.skipped]
+        self._num_trained += not skipped
+        if all(map(math.isfinite, losses)) and not any(one.loss_scale <= 1 for one in skipped):
+            self._num_good += not skipped
+            self._num_rescaled += bool(skipped)
             self._first = self._last = -1
             return
         if self._first < 0 or step != self._last + 1:
@@ -72,6 +79,11 @@ class Nonfinite:
 
     def check_end(self, advice: str) -> None:
         """A run of a few steps that were all bad is no success."""
+        if self._num_rescaled and not self._num_trained:
+            raise HoldfastError(
+                "the loss scale was too high in every step: nothing was trained; lower "
+                f"train.loss_scale, or train for more steps. {advice}"
+            )
         if self._first >= 0 and not self._num_good:
             result = "no loss was a number" if self._num_trained else "nothing was trained"
             raise HoldfastError(f"{self._story()}: {result}; {_CURE}. {advice}")

@@ -161,6 +161,7 @@ class Reports:
             took_s=took_s,
             clipped=one.clipped,
             skipped=one.skipped,
+            loss_scale=one.loss_scale,
         )
 
     def on_finished(self, finished: messages.Finished) -> None:

@@ -31,7 +31,7 @@ from holdfast.protocol.records import SaveRule
 from holdfast.validation import Validation
 
 SNAPSHOT = "snapshot"  # the kind of record
-VERSION = 1
+VERSION = 2
 
 Phase = Literal["TRAINING", "RETURNING", "FINISHED", "FAILED"]
 WorkerPhaseName = Literal[
@@ -106,6 +106,7 @@ class NonfiniteRow(NamedTuple):
     where: str
     num_good: Number
     num_trained: Number
+    num_rescaled: Number
     reason: str
 
 

@@ -57,6 +57,7 @@ class StepFinished(Timed):
     took_s: float
     clipped: bool = False
     skipped: bool = False  # a gradient was not finite: parameters are as before the step
+    loss_scale: float = 1.0  # of this step; after one that was skipped it is half of that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

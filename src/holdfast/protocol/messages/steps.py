@@ -34,6 +34,7 @@ class StepReport:
     skipped: bool
     taken_back: bool
     nonfinite: bool  # its own stage's gradient held NaN or Inf
+    loss_scale: float = 1.0  # 1: none, or it cannot be lower
     operations: list[OperationTime]
     transfers: list[Transfers]
 

@@ -76,7 +76,8 @@ class HiddenState:
         for layer in self._layers.values():
             known += [*layer.parameters(), *layer.buffers()]
         if self._optimizer is not None:
-            states = self._optimizer.state.values()
+            groups, states = self._optimizer.param_groups, self._optimizer.state.values()
+            known += [parameter for group in groups for parameter in group["params"]]
             known += [v for state in states for v in state.values() if isinstance(v, Tensor)]
         modules = (m for layer in self._layers.values() for m in layer.modules())
         return {*map(id, known), *map(id, modules), id(self._optimizer), id(self._job)}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from holdfast.errors import ConfigError
+from holdfast.runtime.stage.precision import DEVICE_TYPE
 
 THREADS = "threads"
 
@@ -39,8 +40,8 @@ _GETTERS: dict[str, Callable[[], Any]] = {
     "nnpack enabled": torch._C._get_nnpack_enabled,
     "flash attention": torch._C._get_flash_sdp_enabled,
     "plain attention": torch._C._get_math_sdp_enabled,
-    "autocast": lambda: torch.is_autocast_enabled("cpu"),
-    "autocast dtype": lambda: torch.get_autocast_dtype("cpu"),
+    "autocast": lambda: torch.is_autocast_enabled(DEVICE_TYPE),
+    "autocast dtype": lambda: torch.get_autocast_dtype(DEVICE_TYPE),
     "flush denormal": lambda: _SMALLEST / 2 == 0,  # torch sets it for the whole thread
 }
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from holdfast.arrays import Ints
 from holdfast.errors import ConfigError
+from holdfast.runtime.reduce.loss_scale import LossScale
 
 ALIGNMENT = 16  # elements: a cache line of fp32, and what one pass of a summing kernel takes
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -96,13 +97,16 @@ class ExactGradients:
     """Sums in 64-bit fixed point, each slot with its own power-of-two scale.
 
     ``num_contributions`` is the number of micro-batches of a step of the whole job, times the most
-    twins that a tied parameter has: a constant of the job, whatever the routing.
+    twins that a tied parameter has: a constant of the job, whatever the routing. What is added is
+    divided by the loss scale, exactly: another exponent is all that takes.
     """
 
     native = False
     order_matters = False
 
-    def __init__(self, layout: FlatLayout, num_contributions: int) -> None:
+    def __init__(
+        self, layout: FlatLayout, num_contributions: int, loss_scale: LossScale | None = None
+    ) -> None:
         from holdfast.runtime.reduce import fixed_point  # loads Numba: in exact mode only
 
         if not 1 <= num_contributions <= fixed_point.MAX_CONTRIBUTIONS:
@@ -114,6 +118,7 @@ class ExactGradients:
         self.flat = torch.zeros(layout.numel, dtype=torch.int64)
         self.nonfinite = False
         self._fixed = fixed_point
+        self._loss_scale = loss_scale or LossScale()
         self._num_contributions = num_contributions
         self._limit_bits = fixed_point.contribution_bits(num_contributions)
         self._sums = [layout.view(self.flat, i).view(-1).numpy() for i in range(len(layout.slots))]
@@ -126,14 +131,16 @@ class ExactGradients:
         if gradient.shape != self.layout.slots[slot].shape:
             raise ValueError(f"{self._describe(slot)} got a gradient of {tuple(gradient.shape)}")
         values = gradient.detach().to(torch.float32).contiguous().view(-1)
-        scale, limit = 2.0 ** self._exponents[slot], 2.0**self._limit_bits
-        if self._fixed.add_scaled(self._sums[slot], values.numpy(), scale, limit):
-            self._add_left_out(slot, values)
+        exponent = self._exponents[slot] - self._loss_scale.bits
+        if self._fixed.add_scaled(
+            self._sums[slot], values.numpy(), 2.0**exponent, 2.0**self._limit_bits
+        ):
+            self._add_left_out(slot, values, exponent)
         self._touched[slot] = True
 
-    def _add_left_out(self, slot: int, values: Tensor) -> None:
+    def _add_left_out(self, slot: int, values: Tensor, exponent: int) -> None:
         self.nonfinite = self.nonfinite or not bool(values.isfinite().all())
-        rows = self._fixed.split(values.numpy(), self._exponents[slot], self._limit_bits)
+        rows = self._fixed.split(values.numpy(), exponent, self._limit_bits)
         before = self._spill.get(slot)
         self._spill[slot] = rows if before is None else self._fixed.joined(before, rows)
 
@@ -196,14 +203,16 @@ class FastGradients:
     """Sums in fp32. Autograd adds straight into the flat vector, through ``parameter.grad``.
 
     What was touched is told by the version counter that torch raises with every in-place change;
-    the views must not share the flat vector's own counter, hence ``.data``.
+    the views must not share the flat vector's own counter, hence ``.data``. Sums are scaled as the
+    loss is; the reduced gradient is not.
     """
 
     order_matters = True
     nonfinite = False  # not watched while adding: the reduced gradient shows it
 
-    def __init__(self, layout: FlatLayout) -> None:
+    def __init__(self, layout: FlatLayout, loss_scale: LossScale | None = None) -> None:
         self.layout = layout
+        self._loss_scale = loss_scale or LossScale()
         self.flat = torch.zeros(layout.numel, dtype=torch.float32)
         self.native = all(slot.dtype == torch.float32 for slot in layout.slots)
         self.exponents = (0,) * len(layout.slots)
@@ -236,6 +245,8 @@ class FastGradients:
 
     def round_into(self, out: Tensor, total: Tensor, exponent: int, spill: Tensor) -> None:
         out.copy_(total)
+        if self._loss_scale.bits:
+            out.mul_(2.0**-self._loss_scale.bits)
 
     def measure(self, values: Tensor) -> tuple[float, float]:
         """Sum of squares in fp64, and the largest magnitude, of a padded slot."""

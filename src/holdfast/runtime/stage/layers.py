@@ -5,7 +5,7 @@ gives a flat tuple of tensors, whether or not its neighbours are in the same sta
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,14 +40,16 @@ class LayerStack:
         seed: int,
         unpack: bool,
         checkpoint_activations: bool,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         ran: Callable[[str], None] = lambda who: None,
     ) -> None:
-        """``ran`` is told of every layer that has run, and of the loss; it may raise."""
+        """``autocast`` is around each layer and the loss. ``ran`` is told of every layer that has
+        run, and of the loss; it may raise."""
         self._layers = tuple(layers)
         self._first_layer = first_layer
         self._seed = seed
         self._unpack = unpack
-        self._ran = ran
+        self._autocast, self._ran = autocast, ran
         self._checkpoint_activations = checkpoint_activations
         self._buffers = tuple(LayerBuffers(layer) for layer in layers)
         self._writes_to_inputs: bool | None = None  # learnt in the first forward
@@ -79,13 +81,15 @@ class LayerStack:
         return values
 
     def _applied(self, layer: nn.Module, values: Tensors) -> Any:
-        return layer(*values) if self._unpack else layer(joined(values))
+        with self._autocast():
+            return layer(*values) if self._unpack else layer(joined(values))
 
     def run_loss(self, run: ForwardPass, loss: Callable[[Any, Any], Tensor], given: Any) -> Tensor:
         """A loss draws its random numbers as one more layer would, in backward too."""
         after_last = self._first_layer + len(self._layers)
         seed_layer(self._seed, run.step, run.microbatch, after_last)
-        value = loss(*given)
+        with self._autocast():
+            value = loss(*given)
         self._ran("Job.loss")
         self._hook(run, after_last, (value,))
         return value

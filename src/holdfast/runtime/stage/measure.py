@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from holdfast.data.batches import Batch, Batches
 from holdfast.job import Job
 from holdfast.runtime.stage.layers import flat, named
+from holdfast.runtime.stage.precision import FP32, Precision
 
 # A busy machine makes any time too long, none too short: the shortest of some counts.
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 10
@@ -19,12 +20,12 @@ _ENOUGH_S = 0.5  # no round beyond the least is begun after this
 _Times: TypeAlias = tuple[list[float], list[float]]
 
 
-def measure_layers(job: Job, batches: Batches) -> _Times:
+def measure_layers(job: Job, batches: Batches, precision: Precision = FP32) -> _Times:
     """Seconds of each layer. Leaves parameters, gradients and buffers as they were."""
     unpack = not isinstance(job.layers, nn.Sequential)
     layers = list(job.layers)
     buffers = [buffer.clone() for layer in layers for buffer in layer.buffers()]
-    one_round = partial(_one_round, layers, job.loss, batches.load(0, 0), unpack)
+    one_round = partial(_one_round, layers, job.loss, batches.load(0, 0), unpack, precision)
     one_round()  # warms up
     rounds = _timed(one_round)
     for layer in layers:
@@ -50,7 +51,11 @@ def _timed(one_round: Callable[[], _Times]) -> list[_Times]:
 
 
 def _one_round(
-    layers: Sequence[nn.Module], loss: Callable[[Any, Any], Tensor], loaded: Batch, unpack: bool
+    layers: Sequence[nn.Module],
+    loss: Callable[[Any, Any], Tensor],
+    loaded: Batch,
+    unpack: bool,
+    precision: Precision,
 ) -> _Times:
     values, target = loaded
     forward_s: list[float] = []
@@ -59,10 +64,11 @@ def _one_round(
         leaves = (v.detach().requires_grad_(v.requires_grad) for v in values)
         inputs = tuple(leaf.clone() for leaf in leaves)  # a layer may write to its input
         start_s = time.perf_counter()
-        with named(number, layer, inputs):
+        with named(number, layer, inputs), precision.autocast():
             out = layer(*inputs) if unpack or len(inputs) == 1 else layer(inputs)
         if number == len(layers) - 1:
-            out = loss(out, target)
+            with precision.autocast():
+                out = loss(out, target)
         forward_s.append(time.perf_counter() - start_s)
         values = flat(number, out, unpack)
         steps.append((inputs, values))

@@ -32,6 +32,13 @@ aten = torch.ops.aten
 
 _INNER_BACKWARD = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+_CAST_BY_AUTOCAST = {
+    *(F.linear, torch.mm, torch.matmul, torch.bmm, torch.addmm, torch.baddbmm, torch.addbmm),
+    *(Tensor.mm, Tensor.matmul, Tensor.bmm, Tensor.addmm, Tensor.baddbmm, Tensor.addbmm),
+    *(Tensor.__matmul__, Tensor.__rmatmul__, F.scaled_dot_product_attention),
+    *(F.conv1d, F.conv2d, F.conv3d),
+    *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, torch.conv_tbc),
+}
 
 
 class DeferWeights(TorchFunctionMode):
@@ -76,7 +83,10 @@ class DeferWeights(TorchFunctionMode):
                 return routed
         if func in _INNER_BACKWARD:
             return self._run_inner_backward(func, args, kwargs)
-        result = func(*args, **kwargs)
+        if func in _CAST_BY_AUTOCAST and torch.is_grad_enabled():
+            result = func(*map(self._shared, args), **_each(self._shared, kwargs))
+        else:
+            result = func(*args, **kwargs)
         self._note_native_uses(chain(args, kwargs.values()), result)
         return result
 
@@ -189,6 +199,15 @@ class DeferWeights(TorchFunctionMode):
         dtype = torch.get_autocast_dtype(device)
         return tuple(None if tensor is None else self._cast(tensor, dtype) for tensor in tensors)
 
+    def _shared(self, argument: Any) -> Any:
+        """A weight as routed calls have cast it: its uses must add up in one place."""
+        if id(argument) not in self._slot_of or argument.dtype is torch.float64:
+            return argument
+        device = argument.device.type
+        if not torch.is_autocast_enabled(device):
+            return argument
+        return self._cast(argument, torch.get_autocast_dtype(device))
+
     def _cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         # Autocast casts a leaf once and so sums the gradients of its uses in low precision.
         once = tensor.is_leaf and tensor.requires_grad and torch.is_autocast_cache_enabled()
@@ -232,6 +251,10 @@ def weight_gradients(
             if waiting[slot] == 0:
                 total = sums.pop(slot)
                 yield slot, total + computed[slot] if slot in computed else total
+
+
+def _each(change: Callable[[Any], Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: change(value) for name, value in values.items()}
 
 
 def _requires_grad(result: Any) -> bool:

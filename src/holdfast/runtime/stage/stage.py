@@ -6,7 +6,7 @@ weight gradients go to a sink. Knows nothing of schedules, peers or optimizers.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,6 +57,7 @@ class ParameterSlot:
 class _Forwarded:
     """What a micro-batch holds between forward and backward."""
 
+    step: int
     inputs: Tensors
     outputs: Tensors
     mode: DeferWeights | None
@@ -95,15 +96,17 @@ class Stage:
         seed: int = 0,
         unpack: bool = False,
         loss: Callable[[Any, Any], Tensor] | None = None,
-        loss_scale: float = 1.0,
+        loss_scale: Callable[[int], float] = lambda step: 1.0,
         checkpoint_activations: bool = False,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         sink: GradientSink | None = None,
         ran: Callable[[str], None] = lambda who: None,
     ) -> None:
         """``unpack``: several tensors between two layers are passed as several arguments, not
         as one tuple. ``loss``, of the last stage, is called with its output and the target;
-        gradients are those of the loss times ``loss_scale``. ``ran`` is told of every layer that
-        has run, and of the loss; it may raise.
+        gradients are those of the loss times ``loss_scale`` of the step. ``autocast`` is around
+        each layer and the loss. ``ran`` is told of every layer that has run, and of the loss; it
+        may raise.
         """
         self.slots = _slots(layers, first_layer)
         self.sink = sink
@@ -113,6 +116,7 @@ class Stage:
             seed=seed,
             unpack=unpack,
             checkpoint_activations=checkpoint_activations,
+            autocast=autocast,
             ran=ran,
         )
         self._is_first = first_layer == 0
@@ -156,7 +160,7 @@ class Stage:
                 outputs = self._stack.forward(run, leaves)
                 if self._loss is not None:
                     outputs = (self._run_loss(self._loss, run, outputs, target),)
-        self._forwarded[microbatch] = _Forwarded(leaves, outputs, run.mode)
+        self._forwarded[microbatch] = _Forwarded(step, leaves, outputs, run.mode)
         self._buffer_changes[microbatch] = run.buffer_changes
         if self._loss is not None:
             return ()
@@ -262,7 +266,7 @@ class Stage:
     def _roots(self, forwarded: _Forwarded, given: BoundaryGradients) -> BoundaryGradients:
         if self._loss is None:
             return given
-        return (torch.full_like(forwarded.outputs[0], self._loss_scale),)
+        return (torch.full_like(forwarded.outputs[0], self._loss_scale(forwarded.step)),)
 
     def _take_forwarded(self, microbatch: int) -> _Forwarded:
         if microbatch not in self._forwarded:

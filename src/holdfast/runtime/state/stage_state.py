@@ -1,4 +1,5 @@
-"""All that makes a stage go on bit for bit: parameters, buffers, optimizer, exponents.
+"""All that makes a stage go on bit for bit: parameters, buffers, optimizer, exponents, loss
+scale.
 
 One set of named tensors, whether it comes from a checkpoint or from a peer.
 """
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from holdfast.errors import CheckpointError
 from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
+from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.stage.named_tensors import (
     ASIDE,
     POSITION,
@@ -28,6 +30,7 @@ from holdfast.storage.stores import OpenPart, part_folder
 
 OPTIMIZER = "optimizer"  # its kind, in a checkpoint's manifest
 _EXPONENT = "exponent"  # of a parameter's fixed-point sums: part of the state
+_SCALE = "/loss_scale"  # in every layer: any cut finds it
 
 
 class StreamPosition(Protocol):
@@ -45,18 +48,20 @@ class StageState:
         slots: Sequence[ParameterSlot],
         optimizer: StageOptimizer,
         gradients: ExactGradients | FastGradients,
+        loss_scale: LossScale | None = None,
     ) -> None:
         self._layers, self._slots = layers, slots
+        self._loss_scale = loss_scale or LossScale()
         self._optimizer, self._gradients = optimizer, gradients
         self._exponents = tuple(gradients.exponents)  # of the next step's sums
         self._built = BuiltBuffers(layers)
         self._stream: StreamPosition | None = None
         self._stream_keys: list[str] = []
 
-    def with_stream(self, stream: StreamPosition, ends: Iterable[int]) -> None:
-        """``ends``: the first and the last layer, which need data."""
+    def with_stream(self, stream: StreamPosition, fed: Iterable[int]) -> None:
+        """``fed``: layers that data come to."""
         self._stream = stream
-        self._stream_keys = [f"{layer}.{POSITION}" for layer in ends if layer in self._layers]
+        self._stream_keys = [f"{layer}.{POSITION}" for layer in sorted(fed)]
 
     def begin_step(self) -> None:
         self._gradients.clear()
@@ -85,6 +90,9 @@ class StageState:
                 tensors[f"{slot.key}/{_EXPONENT}"] = torch.tensor(exponent)
         if self._stream is not None and (position := self._stream.position()) is not None:
             tensors |= {key: position.clone() for key in self._stream_keys}
+        if not self._loss_scale.is_steady:
+            for number in self._layers:
+                tensors[f"{number}.{_SCALE}"] = torch.tensor(self._loss_scale.state)
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor], origin: str) -> None:
@@ -92,6 +100,9 @@ class StageState:
         positions = [rest.pop(key) for key in list(rest) if key.endswith(POSITION)]
         if self._stream is not None and positions:
             self._stream.go_on_from(positions[0])
+        scales = [rest.pop(k) for k in list(rest) if k.endswith(_SCALE)]
+        if scales:
+            self._loss_scale.load(ScaleState(*map(int, scales[0])))
         exponents = {k: rest.pop(k) for k in list(rest) if k.endswith(f"/{_EXPONENT}")}
         state = {k: rest.pop(k) for k in list(rest) if "/" in k and not k.endswith(ASIDE)}
         self._built.restore()

@@ -14,6 +14,7 @@ from holdfast.job import Job
 from holdfast.runtime.job.job_code import JobCode
 from holdfast.runtime.reduce.buckets import ParameterName
 from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout
+from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.reduce.step_sums import StepSums
 from holdfast.runtime.stage.named_tensors import (
     Layers,
@@ -21,6 +22,7 @@ from holdfast.runtime.stage.named_tensors import (
     live_tensors,
     names_of_each,
 )
+from holdfast.runtime.stage.precision import Precision
 from holdfast.runtime.stage.stage import ParameterSlot, Stage
 from holdfast.runtime.stage.ties import untie
 from holdfast.runtime.state.results import StageForm
@@ -45,11 +47,16 @@ class StageParts:
     commit: StageCommit
     parts: Parts
     is_last: bool
-    ends: tuple[int, int]  # the first and the last layer of the model
 
     @property
     def is_first(self) -> bool:
         return self.number == 0
+
+    @property
+    def fed(self) -> set[int]:
+        """Layers here that data come to: the first of the model, and the last, for targets."""
+        first = {min(self.layers)} if self.is_first else set[int]()
+        return first | ({max(self.layers)} if self.is_last else set())
 
 
 @dataclass(frozen=True)
@@ -77,9 +84,10 @@ class Builder:
         ranges = stage_ranges(self.cut, len(self.job.layers))
         all_layers, ties = untie(list(self.job.layers))
         layers = {layer: all_layers[layer] for number in numbers for layer in ranges[number]}
-        stage = self._stage(self._started(layers, first_step))
+        scale = self._loss_scale(first_step)
+        stage = self._stage(self._started(layers, first_step), scale)
         twins = [tie.members for tie in ties]
-        gradients = self._gradients(stage, max([1, *map(len, twins)]))
+        gradients = self._gradients(stage, max([1, *map(len, twins)]), scale)
         optimizer = self._optimizer(stage)
         commit = StageCommit(
             optimizer,
@@ -90,6 +98,7 @@ class Builder:
             keeps_old=keeps_old,
             consistency=self.config.recovery.consistency,
             staggered=self.config.optimizer.mode == "staggered",
+            loss_scale=scale,
             before_update=before_update,
             may_commit=may_commit,
             reach=reach,
@@ -99,18 +108,16 @@ class Builder:
         shapes, is_last = buffer_shapes(layers), numbers[-1] == len(ranges) - 1
         sums = StepSums(self.config.parallel.microbatches, shapes, is_last=is_last)
         slots = _names(ranges, all_layers, numbers)
-        form = StageForm(gradients.layout, shapes)
         return StageParts(
             number=numbers[0],
             layers=layers,
             stage=stage,
-            again=self._stage(layers),
+            again=self._stage(layers, scale),
             optimizer=optimizer,
-            state=StageState(layers, stage.slots, optimizer, gradients),
+            state=StageState(layers, stage.slots, optimizer, gradients, scale),
             commit=commit,
-            parts=Parts(slots, twins, gradients, sums, form),
+            parts=Parts(slots, twins, gradients, sums, StageForm(gradients.layout, shapes)),
             is_last=is_last,
-            ends=(0, len(all_layers) - 1),
         )
 
     def _started(self, layers: Layers, first_step: int) -> Layers:
@@ -120,16 +127,25 @@ class Builder:
             self.weights.fill(live_tensors(layers), names)
         return layers
 
-    def _stage(self, layers: Layers) -> Stage:
+    def _loss_scale(self, first_step: int) -> LossScale:
+        train = self.config.train
+        if train.precision != "fp16":
+            return LossScale()
+        first = ScaleState(train.loss_scale.bit_length() - 1)
+        return LossScale(first, growth_steps=train.loss_scale_steps, first_step=first_step)
+
+    def _stage(self, layers: Layers, scale: LossScale) -> Stage:
         config, is_last = self.config, max(layers) == len(self.job.layers) - 1
+        microbatches = config.parallel.microbatches
         return Stage(
             list(layers.values()),
             first_layer=min(layers),
             seed=config.train.seed,
             unpack=not isinstance(self.job.layers, nn.Sequential),
             loss=self.job.loss if is_last else None,
-            loss_scale=1.0 / config.parallel.microbatches,
+            loss_scale=lambda step: scale.at(step) / microbatches,
             checkpoint_activations=config.stage.checkpoint_activations,
+            autocast=Precision.of(config.train.precision).autocast,
             ran=self.code.ran,
         )
 
@@ -139,18 +155,22 @@ class Builder:
             [slot.key for slot in stage.slots],
             self.job.optimizer,
             self.job.lr_schedule,
+            masters=self.config.optimizer.masters,
         )
 
-    def _gradients(self, stage: Stage, num_twins: int) -> ExactGradients | FastGradients:
+    def _gradients(
+        self, stage: Stage, num_twins: int, scale: LossScale
+    ) -> ExactGradients | FastGradients:
         parameters = [slot.parameter for slot in stage.slots]
         layout = FlatLayout.of(parameters, [slot.key for slot in stage.slots])
         gradients: ExactGradients | FastGradients
         if self.config.gradients.mode == "fast":
-            gradients = FastGradients(layout)
+            gradients = FastGradients(layout, scale)
             if gradients.native:
                 gradients.attach(parameters)
         else:
-            gradients = ExactGradients(layout, self.config.parallel.microbatches * num_twins)
+            num = self.config.parallel.microbatches * num_twins
+            gradients = ExactGradients(layout, num, scale)
         stage.sink = gradients
         return gradients
 

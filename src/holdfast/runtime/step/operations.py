@@ -24,8 +24,8 @@ class StageOperations:
         self._built, self._loading, self._code = built, loading, code
         self.crossings = Crossings()
         self._newest = 0  # step
-        if loading.is_stream and (built.is_first or built.is_last):
-            built.state.with_stream(self, built.ends)
+        if loading.is_stream and built.fed:
+            built.state.with_stream(self, built.fed)
 
     def foresee(self, at: Attempt, end_step: int) -> None:
         """The next step mostly is like this one."""

@@ -55,6 +55,7 @@ class StepReports:
             skipped=verdict.skip,
             taken_back=committed.taken_back,
             nonfinite=committed.result.reduced.nonfinite,
+            loss_scale=committed.loss_scale,
             operations=told_operations(*turn, operations),
             transfers=self._transfers() if tells_operations(*turn) else [],
         )

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from holdfast.cluster import WorkerId
 from holdfast.runtime.link.activity import OPTIMIZER, Activity
+from holdfast.runtime.reduce.loss_scale import LossScale
 from holdfast.runtime.reduce.reduction import Reduced
 from holdfast.runtime.reduce.step_sums import Totals
 from holdfast.runtime.reduce.verdict import Verdict, Verdicts, make_piece
@@ -57,6 +58,7 @@ class Committed:
     result: StepResult
     verdict: Verdict
     taken_back: bool
+    loss_scale: float = 1.0
 
     @property
     def step(self) -> int:
@@ -88,6 +90,7 @@ class StageCommit:
         keeps_old: bool = True,
         consistency: Literal["keep-old", "undo"] = "keep-old",
         staggered: bool = True,
+        loss_scale: LossScale | None = None,
         before_update: Callable[[], None] = lambda: None,
         may_commit: Callable[[], None] = lambda: None,
         reach: Callable[[int, str], None] = lambda step, point: None,
@@ -104,6 +107,7 @@ class StageCommit:
         self._stage = stage
         self._layers = layers
         self._counted = counted
+        self._loss_scale = loss_scale or LossScale()
         self._keeps_old, self._staggered = keeps_old, staggered
         self.speculates = staggered  # until a verdict shows that it costs more than it gains
         self._before_update, self._reach, self._due = before_update, reach, due
@@ -150,6 +154,7 @@ class StageCommit:
         self._pending = _Pending(result, make_piece(reduced.nonfinite, squares))
         self.result = result
         self.reduced = result.step + 1
+        self._loss_scale.note(result.step, skipped=False)
 
     def tell(self, verdicts: Verdicts) -> None:
         """Tell the other stages the norm of what is reduced here, if they may not know it.
@@ -192,13 +197,19 @@ class StageCommit:
         self._pending = None
         self.speculates = self._staggered and verdict.good
         self._settled(result.step, verdict)
-        return Committed(result, verdict, taken_back=trusted and not verdict.good)
+        return Committed(
+            result,
+            verdict,
+            taken_back=trusted and not verdict.good,
+            loss_scale=self._loss_scale.at(result.step),
+        )
 
     def restart(self, version: int) -> None:
         """The state was replaced by one that has had ``version`` steps."""
         self._pending = None  # of a step that is thrown away
         self.reduced, self.result, self.verdicts, self._buffers = version, None, {}, {}
         self._rollback.restart()
+        self._loss_scale.restart(version)
 
     def follow(self, result: StepResult, verdict: Verdict) -> None:
         """Apply a step that others have committed."""
@@ -235,6 +246,7 @@ class StageCommit:
         return sum(tensor.nbytes for kept in self._buffers.values() for tensor in kept.values())
 
     def _settled(self, step: int, verdict: Verdict) -> None:
+        self._loss_scale.note(step, skipped=verdict.skip)
         self.verdicts[step] = verdict
         self.verdicts = {s: v for s, v in self.verdicts.items() if s > step - 2}
         self._rollback.committed(step)
@@ -284,7 +296,7 @@ def _swapped(parameters: list[nn.Parameter], values: tuple[Tensor, ...]) -> Iter
     """Other memory for a while: graphs of micro-batches in flight must not see a change."""
     present = [parameter.data for parameter in parameters]
     for parameter, value in zip(parameters, values, strict=True):
-        parameter.data = value
+        parameter.data = value.to(parameter.dtype)  # of a master, what it was rounded to
     try:
         yield
     finally:

@@ -153,6 +153,7 @@ class InverseRollback:
             for name, values in states.items():
                 _put(own[name], values)
             self._optimizer.set_state_of(index, {**own, **one.copies})
+        self._optimizer.masters.round_off()
 
     def committed(self, step: int) -> None:
         """The state of the step is needed no more: only parameters are asked for from now on."""

@@ -15,6 +15,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holdfast.errors import CheckpointError, ConfigError
+from holdfast.runtime.update.masters import MASTER, Masters
 
 _SCALAR_DTYPES: dict[type, torch.dtype] = {
     bool: torch.bool,
@@ -45,10 +46,14 @@ class StageOptimizer:
         keys: Sequence[str],
         make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         make_schedule: Callable[[Optimizer], LRScheduler] | None,
+        *,
+        masters: bool = False,
     ) -> None:
-        self._parameters = tuple(parameters)
+        """``masters``: parameters of less than 32 bits are updated in fp32, and rounded."""
+        self.masters = Masters(parameters, wanted=masters)
+        self._parameters = self.masters.trained
         self._keys = tuple(keys)
-        self._optimizer = make_optimizer(list(parameters)) if parameters else None
+        self._optimizer = make_optimizer(list(self._parameters)) if parameters else None
         self._schedule: LRScheduler | None = None
         self._schedule_step = 0
         if self._optimizer is not None:
@@ -128,6 +133,7 @@ class StageOptimizer:
         finally:
             for parameter, accumulator in zip(self._parameters, accumulators, strict=True):
                 parameter.grad = accumulator
+        self.masters.round_off()
 
     def _chunks(
         self, gradients: Sequence[Tensor | None], chunk_bytes: int | None
@@ -178,6 +184,7 @@ class StageOptimizer:
         with torch.no_grad():
             for parameter, old in zip(self._parameters, snapshot.parameters, strict=True):
                 parameter.copy_(old)
+        self.masters.round_off()
         for parameter, state in zip(self._parameters, snapshot.states, strict=True):
             self._set_state(parameter, _cloned(state))
         if self._optimizer is not None:
@@ -199,7 +206,7 @@ class StageOptimizer:
             for key, parameter in zip(self._keys, self._parameters, strict=True)
             for name, value in self._state(parameter).items()
             if value is not None
-        }
+        } | self.masters.live_tensors(self._keys)
 
     def _rewind_schedule(self) -> None:
         """It only goes forward: for a state of an earlier step it begins anew."""
@@ -213,10 +220,12 @@ class StageOptimizer:
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._rewind_schedule()
+        self.masters.load(tensors, self._keys)
         by_key: dict[str, dict[str, Any]] = {}
         for full, value in tensors.items():
             key, _, name = full.rpartition("/")
-            by_key.setdefault(key, {})[name] = value
+            if name != MASTER:
+                by_key.setdefault(key, {})[name] = value
         for key, parameter in zip(self._keys, self._parameters, strict=True):
             state = by_key.get(key, {})
             for name, value in state.items():
@@ -237,6 +246,7 @@ class StageOptimizer:
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
+        """What is updated: a master, where there is one."""
         return self._parameters
 
     def state_of(self, index: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class StepRollback(Protocol):
         ...
 
     def old(self, step: int) -> tuple[Tensor, ...] | None:
-        """The parameters before the step; None: those are the present ones."""
+        """The parameters, or their masters, before the step; None: those are the present ones."""
         ...
 
     def try_out(self, update: Update, then: Callable[[], None]) -> None:

@@ -20,12 +20,14 @@ from holdfast.protocol.spec import WorkerSpec
 from holdfast.runtime.job.bit_changers import before_loading, check_bits
 from holdfast.runtime.job.torch_settings import SettingsWatch
 from holdfast.runtime.job.traits import check_unchanged, check_validation, job_traits
+from holdfast.runtime.stage.measure import measure_layers
 from holdfast.runtime.stage.named_tensors import (
     hash_of_built,
     hash_of_each,
     live_tensors,
     names_of_each,
 )
+from holdfast.runtime.stage.precision import Precision
 from holdfast.runtime.stage.seeding import DRAWING
 from holdfast.schedule.cut import stage_ranges
 from holdfast.weights.naming import named_by
@@ -104,6 +106,14 @@ class JobLoader:
             self.warnings += [misfit] if misfit else []
             self.weights = weights
         return self.weights
+
+    def measured(self, job: Job) -> messages.LayerCosts:
+        with DRAWING:
+            precision = Precision.of(self._config.train.precision)
+            forward_s, backward_s = measure_layers(job, self.batches(job), precision)
+        self.settings.check("a layer or Job.data")
+        worker = str(self._spec.worker)
+        return messages.LayerCosts(worker=worker, forward_s=forward_s, backward_s=backward_s)
 
     def batches(self, job: Job) -> Batches:
         config = self._config

@@ -29,8 +29,6 @@ from holdfast.runtime.link.control_link import ControlLink
 from holdfast.runtime.link.heartbeat_sender import HeartbeatSender
 from holdfast.runtime.link.lease import Lease
 from holdfast.runtime.replay.replay import Replayer
-from holdfast.runtime.stage.measure import measure_layers
-from holdfast.runtime.stage.seeding import DRAWING
 from holdfast.runtime.state.boundary_log import BoundaryLog, open_log
 from holdfast.runtime.state.state_keeping import StateKeeping
 from holdfast.runtime.step.stage_runner import StageTraining
@@ -91,7 +89,7 @@ class Worker:
                 limit_s = _IDLE_LIMIT_S
                 if isinstance(message, messages.MeasureLayers):
                     assert job is not None
-                    self._measure(job)
+                    self._link.send(self._loader.measured(job))
                 else:
                     self._obey(message, job)
                     job = None  # the other stages' layers
@@ -156,15 +154,6 @@ class Worker:
             port=port,
         )
         self._link.send(hello)
-
-    def _measure(self, job: Job) -> None:
-        with DRAWING:
-            forward_s, backward_s = measure_layers(job, self._loader.batches(job))
-        self._loader.settings.check("a layer or Job.data")
-        costs = messages.LayerCosts(
-            worker=str(self._spec.worker), forward_s=forward_s, backward_s=backward_s
-        )
-        self._link.send(costs)
 
     def _build(self, assign: messages.Assign, job: Job | None) -> None:
         if self.training is not None:

@@ -52,7 +52,7 @@ def cut(
             first_layer=start,
             seed=3,
             loss=loss if stop == len(layers) else None,
-            loss_scale=1 / len(MICROBATCHES),
+            loss_scale=lambda step: 1 / len(MICROBATCHES),
             sink=Sums(),
             **options,
         )
@@ -104,7 +104,7 @@ def test_the_cut_shows_neither_in_losses_nor_in_gradients(
 
 
 def test_gradients_are_those_of_the_scaled_loss_but_the_reported_loss_is_not_scaled() -> None:
-    stage = Stage([linear(1)], loss=lambda y, _: y.sum(), loss_scale=0.25, sink=Sums())
+    stage = Stage([linear(1)], loss=lambda y, _: y.sum(), loss_scale=lambda step: 0.25, sink=Sums())
     x = torch.randn(4, 32)
     assert stage.forward(0, 0, (x,)) == ()
     stage.backward(0)

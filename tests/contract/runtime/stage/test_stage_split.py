@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from typing import Literal
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from helpers.harness.module_cases import (
     linears,
     same,
 )
+from holdfast.runtime.stage.precision import FP32, Precision
 from holdfast.runtime.stage.seeding import seed_layer
 from holdfast.runtime.stage.split import DeferWeights, run_backward
 from holdfast.runtime.stage.stage import BoundaryGradients, Stage
@@ -48,7 +50,9 @@ def make_stage(module: nn.Module, **options: object) -> Stage:
     return Stage([module], first_layer=1, seed=SEED, unpack=True, sink=Sums(), **options)
 
 
-def run_plain(case: Case) -> tuple[list[BoundaryGradients], dict[int, Tensor]]:
+def run_plain(
+    case: Case, precision: Precision = FP32
+) -> tuple[list[BoundaryGradients], dict[int, Tensor]]:
     module = make_module(case)
     parameters = [p for p in module.parameters() if p.requires_grad]
     buffers = copy.deepcopy(dict(module.named_buffers()))
@@ -59,7 +63,8 @@ def run_plain(case: Case) -> tuple[list[BoundaryGradients], dict[int, Tensor]]:
             buffer.data = buffers[name].clone()
         leaves = [t.requires_grad_(t.is_floating_point()) for t in case.inputs(microbatch)]
         seed_layer(SEED, 0, microbatch, 1)
-        result = module(*(leaf.clone() for leaf in leaves))
+        with precision.autocast():
+            result = module(*(leaf.clone() for leaf in leaves))
         outputs = (result,) if isinstance(result, Tensor) else tuple(result)
         pairs = zip(outputs, gradients_for(outputs, microbatch), strict=True)
         roots = [(o, g) for o, g in pairs if o.requires_grad]
@@ -127,6 +132,29 @@ def test_checkpointing_changes_no_bit(case: Case) -> None:
     plain = run_plain(case)
     for split, whole in ((False, True), (True, False)):
         found = run_stage(case, split=split, whole=whole, checkpoint_activations=True)
+        check_equal(plain, found)
+
+
+# torch's own kernels, or the module itself, refuse mixed types.
+NOT_UNDER_AUTOCAST = {"lstm", "mixture of experts", "own autograd function"}
+LOW_PRECISION = [case for case in CHECKPOINTABLE if case.name not in NOT_UNDER_AUTOCAST]
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("case", LOW_PRECISION, ids=lambda case: case.name)
+def test_in_low_precision_no_bit_depends_on_splitting_or_checkpointing(
+    case: Case, name: Literal["bf16", "fp16"]
+) -> None:
+    precision = Precision.of(name)
+    plain = run_plain(case, precision)
+    for split, again in ((False, False), (True, False), (False, True), (True, True)):
+        found = run_stage(
+            case,
+            split=split,
+            whole=not split,
+            checkpoint_activations=again,
+            autocast=precision.autocast,
+        )
         check_equal(plain, found)
 
 

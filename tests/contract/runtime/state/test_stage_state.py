@@ -8,6 +8,7 @@ from torch import Tensor, nn, optim
 
 from holdfast.errors import CheckpointError
 from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout
+from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.stage.stage import ParameterSlot
 from holdfast.runtime.state.stage_state import OPTIMIZER, StageState
 from holdfast.runtime.update.optimizer import StageOptimizer
@@ -199,3 +200,17 @@ def test_a_checkpoint_of_an_older_version_has_it_and_can_be_loaded():
     stage = OneStage()
     stage.state.load(trained().state.tensors() | {TABLE: torch.arange(3.0)}, "a test")
     assert stage.bits() == trained().bits()
+
+
+def test_the_loss_scale_travels_with_the_state_of_every_layer():
+    def stage(bits: int) -> tuple[StageState, LossScale]:
+        one, scale = OneStage(), LossScale(ScaleState(bits, 7), growth_steps=2000)
+        return StageState(one.layers, one.slots, one.optimizer, one.gradients, scale), scale
+
+    (sender, _), (taker, scale) = stage(5), stage(9)
+    tensors = sender.tensors()
+    taker.load({k: v for k, v in tensors.items() if k != "4./loss_scale"}, "a test")
+    assert scale.state == (5, 7)
+    plain = OneStage().state
+    plain.load(tensors, "a test")  # of a run without: it is of no use there
+    assert "3./loss_scale" in tensors.keys() - plain.tensors().keys()

@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost
 from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout
+from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.reduce.reduction import Reduced, conclude
 from holdfast.runtime.reduce.step_sums import Totals
 from holdfast.runtime.reduce.verdict import Verdict, VerdictExchange
@@ -51,6 +52,7 @@ class OneStage:
         may_commit: Callable[[], None] = lambda: None,
         reach: Callable[[int, str], None] = lambda step, point: None,
         due: Callable[[int, str], bool] = lambda step, point: False,
+        loss_scale: LossScale | None = None,
     ) -> None:
         torch.manual_seed(3)
         self.layers = {0: nn.Linear(3, 4), 1: nn.BatchNorm1d(4)}
@@ -72,6 +74,7 @@ class OneStage:
             may_commit=may_commit,
             reach=reach,
             due=due,
+            loss_scale=loss_scale,
         )
         self.enter()
         self._learn_buffers(stage)
@@ -511,3 +514,24 @@ def test_a_new_epoch_with_nothing_open_tells_nothing():
     sent = stage.transport.statistics.sent_messages
     stage.enter()
     assert stage.transport.statistics.sent_messages == sent
+
+
+def test_the_next_step_has_the_loss_scale_of_a_good_one_until_the_verdict_is_known():
+    scale = LossScale(ScaleState(4), growth_steps=1)
+    stage = OneStage(loss_scale=scale)
+    stage.reduce(0)
+    assert (scale.at(0), scale.at(1)) == (16.0, 32.0)
+    stage.hear(0, SKIPPED)
+    assert stage.commit_step().loss_scale == 16.0
+    assert (scale.at(0), scale.at(1)) == (16.0, 8.0)
+
+
+def test_a_joiner_follows_the_loss_scale():
+    scales = [LossScale(ScaleState(4), growth_steps=2) for _ in range(2)]
+    member, joiner = (OneStage(loss_scale=scale) for scale in scales)
+    for one in (member, joiner):
+        one.commit.restart(5)
+    for step, square in enumerate((GOOD, GOOD, SKIPPED, CLIPPED), 5):
+        committed = run_step(member, step, square, trust=True)
+        joiner.commit.follow(committed.result, committed.verdict)
+    assert scales[0].state == scales[1].state == (4, 1)

@@ -43,17 +43,20 @@ class OneStage:
     """Stage 1 of two, alone; steps are reduced over itself."""
 
     consistency = "keep-old"
+    dtype = torch.float32
 
     def __init__(self, optimizer: str) -> None:
         torch.manual_seed(3)
         norm = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3))
         self.layers = {2: norm, 3: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))}
+        for layer in self.layers.values():
+            layer.to(self.dtype)
         self.stage, self.again = self._stage(), self._stage()
         parameters = [slot.parameter for slot in self.stage.slots]
         keys = [slot.key for slot in self.stage.slots]
         self.gradients = ExactGradients(FlatLayout.of(parameters, keys), MICROBATCHES)
         self.stage.sink = self.gradients
-        self.optimizer = StageOptimizer(parameters, keys, OPTIMIZERS[optimizer], None)
+        self.optimizer = StageOptimizer(parameters, keys, OPTIMIZERS[optimizer], None, masters=True)
         shapes = {
             f"{number}.{name}": buffer.shape
             for number, layer in self.layers.items()
@@ -135,7 +138,7 @@ def consistency(request, monkeypatch) -> str:
 
 def data(step: int, microbatch: int) -> Tensor:
     generator = torch.Generator().manual_seed(1000 * step + microbatch)
-    return torch.randn(5, WIDTH, generator=generator)
+    return torch.randn(5, WIDTH, generator=generator).to(OneStage.dtype)
 
 
 def bits(tensor: Tensor | None) -> bytes:
@@ -200,6 +203,13 @@ def test_the_present_state_and_the_micro_batches_in_flight_do_not_notice(optimiz
     for one in (stage, calm):
         apply(one, 2, "settled")
     assert stage.state() == calm.state()
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_parameters_in_bf16_are_those_that_their_masters_were_rounded_to(monkeypatch, how):
+    monkeypatch.setattr(OneStage, "dtype", torch.bfloat16)
+    stage, sent = come_to_step_2("AdamW", how)
+    assert {m: stage.rerun(1, m) for m in range(MICROBATCHES)} == sent
 
 
 def test_old_weights_do_differ_from_the_present_ones():

@@ -9,13 +9,14 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 
 
-def skipped_step(world, *, nonfinite=(), loss=1.0):
+def skipped_step(world, *, nonfinite=(), loss=1.0, loss_scale=1.0):
     """Everyone reports that it has left the step out."""
     for actor in world.live():
         losses = [(m, loss) for m in range(4)] if actor.stage == 1 else []
         bad = actor.stage in nonfinite
         actor.reduced += 1
-        world.handle(report(actor.name, actor.reduced - 1, losses, skipped=True, nonfinite=bad))
+        told = {"skipped": True, "nonfinite": bad, "loss_scale": loss_scale}
+        world.handle(report(actor.name, actor.reduced - 1, losses, **told))
     world.pump()
 
 
@@ -113,6 +114,22 @@ def test_with_limit_0_it_goes_on_but_a_run_that_trained_nothing_is_an_error():
     world.pump()
     assert "NaN or Inf in all of steps 1 to 12" in str(world.run.failure)
     assert "nothing was trained" in str(world.run.failure)
+
+
+def test_a_loss_scale_that_can_be_halved_makes_no_row():
+    world = World(gradients={"nonfinite_limit": 2}).start()
+    for scale in (16.0, 8.0, 4.0, 2.0, 1.0):
+        skipped_step(world, loss_scale=scale)
+    assert not world.run.over
+    skipped_step(world, loss_scale=1.0)
+    assert "NaN or Inf in all of steps 5 to 6" in str(world.run.failure)
+
+
+def test_a_loss_that_is_not_finite_counts_whatever_the_loss_scale_is():
+    world = World(gradients={"nonfinite_limit": 2}).start()
+    for _ in range(2):
+        skipped_step(world, loss=float("inf"), loss_scale=16.0)
+    assert "NaN or Inf in all of steps 1 to 2, first in the loss" in str(world.run.failure)
 
 
 def failed(world, step, *, code=2, epoch=None, worker="0.0"):
