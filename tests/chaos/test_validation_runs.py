@@ -163,6 +163,11 @@ def test_a_resumed_run_knows_the_best_and_its_patience(stopped, tmp_path):
     assert run.parameters_sha256 == stopped.parameters_sha256
     assert run.validation == stopped.validation[2:]
     assert run.best.step == 2
+
+
+def test_a_run_that_has_stopped_early_is_resumed_without_patience_only(tmp_path):
+    # Its only checkpoint is that of its end: one that was due could be whole before its validation.
+    train(config={**STOPPED, "checkpoint.every_steps": 0}, steps=12, run_dir=tmp_path / "run")
     expected = r"validation.patience=2: .* has stopped early \(2 validations in a row no better"
     with pytest.raises(CheckpointError, match=expected):
         hf.resume(tmp_path / "run", job=job.validated, steps=12)
