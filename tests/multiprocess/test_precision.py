@@ -11,7 +11,7 @@ from helpers import jobs, runs
 from helpers.runs import assert_same_result, finished
 from helpers.wide import wide
 from holdfast.data.batches import Batches
-from holdfast.job import load_job
+from holdfast.job_call import load_job
 from holdfast.observability.events import StepFinished
 from holdfast.runtime.stage.seeding import seed_layer
 

@@ -39,7 +39,7 @@ SHAPES = [Shape(2, 2, MICROBATCHES), Shape(3, 2, MICROBATCHES), Shape(2, 3, MICR
 
 NEVER, SOMETIMES, ALWAYS = "never clipped", "clipped now and then", "always clipped"
 UNTIED = "clipped now and then, without ties"
-CLIP_NORMS = {NEVER: 1e6, SOMETIMES: 1.0, ALWAYS: 1e-2, UNTIED: 1.0}
+CLIP_NORMS = {NEVER: 1e6, SOMETIMES: 1.2, ALWAYS: 1e-2, UNTIED: 1.0}
 _TIE = "last.weight = first.weight"
 IN_TURNS = [
     pytest.mark.usefixtures("one_thread"),
