@@ -143,7 +143,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def mixed(folder: Path, clip_norm: float = 1.2) -> Path:
+def mixed(folder: Path, clip_norm: float = 1.3) -> Path:
     """A few thousand parameters."""
     return write(folder, "mixed", MIXED.replace("CLIP_NORM", repr(clip_norm)))
 
