@@ -48,6 +48,7 @@ def trained(folder: Path, rate: str, *words: str) -> runs.Outcome:
     return finished(runs.threads(job, run_dir, *words, steps=2, microbatches=4))
 
 
+@pytest.mark.wide
 def test_a_llama_goes_in_and_out_by_its_own_names(tmp_path):
     transformers = pytest.importorskip("transformers")
     first = trained(tmp_path, "1e-2", "--stages", "2")

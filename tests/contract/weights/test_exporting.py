@@ -135,6 +135,7 @@ def test_the_step_and_the_run_can_be_named_in_several_ways(run, tmp_path):
         assert bits(read_back(folder, "safetensors")) == bits(expected)
 
 
+@pytest.mark.wide
 def test_a_folder_for_transformers_is_loaded_by_it(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
