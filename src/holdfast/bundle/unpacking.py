@@ -58,11 +58,11 @@ def cached(cache: Path, sha256: str) -> Path | None:
     try:
         with (place / _MANIFEST).open("rb") as stream:
             manifest = read_manifest(stream.read(MOST_MANIFEST_BYTES + 1), sha256)
-    except (OSError, ProtocolError):
+        root = place / _FILES
+        own = all(map(_is_own, [place, place / _MANIFEST, *_within(root)]))
+    except (OSError, ProtocolError):  # also one that another process takes away meanwhile
         return None
-    root = place / _FILES
-    is_ours = _is_private(cache) and all(map(_is_own, [place, place / _MANIFEST, *_within(root)]))
-    return root if is_ours and is_whole(manifest, root) else None
+    return root if own and _is_private(cache) and is_whole(manifest, root) else None
 
 
 def _within(root: Path) -> list[Path]:

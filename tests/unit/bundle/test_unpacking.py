@@ -4,6 +4,7 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from holdfast.bundle.unpacking import (
     default_cache,
     expected_pieces,
     import_folders,
+    is_whole,
     unpack,
 )
 from holdfast.errors import ConfigError, ProtocolError
@@ -216,6 +218,26 @@ def test_what_a_killed_process_has_left_is_cleared_after_a_day(tmp_path: Path) -
     assert left_in(tmp_path) == [second, MANIFEST.sha256]
     old.abandon()
     new.abandon()
+
+
+def test_what_another_process_takes_away_meanwhile_is_unpacked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = unpack(tmp_path, MANIFEST, PIECES)
+    listed = Path.rglob
+    taken = []
+
+    def gone(path: Path, pattern: str) -> Any:
+        if taken:
+            return listed(path, pattern)
+        taken.append(path)
+        shutil.rmtree(root)
+        return iter(os.scandir(root))
+
+    monkeypatch.setattr(Path, "rglob", gone)
+    assert unpack(tmp_path, MANIFEST, PIECES) == root
+    assert taken
+    assert is_whole(MANIFEST, root)
 
 
 def _unpack_often(cache: Path, go: Any) -> None:
