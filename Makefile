@@ -77,6 +77,7 @@ bench: $(READY)
 	$(BIN)/python bench/tls.py
 	$(BIN)/python bench/log_copies.py
 	$(BIN)/python bench/data.py
+	$(BIN)/python bench/worker_groups.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/peers_torchft.py
 

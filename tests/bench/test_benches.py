@@ -78,3 +78,12 @@ def test_the_tls_bench_prints_its_figures() -> None:
     tensors = {"tensor_round_trip_us", "tensor_gb_s", "tensor_cpu_s_gb"}
     assert set(found) == {f"{way}_{name}" for way in ("plain", "tls") for name in control | tensors}
     assert all(value > 0 for value in found.values())
+
+
+@pytest.mark.bench
+@pytest.mark.wide
+def test_two_ranks_of_a_worker_leave_the_same_bits() -> None:
+    few = ["--rounds", "1", "--microbatches", "3", "--width", "64"]
+    found = figures("worker_groups.py", *few)
+    assert found["same_bits"] is True
+    assert found["agreement_us"] > 0
