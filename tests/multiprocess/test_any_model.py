@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import holdfast as hf
 from helpers import runs, traced_models
 from helpers.runs import finished
 from helpers.wide import first
-from holdfast.api.record import open_run
 
 TRACED = Path(traced_models.__file__)
 DECODERS = TRACED.with_name("decoders.py")
-KILL = "kill 1.0 @ 3.B0"
+KILLS = {"2x2": "kill 1.0 @ 3.B0", "1x4": "kill 0.2 @ 4.B1"}  # a peer's, and a whole stage
 STEPS = 10
 
 
@@ -26,15 +26,16 @@ def trained(job: Path, name: str, run_dir: Path, layout: str, *more: str) -> run
     )
 
 
-def assert_one_result(job: Path, name: str, folder: Path) -> None:
-    """Of one worker, of four through a death, and of four stages."""
+def assert_one_result(job: Path, name: str, folder: Path) -> runs.Outcome:
+    """Of one worker, and of four through a death."""
     one = trained(job, name, folder / "1x1", "1x1")
-    through_a_death = trained(job, name, folder / "2x2", "2x2", "--fault", KILL)
-    assert through_a_death.summary["faults_fired"] == [KILL]
-    runs.assert_same_result(through_a_death, one)
-    runs.assert_same_result(trained(job, name, folder / "1x4", "1x4"), one)
+    for layout, kill in KILLS.items():
+        through_a_death = trained(job, name, folder / layout, layout, "--fault", kill)
+        assert through_a_death.summary["faults_fired"] == [kill]
+        runs.assert_same_result(through_a_death, one)
     assert len(one.losses) == STEPS
     assert all(map(math.isfinite, one.losses))
+    return one
 
 
 @pytest.mark.parametrize("name", first(1, ["towers", "resnet", "vit", "unet", "functional"]))
@@ -43,15 +44,24 @@ def test_a_traced_model_has_the_same_bits_on_every_layout(name, tmp_path):
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gpt2", "gemma3"])
-def test_a_decoder_of_transformers_has_the_same_bits_on_every_layout(name, tmp_path):
-    pytest.importorskip("transformers")
-    assert_one_result(DECODERS, name, tmp_path)
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma", "gemma2", "gemma3"]
+)
+def test_a_decoder_of_transformers_has_the_same_bits_on_every_layout_and_goes_out(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    run_dir = assert_one_result(DECODERS, name, tmp_path).run_dir
+    folder = hf.export(run_dir, "hf")
+    loaded, told = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(told.values()), told
+    model, tokens = hf.open_run(run_dir).model(), torch.arange(3, 15)[None]
+    assert torch.equal(loaded.eval()(tokens).logits, model.eval()(tokens).logits)
 
 
 def test_the_trained_model_is_the_users_own_class(tmp_path):
     run = trained(TRACED, "towers", tmp_path / "run", "1x2")
-    model = open_run(tmp_path / "run").model()
+    model = hf.open_run(tmp_path / "run").model()
     assert type(model).__name__ == "Towers"
     assert model.head.weight is model.words.weight
     [key] = [key for key in run.state() if key.endswith("text.0.weight")]
