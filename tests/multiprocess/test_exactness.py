@@ -121,7 +121,7 @@ def test_a_step_that_was_applied_on_trust_and_had_to_be_clipped_is_taken_back(
 
 @pytest.mark.wide
 def test_a_clip_that_comes_and_goes_gives_one_result_in_both_optimizer_modes(tmp_path):
-    job = jobs.mixed(tmp_path)
+    job = jobs.mixed(tmp_path, clip_norm=1.1)
     modes = {
         mode: finished(
             runs.threads(
