@@ -27,12 +27,18 @@ class Padded:
 
 
 class Mixing(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.inner, self.drop = nn.Linear(8, 8), nn.Dropout(0.2)
+        self.inner, self.drop = nn.Linear(8, 8), nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.drop(torch.tanh(self.inner(x)))
+
+
+def layers(dropout: float = 0.0) -> list[nn.Module]:
+    torch.manual_seed(5)
+    between = [Mixing(dropout), Mixing(dropout)]
+    return [nn.Embedding(VOCABULARY, 8), *between, nn.Linear(8, VOCABULARY)]
 
 
 def loss(scores: Tensor, target: Tensor) -> Tensor:
@@ -42,33 +48,14 @@ def loss(scores: Tensor, target: Tensor) -> Tensor:
 
 def weighted(**changed: object) -> Job:
     parts = {
-        "layers": [nn.Embedding(VOCABULARY, 8), Mixing(), Mixing(), nn.Linear(8, VOCABULARY)],
+        "layers": layers(dropout=0.2),
         "loss": loss,
         "weight": real_tokens,
         "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
         "data": Padded(),
         "validation": Padded(9),
-        "sampler": lambda epoch: range(40),
+        "sampler": lambda epoch: range(len(Padded())),
         "microbatch_size": SIZE,
+        "clip_norm": 0.3,
     }
     return Job(**(parts | changed))
-
-
-def clipped() -> Job:
-    return weighted(clip_norm=0.3)
-
-
-def empty() -> Job:
-    return weighted(data=Padded(num_empty=40))
-
-
-def with_one_empty_step() -> Job:
-    return weighted(data=Padded(num_empty=8))
-
-
-def negative() -> Job:
-    return weighted(weight=lambda target: -1.0 if target.sum() > 0 else 2.0)
-
-
-def no_number() -> Job:
-    return weighted(weight=lambda target: target)
