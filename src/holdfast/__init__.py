@@ -41,6 +41,7 @@ __all__ = [
     "export",
     "open_run",
     "plan",
+    "real_tokens",
     "resume",
     "start",
     "testing",
@@ -49,6 +50,7 @@ __all__ = [
 
 if TYPE_CHECKING:  # the same names, for those who only read them
     from holdfast import testing
+    from holdfast.adaptors.tokens import real_tokens
     from holdfast.api.diagnosing import diagnose
     from holdfast.api.live_run import LiveRun
     from holdfast.api.planning import plan
@@ -74,6 +76,7 @@ else:
         "export": ("weights.exporting", "export"),
         "open_run": ("api.record", "open_run"),
         "plan": ("api.planning", "plan"),
+        "real_tokens": ("adaptors.tokens", "real_tokens"),
         "resume": ("api.training", "resume"),
         "start": ("api.training", "start"),
         "testing": ("testing", ""),

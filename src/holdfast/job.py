@@ -75,6 +75,9 @@ class Job:
     microbatch_size: int = 8
     """Samples in a micro-batch."""
 
+    weight: Callable[[Any], Tensor | float] | None = None
+    """target -> what its micro-batch counts for, such as its real tokens; None: all count 1."""
+
     lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
     """Stepped once after each optimizer step."""
 
@@ -180,7 +183,7 @@ def _check_callables(job: Job) -> None:
             "one for each stage, e.g. lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
         )
     needed = {"loss": job.loss, "optimizer": job.optimizer}
-    optional = {"lr_schedule": job.lr_schedule, "collate": job.collate}
+    optional = {"lr_schedule": job.lr_schedule, "collate": job.collate, "weight": job.weight}
     given = needed | {name: value for name, value in optional.items() if value is not None}
     for name, value in given.items():
         if not callable(value):

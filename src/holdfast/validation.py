@@ -1,5 +1,6 @@
 """What validations have brought, and which was the best. Pure: any process comes to the same."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,15 @@ class Validation(NamedTuple):
     def value(self, name: str) -> float:
         """Of the loss or of a metric; NaN: this run did not have it then."""
         return self.loss if name == "loss" else self.metrics.get(name, float("nan"))
+
+
+def weighted_mean(values: Sequence[tuple[float, float]]) -> float:
+    """Of (value, weight). Sums are rounded once: their order does not show. NaN: of nothing."""
+    products = [value * weight for value, weight in values]
+    total = math.fsum(weight for _, weight in values)
+    if not total or not all(map(math.isfinite, products)):
+        return sum(sorted(products, key=str)) if total else math.nan
+    return math.fsum(products) / total
 
 
 class BestSoFar(NamedTuple):

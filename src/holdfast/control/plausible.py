@@ -4,6 +4,7 @@ Asked before a message is acted on: whoever says what cannot be loses its connec
 of the run is as if it had said nothing.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, get_args, get_type_hints
 
@@ -13,7 +14,7 @@ from holdfast.control.state.run import Run
 from holdfast.control.state.validations import metric_names, num_validated
 from holdfast.errors import Implausible
 from holdfast.protocol import messages
-from holdfast.protocol.records import MicrobatchLoss
+from holdfast.protocol.records import MicrobatchLoss, MicrobatchScore
 from holdfast.schedule.operation import parse_op
 
 # Of what nobody can speak before training has begun.
@@ -120,8 +121,9 @@ class Plausible:
         numbers, last = [one.microbatch for one in told.scores], num_validated(traits, config) - 1
         _at_most(told, "scores", numbers, last, "micro-batch ")
         num_metrics = len(metric_names(traits))
-        if any(len(one.metrics) != num_metrics or not one.num_samples for one in told.scores):
-            raise Implausible(f"Scores.scores: expected samples, and {num_metrics} metrics of each")
+        if any(len(one.metrics) != num_metrics for one in told.scores):
+            raise Implausible(f"Scores.scores: expected {num_metrics} metrics of each")
+        _check_weights(told, "scores", told.scores)
         if not config.validation.is_due(told.step, config.train.steps):
             raise Implausible(f"Scores.step: {told.step}; no validation is due then")
 
@@ -162,6 +164,16 @@ class Plausible:
         self._microbatches(message, name, numbers)
         if len(set(numbers)) < len(numbers):
             raise Implausible(f"{type(message).__name__}.{name}: a micro-batch is there twice")
+        _check_weights(message, name, losses)
+
+
+def _check_weights(
+    message: messages.Message, name: str, rows: Iterable[MicrobatchLoss | MicrobatchScore]
+) -> None:
+    for one in rows:
+        if not 0 <= one.weight < math.inf:
+            kind = type(message).__name__
+            raise Implausible(f"{kind}.{name}: a weight of {one.weight}; expected at least 0")
 
 
 def _at_most(

@@ -90,6 +90,7 @@ class RunProgress:
     unsaved: CheckpointFailed | None = None  # until a checkpoint is whole again
     num_done: int = 0  # steps finished and not gone back on, those before a resume included
     num_skipped: int = 0
+    num_empty: int = 0  # skipped, too: no micro-batch had any weight
     num_taken_back: int = 0
     num_lost: int = 0  # workers, each time
     num_replaced: int = 0  # of them started again, and here
@@ -161,7 +162,8 @@ class RunProgress:
             self._advance(state, event.step)
         if event.step >= self._num_seen:  # not one that runs again after going back
             self._num_seen = event.step + 1
-            self.num_skipped += event.skipped
+            self.num_skipped += event.skipped and not event.empty
+            self.num_empty += event.empty
             self.curve.add(event.loss)
 
     def _go_back(self, event: WentBack) -> None:

@@ -53,14 +53,15 @@ class Transfers(NamedTuple):
 class MicrobatchLoss(NamedTuple):
     microbatch: Microbatch
     loss: float  # may be NaN: then the model has diverged
+    weight: float = 1.0
 
 
 class MicrobatchScore(NamedTuple):
     """Of a micro-batch of the validation set."""
 
     microbatch: Microbatch
-    num_samples: Number
-    loss: float  # mean of its samples; may be NaN
+    weight: float  # of it in the mean: its samples, or what the job says
+    loss: float  # may be NaN
     metrics: list[float]  # likewise, in the order of their names
 
 

@@ -283,7 +283,9 @@ def _step_line(progress: RunProgress) -> str:
     assert last is not None  # a step has finished
     total = f"/{run.steps}" if run else ""
     skipped = "  NaN or Inf: skipped" if last.skipped else ""
-    if last.skipped and last.loss_scale > 1:
+    if last.empty:
+        skipped = "  no micro-batch has any weight: skipped"
+    elif last.skipped and last.loss_scale > 1:
         skipped += f", loss scale {last.loss_scale:,.0f} halved"
     eta = f"  ETA {_clock(progress.eta_s)}"
     return f"step {last.step + 1}{total}  loss {last.loss:.4f}  {_speed(progress)}{eta}{skipped}"
@@ -297,6 +299,7 @@ def _speed(progress: RunProgress) -> str:
 def _mishaps(progress: RunProgress) -> str:
     """Each after a comma; empty: there were none."""
     skipped = f", {progress.num_skipped} skipped (NaN or Inf)" if progress.num_skipped else ""
+    skipped += f", {progress.num_empty} skipped (no weight)" if progress.num_empty else ""
     if not progress.num_lost:
         return skipped
     lost = f", {count(progress.num_lost, 'worker')} lost"

@@ -24,6 +24,7 @@ class NonfiniteCount(NamedTuple):
     num_good: int
     num_trained: int
     num_rescaled: int
+    num_empty: int
     reason: str
 
 
@@ -34,18 +35,20 @@ class Nonfinite:
         self._where = ""  # it was seen first
         self._num_good = self._num_trained = 0
         self._num_rescaled = 0  # steps that were left out because of the loss scale alone
+        self._num_empty = 0  # ... because no micro-batch had any weight: neither good nor bad
         self.reason = ""  # why the run is to end; empty: it goes on
 
     def recall(self, known: NonfiniteCount) -> None:
         """As another coordinator has left it."""
         self._first, self._last, self._where = known.first, known.last, known.where
         self._num_good, self._num_trained = known.num_good, known.num_trained
-        self._num_rescaled, self.reason = known.num_rescaled, known.reason
+        self._num_rescaled, self._num_empty = known.num_rescaled, known.num_empty
+        self.reason = known.reason
 
     @property
     def count(self) -> NonfiniteCount:
         row = self._first, self._last, self._where
-        steps = self._num_good, self._num_trained, self._num_rescaled
+        steps = self._num_good, self._num_trained, self._num_rescaled, self._num_empty
         return NonfiniteCount(*row, *steps, self.reason)
 
     def note(
@@ -53,7 +56,12 @@ class Nonfinite:
         step: int,
         reports: Mapping[WorkerId, messages.StepReport],
         losses: Sequence[float],
+        *,
+        empty: bool = False,
     ) -> None:
+        if empty:
+            self._num_empty += 1
+            return
         skipped = [report for report in reports.values() if report.skipped]
         self._num_trained += not skipped
         if all(map(math.isfinite, losses)) and not any(one.loss_scale <= 1 for one in skipped):
@@ -79,6 +87,11 @@ class Nonfinite:
 
     def check_end(self, advice: str) -> None:
         """A run of a few steps that were all bad is no success."""
+        if self._num_empty and not (self._num_trained or self._num_rescaled or self._first >= 0):
+            raise HoldfastError(
+                "Job.weight was 0 for every micro-batch of every step: nothing was trained; look "
+                f"at the targets, or give each micro-batch more samples. {advice}"
+            )
         if self._num_rescaled and not self._num_trained:
             raise HoldfastError(
                 "the loss scale was too high in every step: nothing was trained; lower "

@@ -18,6 +18,7 @@ from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import MicrobatchLoss, StepLosses
+from holdfast.validation import weighted_mean
 
 
 class Reports:
@@ -147,7 +148,8 @@ class Reports:
             losses, num_tokens = _in_order(replayed.losses), replayed.num_tokens
         self._losses.pop(step, None)
         one = reports[min(reports)]
-        self.nonfinite.note(step, reports, losses)
+        empty = one.skipped and bool(losses) and not any(row.weight for row in losses)
+        self.nonfinite.note(step, reports, [row.loss for row in losses], empty=empty)
         took_s = at_s - self._last_end_s
         self.next_step, self._last_end_s = step + 1, at_s
         if self._is_timed:
@@ -155,12 +157,13 @@ class Reports:
         return events.StepFinished(
             at_s=at_s,
             step=step,
-            loss=sum(losses) / self._run.shape.microbatches if losses else float("nan"),
+            loss=_mean(losses),
             gradient_norm=one.norm,
             tokens=num_tokens,
             took_s=took_s,
             clipped=one.clipped,
             skipped=one.skipped,
+            empty=empty,
             loss_scale=one.loss_scale,
         )
 
@@ -211,7 +214,9 @@ class Reports:
         return together.hexdigest()
 
 
-def _losses(reports: Mapping[WorkerId, messages.StepReport], step: int) -> tuple[list[float], int]:
+def _losses(
+    reports: Mapping[WorkerId, messages.StepReport], step: int
+) -> tuple[list[MicrobatchLoss], int]:
     """In the order of the micro-batches, from any holder of the last stage; all have all."""
     told = dict(sorted((worker, one) for worker, one in reports.items() if one.losses))
     if not told:  # those who computed them are gone
@@ -229,12 +234,18 @@ def _losses(reports: Mapping[WorkerId, messages.StepReport], step: int) -> tuple
 
 def _bits(losses: Iterable[MicrobatchLoss]) -> tuple[list[int], bytes]:
     """A loss that is no number does not equal itself, but its bits do."""
-    numbers, values = zip(*sorted(losses, key=itemgetter(0)), strict=True)
-    return list(numbers), array("d", values).tobytes()
+    numbers, values, weights = zip(*_in_order(losses), strict=True)
+    return list(numbers), array("d", values + weights).tobytes()
 
 
-def _in_order(losses: Iterable[MicrobatchLoss]) -> list[float]:
-    return [loss for _, loss in sorted(losses, key=itemgetter(0))]
+def _in_order(losses: Iterable[MicrobatchLoss]) -> list[MicrobatchLoss]:
+    return sorted(losses, key=itemgetter(0))
+
+
+def _mean(losses: list[MicrobatchLoss]) -> float:
+    if losses and all(row.weight == 1 for row in losses):
+        return sum(row.loss for row in losses) / len(losses)
+    return weighted_mean([(row.loss, row.weight) for row in losses])
 
 
 def _worker_events(report: messages.StepReport, recorded: bool, at_s: float) -> list[events.Event]:

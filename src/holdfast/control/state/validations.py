@@ -3,14 +3,13 @@
 Sums are exactly rounded, so they do not depend on who ran which micro-batch, or when it was told.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.config import RunConfig
 from holdfast.control.state.settings import Settings
 from holdfast.protocol import messages
 from holdfast.protocol.records import MicrobatchScore
-from holdfast.validation import BestSoFar, Validation, judged, why_stopped
+from holdfast.validation import BestSoFar, Validation, judged, weighted_mean, why_stopped
 
 NONE = -1  # before the first one
 
@@ -87,9 +86,9 @@ class Validations:
         scores = self._scores.values()
         one = Validation(
             self._version,
-            _mean([(score.loss, score.num_samples) for score in scores]),
+            weighted_mean([(score.loss, score.weight) for score in scores]),
             {
-                name: _mean([(score.metrics[place], score.num_samples) for score in scores])
+                name: weighted_mean([(score.metrics[place], score.weight) for score in scores])
                 for place, name in enumerate(names)
             },
         )
@@ -123,11 +122,3 @@ def num_validated(traits: Mapping[str, str], config: RunConfig) -> int:
 
 def metric_names(traits: Mapping[str, str]) -> list[str]:
     return traits.get(messages.METRICS, "").split()
-
-
-def _mean(values: Sequence[tuple[float, int]]) -> float:
-    """Weighted; each product is exact, and the sum is rounded once."""
-    products = [value * weight for value, weight in values]
-    if not all(map(math.isfinite, products)):
-        return sum(sorted(products, key=str))
-    return math.fsum(products) / sum(weight for _, weight in values)

@@ -107,6 +107,7 @@ class NonfiniteRow(NamedTuple):
     num_good: Number
     num_trained: Number
     num_rescaled: Number
+    num_empty: Number
     reason: str
 
 

@@ -25,6 +25,7 @@ WEIGHTS = "the weights that the run starts from"  # the trait of those, if there
 MODEL = "Job.model"  # the trait of a job that has one, and no list of layers
 SAMPLES = "len(Job.data)"  # the trait of a job that is about its data
 MICROBATCH_SIZE = "Job.microbatch_size"
+WEIGHT = "Job.weight"  # only of a job that has it
 VALIDATION_SAMPLES = "len(Job.validation)"  # only of a job that has it, and so is the next one
 METRICS = "Job.metrics"  # names, each after a blank
 

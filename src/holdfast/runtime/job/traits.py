@@ -16,6 +16,7 @@ from holdfast.protocol.messages import (
     MODEL,
     SAMPLES,
     VALIDATION_SAMPLES,
+    WEIGHT,
 )
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -29,6 +30,7 @@ def job_traits(job: Job, reference: str, sha256: str) -> dict[str, str]:
         SAMPLES: "a stream" if is_stream(job.data) else str(len(job.data)),
         MICROBATCH_SIZE: str(job.microbatch_size),
         "Job.clip_norm": str(job.clip_norm),
+        **({} if job.weight is None else {WEIGHT: "given"}),
         **_of_validation(job),
         **({} if job.model is None else {MODEL: type(job.model).__name__}),
         **_of_optimizer(job),

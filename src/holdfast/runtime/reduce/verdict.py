@@ -6,7 +6,7 @@ adds the same numbers in layer order, so everyone comes to the same verdict with
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -22,25 +22,41 @@ _EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 class Verdict:
     norm: float
     scale: float | None  # the gradient is to be multiplied by this; None: as it is
-    skip: bool  # it holds NaN or Inf: leave the step out
+    skip: bool  # it holds NaN or Inf, or is empty: leave the step out
 
     @property
     def good(self) -> bool:
         """Whether a step applied speculatively was the right one."""
         return self.scale is None and not self.skip
 
+    @property
+    def is_empty(self) -> bool:
+        """No micro-batch has any weight: there is no mean to speak of."""
+        return self == _EMPTY
+
+    def is_clipped(self, clip_norm: float | None) -> bool:
+        return not self.skip and clip_norm is not None and self.norm > clip_norm
+
+
+_EMPTY = Verdict(0.0, scale=0.0, skip=True)
+
 
 def judge(pieces: Sequence[Tensor], clip_norm: float | None) -> Verdict:
-    """``pieces`` of all stages in order, each ``[nonfinite, square of slot 0, ...]`` in fp64."""
+    """``pieces`` of all stages in order, as :func:`make_piece` makes them."""
     total = 0.0
     for piece in pieces:
-        for square in piece[1:].tolist():
+        for square in piece[2:].tolist():
             total += square
-    norm = math.sqrt(total) if total >= 0 else math.nan
-    skip = any(bool(piece[0]) for piece in pieces) or not math.isfinite(norm)
-    if skip or clip_norm is None or norm <= clip_norm:
-        return Verdict(norm, None, skip)
-    return Verdict(norm, clip_norm / (norm + _EPSILON), skip)
+    weight = pieces[-1][1].item()  # only the last stage knows it
+    norm = math.sqrt(total) / (weight or 1.0) if total >= 0 else math.nan
+    if any(bool(piece[0]) for piece in pieces) or not math.isfinite(norm):
+        return Verdict(norm, None, True)
+    if not weight:
+        return _EMPTY
+    verdict = Verdict(norm, None if weight == 1.0 else 1.0 / weight, False)
+    if clip_norm is None or not verdict.is_clipped(clip_norm):
+        return verdict
+    return replace(verdict, scale=clip_norm / (norm + _EPSILON) / weight)
 
 
 class Verdicts(Protocol):
@@ -120,9 +136,10 @@ class VerdictExchange:
         return judge(pieces, self._clip_norm)
 
 
-def make_piece(nonfinite: bool, squares: Sequence[float]) -> Tensor:
-    """What a stage tells the others of its gradient."""
-    return torch.tensor([float(nonfinite), *squares], dtype=torch.float64)
+def make_piece(nonfinite: bool, squares: Sequence[float], mean_weight: float = 1.0) -> Tensor:
+    """What a stage tells the others of its gradient: [nonfinite, mean weight of a micro-batch,
+    square of slot 0, ...], in fp64. The gradient is weighted, and not yet divided by the mean."""
+    return torch.tensor([float(nonfinite), mean_weight, *squares], dtype=torch.float64)
 
 
 def _tag(step: int, attempt: int) -> Tag:

@@ -198,7 +198,7 @@ class Replayer:
         step, totals = committed.step, committed.result.totals
         if not self._built.is_last or step < self._order.version - _STEPS_TOLD:
             return []
-        losses = [MicrobatchLoss(*one) for one in sorted(totals.losses.items())]
+        losses = [MicrobatchLoss(*row) for row in totals.rows()]
         return [StepLosses(step, losses, totals.num_tokens)]
 
     # --- the end ---

@@ -17,6 +17,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.stage.buffers import LayerBuffers, untouched
 from holdfast.runtime.stage.seeding import seed_layer
 from holdfast.runtime.stage.split import DeferWeights
+from holdfast.runtime.stage.weighing import Weigh, checked_weight
 
 Tensors = tuple[Tensor, ...]
 
@@ -93,6 +94,14 @@ class LayerStack:
         self._ran("Job.loss")
         self._hook(run, after_last, (value,))
         return value
+
+    def run_weight(self, run: ForwardPass, weigh: Weigh, target: Any) -> float:
+        """Seeded as the loss: a weight is the same whoever asks for it."""
+        seed_layer(self._seed, run.step, run.microbatch, self._first_layer + len(self._layers))
+        value = weigh(target)
+        self._ran("Job.weight")
+        step = f" of step {run.step + 1}" if run.step >= 0 else ""  # a validation adds its own
+        return checked_weight(value, f"micro-batch {run.microbatch}{step}")
 
     def _hook(self, run: ForwardPass, number: int, values: Tensors) -> None:
         """Have the backward of a layer begin from a seed of its own, and contiguous."""

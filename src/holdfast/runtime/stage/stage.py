@@ -18,6 +18,7 @@ from holdfast.runtime.stage.deferred_ops import Deferred, Piece
 from holdfast.runtime.stage.layers import ForwardPass, LayerStack, Tensors, joined
 from holdfast.runtime.stage.seeding import DRAWING, undisturbed
 from holdfast.runtime.stage.split import DeferWeights, run_backward, weight_gradients
+from holdfast.runtime.stage.weighing import Weigh, WeightedLoss
 
 BoundaryGradients = tuple[Tensor | None, ...]
 Metric = Callable[[Any, Any], float]
@@ -61,6 +62,7 @@ class _Forwarded:
     inputs: Tensors
     outputs: Tensors
     mode: DeferWeights | None
+    weight: float
 
     def run_backward(self, output_gradients: BoundaryGradients) -> BoundaryGradients:
         given = zip(self.outputs, output_gradients, strict=True)
@@ -96,6 +98,7 @@ class Stage:
         seed: int = 0,
         unpack: bool = False,
         loss: Callable[[Any, Any], Tensor] | None = None,
+        weight: Weigh | None = None,
         loss_scale: Callable[[int], float] = lambda step: 1.0,
         checkpoint_activations: bool = False,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -104,9 +107,9 @@ class Stage:
     ) -> None:
         """``unpack``: several tensors between two layers are passed as several arguments, not
         as one tuple. ``loss``, of the last stage, is called with its output and the target;
-        gradients are those of the loss times ``loss_scale`` of the step. ``autocast`` is around
-        each layer and the loss. ``ran`` is told of every layer that has run, and of the loss; it
-        may raise.
+        gradients are those of the loss times ``weight`` of the target (None: 1) and times
+        ``loss_scale`` of the step. ``autocast`` is around each layer and the loss. ``ran`` is
+        told of every layer that has run, and of the loss; it may raise.
         """
         self.slots = _slots(layers, first_layer)
         self.sink = sink
@@ -120,12 +123,12 @@ class Stage:
             ran=ran,
         )
         self._is_first = first_layer == 0
-        self._loss = _checked_loss(loss)
+        self._loss, self._weight = _checked_loss(loss), weight
         self._loss_scale = loss_scale
         self._slot_of = {id(slot.parameter): index for index, slot in enumerate(self.slots)}
         self._forwarded: dict[int, _Forwarded] = {}
         self._halfway: dict[int, _Halfway] = {}
-        self._losses: dict[int, Tensor] = {}
+        self._losses: dict[int, tuple[Tensor, float]] = {}  # with the weight
         self._buffer_changes: dict[int, dict[str, Tensor]] = {}
 
     @property
@@ -157,10 +160,10 @@ class Stage:
                 for index, tensor in enumerate(inputs)
             )
             with run.mode or nullcontext():
-                outputs = self._stack.forward(run, leaves)
+                outputs, weight = self._stack.forward(run, leaves), 1.0
                 if self._loss is not None:
-                    outputs = (self._run_loss(self._loss, run, outputs, target),)
-        self._forwarded[microbatch] = _Forwarded(step, leaves, outputs, run.mode)
+                    outputs, weight = self._run_loss(self._loss, run, outputs, target)
+        self._forwarded[microbatch] = _Forwarded(step, leaves, outputs, run.mode, weight)
         self._buffer_changes[microbatch] = run.buffer_changes
         if self._loss is not None:
             return ()
@@ -175,19 +178,21 @@ class Stage:
 
     def score(
         self, microbatch: int, outputs: Tensors, target: Any, metrics: Mapping[str, Metric]
-    ) -> tuple[float, dict[str, float]]:
+    ) -> tuple[WeightedLoss, dict[str, float]]:
         """Loss and metrics of what the last stage has evaluated."""
         assert self._loss is not None, "only the last stage has it"
         run = ForwardPass(_NO_STEP, microbatch, None, {})
         with DRAWING, torch.no_grad(), undisturbed():
-            loss = self._run_loss(self._loss, run, outputs, target).item()
-            self._losses.pop(microbatch)
-            output = joined(outputs)
+            self._run_loss(self._loss, run, outputs, target)
+            loss, output = self.take_loss(microbatch), joined(outputs)
+            if not loss.weight:
+                return loss, dict.fromkeys(metrics, 0.0)
             return loss, {name: metric(output, target) for name, metric in metrics.items()}
 
-    def take_loss(self, microbatch: int) -> float:
+    def take_loss(self, microbatch: int) -> WeightedLoss:
         """The loss of a forwarded micro-batch, not scaled. Can be taken once."""
-        return self._losses.pop(microbatch).item()
+        loss, weight = self._losses.pop(microbatch)
+        return WeightedLoss(loss.item(), weight)
 
     def take_buffer_changes(self, microbatch: int) -> dict[str, Tensor]:
         """What the micro-batch's forward wants added to which buffers. Can be taken once.
@@ -254,19 +259,28 @@ class Stage:
 
     def _run_loss(
         self, loss: Callable[[Any, Any], Tensor], run: ForwardPass, outputs: Tensors, target: Any
-    ) -> Tensor:
+    ) -> tuple[Tensors, float]:
+        """Where the backward begins, and the weight. A mean over nothing is no number: of a
+        micro-batch without weight the gradients are zero from the last layer's output on."""
+        weight = 1.0
+        if self._weight is not None:
+            weight = self._stack.run_weight(run, self._weight, target)
+        if not weight:
+            self._losses[run.microbatch] = torch.zeros(()), weight
+            return outputs, weight
         value = self._stack.run_loss(run, loss, (joined(outputs), target))
         if value.numel() != 1:
             raise ConfigError(
                 f"the loss has shape {tuple(value.shape)}; it must be a single number"
             )
-        self._losses[run.microbatch] = value.detach()
-        return value
+        self._losses[run.microbatch] = value.detach(), weight
+        return (value,), weight
 
     def _roots(self, forwarded: _Forwarded, given: BoundaryGradients) -> BoundaryGradients:
         if self._loss is None:
             return given
-        return (torch.full_like(forwarded.outputs[0], self._loss_scale(forwarded.step)),)
+        seed = forwarded.weight * self._loss_scale(forwarded.step)
+        return tuple(torch.full_like(output, seed) for output in forwarded.outputs)
 
     def _take_forwarded(self, microbatch: int) -> _Forwarded:
         if microbatch not in self._forwarded:

@@ -97,7 +97,7 @@ class Builder:
             reduced=first_step,
             keeps_old=keeps_old,
             consistency=self.config.recovery.consistency,
-            staggered=self.config.optimizer.mode == "staggered",
+            staggered=self._staggered,
             loss_scale=scale,
             before_update=before_update,
             may_commit=may_commit,
@@ -119,6 +119,11 @@ class Builder:
             parts=Parts(slots, twins, gradients, sums, StageForm(gradients.layout, shapes)),
             is_last=is_last,
         )
+
+    @property
+    def _staggered(self) -> bool:
+        """With weights, what a gradient is to be divided by is known with the verdict only."""
+        return self.config.optimizer.mode == "staggered" and self.job.weight is None
 
     def _started(self, layers: Layers, first_step: int) -> Layers:
         """With the weights that the run starts from; in a later step others have a later state."""
@@ -143,6 +148,7 @@ class Builder:
             seed=config.train.seed,
             unpack=not isinstance(self.job.layers, nn.Sequential),
             loss=self.job.loss if is_last else None,
+            weight=self.job.weight,
             loss_scale=lambda step: scale.at(step) / microbatches,
             checkpoint_activations=config.stage.checkpoint_activations,
             autocast=Precision.of(config.train.precision).autocast,

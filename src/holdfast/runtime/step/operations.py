@@ -110,12 +110,12 @@ class StageOperations:
             split=not counts or microbatch in at.split,
             constants=[i for i, tensor in enumerate(inputs) if not tensor.requires_grad],
         )
-        loss = stage.take_loss(microbatch) if is_last else 0.0
+        loss = stage.take_loss(microbatch) if is_last else None
         changes: Mapping[str, Tensor] = stage.take_buffer_changes(microbatch)
         if counts:
             sums.add(changes)
-            if is_last:
-                sums.add_loss(microbatch, loss, num_tokens(target))
+            if loss is not None:
+                sums.add_loss(microbatch, loss.value, num_tokens(target), loss.weight)
         self.crossings.went_out(at.step, microbatch, outputs)
         return outputs
 

@@ -220,7 +220,7 @@ class StageTraining:
     def _after(self, settled: StepSettled, saves: EpochSaves, epoch: Epoch) -> None:
         committed = settled.committed
         self._code.ran("the optimizer or its LR schedule")
-        self._reports.committed(settled, epoch)
+        self._reports.committed(settled, epoch, self._clip_norm)
         self.sender.send_update(committed)
         if self.sender.is_asked:
             self.sender.send_state(committed.step + 1, self.built.state.tensors())

@@ -38,20 +38,20 @@ class StepReports:
         at_s = time.monotonic()
         self._tell(messages.Resumed(worker=str(self._me), epoch=epoch, at_s=at_s))
 
-    def committed(self, settled: StepSettled, epoch: Epoch) -> None:
+    def committed(self, settled: StepSettled, epoch: Epoch, clip_norm: float | None) -> None:
         committed = settled.committed
         verdict, totals = committed.verdict, committed.result.totals
         tells = tells_losses(self._me, epoch.holders[max(epoch.holders)])
         turn = (self._me, committed.step, len(epoch.stages))
         operations = settled.operations if self._with_operations else ()
-        losses = sorted(totals.losses.items()) if tells else []
+        losses = totals.rows() if tells else []
         report = messages.StepReport(
             worker=str(self._me),
             step=committed.step,
-            losses=[records.MicrobatchLoss(*one) for one in losses],
+            losses=[records.MicrobatchLoss(*row) for row in losses],
             num_tokens=totals.num_tokens if tells else 0,
             norm=verdict.norm,
-            clipped=verdict.scale is not None,
+            clipped=verdict.is_clipped(clip_norm),
             skipped=verdict.skip,
             taken_back=committed.taken_back,
             nonfinite=committed.result.reduced.nonfinite,

@@ -151,7 +151,8 @@ class StageCommit:
             square if counted else 0.0
             for square, counted in zip(reduced.squares, self._counted, strict=True)
         ]
-        self._pending = _Pending(result, make_piece(reduced.nonfinite, squares))
+        piece = make_piece(reduced.nonfinite, squares, result.totals.mean_weight)
+        self._pending = _Pending(result, piece)
         self.result = result
         self.reduced = result.step + 1
         self._loss_scale.note(result.step, skipped=False)
@@ -246,7 +247,7 @@ class StageCommit:
         return sum(tensor.nbytes for kept in self._buffers.values() for tensor in kept.values())
 
     def _settled(self, step: int, verdict: Verdict) -> None:
-        self._loss_scale.note(step, skipped=verdict.skip)
+        self._loss_scale.note(step, skipped=verdict.skip and not verdict.is_empty)
         self.verdicts[step] = verdict
         self.verdicts = {s: v for s, v in self.verdicts.items() if s > step - 2}
         self._rollback.committed(step)

@@ -56,6 +56,7 @@ class Validator:
         self._is_first, self.is_last = 0 in layers, len(job.layers) - 1 in layers
         self._code, self._device, self._tell, self._reach = code, device, tell, reach
         self._metrics, self._loss = dict(job.metrics), job.loss
+        self._is_weighted = job.weight is not None
         self._last_version, self._settings = config.train.steps, config.validation
         self._batches = _batches(job, config)
         self.orders = Orders()
@@ -96,7 +97,8 @@ class Validator:
             loss, found = self._stage.score(microbatch, outputs, target, metrics)
             self._code.ran("Job.metrics")
         size = len(self._batches.indices(microbatch))
-        return MicrobatchScore(microbatch, size, loss, list(found.values()))
+        weight = loss.weight if self._is_weighted else float(size)
+        return MicrobatchScore(microbatch, weight, loss.value, list(found.values()))
 
     def _load(self, microbatch: int) -> tuple[Tensors, Any]:
         assert self._batches is not None

@@ -22,8 +22,8 @@ UNEVEN = [
 ]
 
 
-def piece(*squares: float, nonfinite: bool = False) -> Tensor:
-    return torch.tensor([float(nonfinite), *squares], dtype=torch.float64)
+def piece(*squares: float, nonfinite: bool = False, weight: float = 1.0) -> Tensor:
+    return make_piece(nonfinite, squares, weight)
 
 
 def gradients(seed: int, scale: float) -> list[Tensor]:
@@ -66,7 +66,7 @@ def test_the_norm_has_the_same_bits_however_the_layers_are_cut():
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_nan_or_infinity_in_any_stage_leaves_the_step_out(bad, stage):
     pieces = [piece(1.0, 2.0) for _ in range(3)]
-    pieces[stage][2] = bad
+    pieces[stage] = piece(1.0, bad)
     verdict = judge(pieces, clip_norm=1.0)
     assert (verdict.skip, verdict.scale, verdict.good) == (True, None, False)
     assert not math.isfinite(verdict.norm)
@@ -91,6 +91,29 @@ def test_only_a_norm_above_the_limit_is_clipped(clip_norm, expected):
     verdict = judge([piece(9.0), piece(16.0)], clip_norm)
     assert verdict == expected
     assert verdict.good == (expected.scale is None)
+
+
+@pytest.mark.parametrize(
+    ("clip_norm", "expected"),
+    [
+        (None, Verdict(1.25, 0.25, False)),
+        (1.25, Verdict(1.25, 0.25, False)),
+        (1.0, Verdict(1.25, 1.0 / (1.25 + 1e-6) / 4.0, False)),
+    ],
+)
+def test_the_mean_weight_divides_norm_and_gradient_before_they_are_clipped(clip_norm, expected):
+    verdict = judge([piece(9.0), piece(16.0, weight=4.0)], clip_norm)
+    assert verdict == expected
+    assert not verdict.good
+    assert verdict.is_clipped(clip_norm) == (clip_norm == 1.0)
+
+
+def test_a_step_without_any_weight_is_left_out_and_told_from_one_with_nan():
+    empty = judge([piece(0.0), piece(0.0, weight=0.0)], clip_norm=1.0)
+    assert (empty.skip, empty.is_empty, empty.is_clipped(1.0)) == (True, True, False)
+    for bad in (piece(0.0, nonfinite=True), piece(math.nan)):
+        verdict = judge([bad, piece(0.0, weight=0.0)], clip_norm=1.0)
+        assert (verdict.skip, verdict.is_empty) == (True, False)
 
 
 def test_a_model_without_parameters_has_norm_zero():
@@ -177,6 +200,6 @@ def test_which_name_holds_which_stage_is_what_the_holders_say():
     assert exchange.wanted(0, 0) == [(WorkerId(0, 0), Tag(Channel.VERDICT, 0, 0))]
 
 
-def test_a_piece_says_nonfinite_first_and_then_the_squares_exactly():
-    assert make_piece(True, [0.1, 1e300]).tolist() == [1.0, 0.1, 1e300]
-    assert make_piece(False, []).tolist() == [0.0]
+def test_a_piece_says_nonfinite_first_then_the_mean_weight_and_the_squares_exactly():
+    assert make_piece(True, [0.1, 1e300]).tolist() == [1.0, 1.0, 0.1, 1e300]
+    assert make_piece(False, [], 0.3).tolist() == [0.0, 0.3]

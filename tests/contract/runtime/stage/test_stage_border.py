@@ -71,7 +71,7 @@ def run(
         gradients = backward(microbatch, gradients)
     for stage in stages if split else ():
         stage.backward_weight(microbatch)
-    return stages[-1].take_loss(microbatch)
+    return stages[-1].take_loss(microbatch).value
 
 
 def tokens(microbatch: int) -> Tensor:
@@ -109,7 +109,7 @@ def test_gradients_are_those_of_the_scaled_loss_but_the_reported_loss_is_not_sca
     assert stage.forward(0, 0, (x,)) == ()
     stage.backward(0)
     expected = stage.slots[0].parameter @ x.t()
-    assert stage.take_loss(0) == pytest.approx(
+    assert stage.take_loss(0).value == pytest.approx(
         (expected + stage.slots[1].parameter).sum().item(), rel=1e-5
     )
     assert same(stage.sink.sums[1], torch.tensor([1.0]))

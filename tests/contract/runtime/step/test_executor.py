@@ -292,7 +292,7 @@ class Cluster:
         found = [reports[step].losses for reports in self.reports.values() if reports[step].losses]
         assert found
         assert all(losses == found[0] for losses in found)
-        return [loss for _, loss in found[0]]
+        return [row.loss for row in found[0]]
 
 
 def plain(pipelines: int, stages: int) -> str:

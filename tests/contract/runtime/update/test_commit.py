@@ -14,7 +14,7 @@ from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.reduce.reduction import Reduced, conclude
 from holdfast.runtime.reduce.step_sums import Totals
-from holdfast.runtime.reduce.verdict import Verdict, VerdictExchange
+from holdfast.runtime.reduce.verdict import Verdict, VerdictExchange, make_piece
 from holdfast.runtime.stage.named_tensors import state_tensors
 from holdfast.runtime.stage.stage import Stage
 from holdfast.runtime.update.commit import CommitPhase, Committed, StageCommit, StepResult
@@ -121,7 +121,7 @@ class OneStage:
         return conclude(FastGradients(self.layout), flat, touched=touched, nonfinite=False)
 
     def hear(self, step: int, square: float, attempt: int = 0) -> None:
-        piece = torch.tensor([float(math.isnan(square)), square], dtype=torch.float64)
+        piece = make_piece(math.isnan(square), [square])
         self.peer.send(ME, Tag(Channel.VERDICT, step, attempt), piece)
 
     def bits(self) -> dict[str, bytes]:
