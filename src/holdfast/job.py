@@ -63,8 +63,9 @@ class Job:
     loss: Callable[[Any, Any], Tensor]
     """(output of the last layer, target) -> mean loss of a micro-batch."""
 
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
-    """Makes the optimizer of a stage from the stage's parameters."""
+    optimizer: Callable[[Any], Optimizer]
+    """Makes the optimizer of a stage from the stage's parameters; from (name, parameter) pairs, if
+    its own first parameter is called ``named_parameters``."""
 
     data: MapDataset | StreamDataset
     """``data[i]`` is ``(input, target)``, for ``len(data)`` samples; or a stream of them."""

@@ -16,6 +16,9 @@ _BITS = (  # settings that the bits of the result depend on
     "parallel.microbatches",
     "gradients.mode",
     "train.precision",
+    "train.clip_value",
+    "train.noise",
+    "train.noise_decay",
     "optimizer.masters",
     "workers.compute_threads",
 )

@@ -39,6 +39,8 @@ class RunConfig:
         weights, emulate = self.job.weights, self.device.emulate
         expected = "needs device.emulate to be empty: emulated devices train a stand-in"
         require(not weights or not emulate, "job.weights", weights, expected)
+        expected = "needs train.ema above 0: no average of the weights is kept"
+        require(not self.validation.ema or self.train.ema > 0, "validation.ema", True, expected)
         standbys, journal = self.control.standbys, self.control.journal
         expected = "needs machines.count above 0: without agents nobody is left to take over"
         require(not standbys or spread, "control.standbys", standbys, expected)

@@ -5,7 +5,7 @@ of its own runs each epoch.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 
 from holdfast.cluster import WorkerId, parse_worker
@@ -125,7 +125,10 @@ class StageTraining:
     def _validating(self, job: Job, config: RunConfig, tell: SendMessage) -> Validator:
         mine = (self._me, self.built.stage, self.built.layers)
         running = (self._code, self._device)
-        return Validator(*mine, job, config, *running, tell=tell, reach=self._reach)
+        weights = self.built.averaged if config.validation.ema else nullcontext
+        return Validator(
+            *mine, job, config, *running, tell=tell, reach=self._reach, weights=weights
+        )
 
     def _open_log(
         self, config: RunConfig, assign: messages.Assign, places: Places, tell: SendMessage
