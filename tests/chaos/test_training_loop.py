@@ -1,0 +1,105 @@
+"""Whole runs with groups by name, clipping by value, noise and an average of the weights: the same
+bits whatever the layout, whoever dies or joins, after a resume and with steps taken back.
+
+Workers are threads of this process.
+"""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import holdfast as hf
+from helpers import loop_job as job
+from helpers.wide import first
+from holdfast.api.model import all_tensors
+from holdfast.errors import CheckpointError, ConfigError
+from holdfast.testing import assert_same_bits, train_in_threads
+
+pytestmark = pytest.mark.timeout(120)
+STEPS = 7
+CONFIG = {
+    "parallel.microbatches": 8,
+    "train.clip_value": 0.05,
+    "train.noise": 0.01,
+    "train.noise_decay": 0.55,
+    "train.ema": 0.8,
+    "validation.every": 3,
+    "validation.ema": True,
+}
+UNDO = {"recovery.consistency": "undo"}
+LOST = {"checkpoint.every_steps": 2}
+
+
+def train(layout="1x1", made=job.job, steps=STEPS, config=None, **more):
+    pipelines, stages = map(int, layout.split("x"))
+    settings = CONFIG if config is None else {**CONFIG, **config}
+    return train_in_threads(
+        made, pipelines=pipelines, stages=stages, steps=steps, config=settings, **more
+    )
+
+
+@pytest.fixture(scope="module")
+def calm():
+    return train()
+
+
+WAYS = [
+    ("2x2", ["kill 1.1 @ 3.B1"], {}),
+    ("1x4", [], {}),
+    ("2x2", ["kill 1.0 @ 4.applied"], UNDO),
+    ("2x2", ["kill 0.1 @ 2.half", "kill 1.0 @ 5.W1"], {"workers.restarts": 4}),
+    ("1x2", ["kill 0.1 @ 5.B1"], LOST),
+]
+
+
+@pytest.mark.parametrize(("layout", "faults", "config"), first(1, WAYS))
+def test_the_bits_are_those_of_one_worker(layout, faults, config, calm):
+    run = train(layout, faults=faults, config=config)
+    assert list(run.summary.faults_fired) == faults
+    assert run.validation == calm.validation
+    assert_same_bits(calm, run)
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(calm, tmp_path):
+    train(steps=3, run_dir=tmp_path / "run")
+    run = hf.resume(tmp_path / "run", job=job.job, pipelines=2, stages=2, steps=STEPS)
+    assert run.parameters_sha256 == calm.parameters_sha256
+    theirs, ours = (all_tensors(one.checkpoints[-1]) for one in (calm, run))
+    assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
+    with pytest.raises(CheckpointError, match=r"train.noise=0.5: .* was written with 0.01"):
+        hf.resume(tmp_path / "run", job=job.job, steps=9, config={"train.noise": 0.5})
+
+
+def test_twins_of_a_tied_parameter_stay_equal_and_the_groups_matter(calm):
+    tensors = all_tensors(calm.checkpoints[-1])
+    for name in ("weight", "weight/ema", "weight/exp_avg"):
+        assert torch.equal(tensors[f"0.{name}"], tensors[f"4.{name}"])
+    assert train(made=job.ungrouped).parameters_sha256 != calm.parameters_sha256
+
+
+def test_the_average_is_exported_and_validated_with(calm):
+    tensors = all_tensors(calm.checkpoints[-1])
+    written = load_file(calm.export(ema=True) / "model.safetensors")
+    assert written.keys() == load_file(calm.export() / "model.safetensors").keys()
+    assert torch.equal(written["2.linear.weight"], tensors["2.linear.weight/ema"])
+    assert not torch.equal(written["2.linear.weight"], tensors["2.linear.weight"])
+    model = calm.model().eval()
+    model.load_state_dict(written, strict=False)
+    data = job.Waves(9, 100)
+    inputs, targets = map(torch.stack, zip(*(data[i] for i in range(9)), strict=True))
+    loss = torch.nn.functional.mse_loss(model(inputs), targets).item()
+    assert calm.validation[-1].loss == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.wide
+def test_training_is_the_same_without_an_average(calm):
+    run = train(config={"train.ema": 0.0, "validation.ema": False})
+    assert run.parameters_sha256 == calm.parameters_sha256
+    assert run.validation != calm.validation
+    with pytest.raises(ConfigError, match=r"has no average of the weights; train with train.ema"):
+        run.export(ema=True)
+
+
+def test_an_average_that_is_not_kept_is_not_validated_with():
+    with pytest.raises(ConfigError, match=r"validation.ema=True: needs train.ema above 0"):
+        train(config={"train.ema": 0.0})
