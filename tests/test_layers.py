@@ -22,7 +22,7 @@ LAYERS = [
     "storage | faults | watch | bundle | launch",
     "models | job_call | data | planner | detection | mitigation",
     "observability | protocol | transport | files | job",
-    "schedule | adaptors | validation",
+    "schedule | adaptors | validation | unfreezing",
     "config | cluster | auth | host | job_file",
     "checkpoint_address | journal_address",
     "names | job_reference | addresses",

@@ -1,8 +1,11 @@
-"""Whole runs with groups by name, clipping by value, noise and an average of the weights: the same
-bits whatever the layout, whoever dies or joins, after a resume and with steps taken back.
+"""Whole runs with groups by name, clipping by value, noise, an average of the weights and layers
+that unfreeze: the same bits whatever the layout, whoever dies or joins, after a resume and with steps taken back.
 
 Workers are threads of this process.
 """
+
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -60,6 +63,7 @@ def test_the_bits_are_those_of_one_worker(layout, faults, config, calm):
     assert_same_bits(calm, run)
 
 
+@pytest.mark.wide
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(calm, tmp_path):
     train(steps=3, run_dir=tmp_path / "run")
     run = hf.resume(tmp_path / "run", job=job.job, pipelines=2, stages=2, steps=STEPS)
@@ -103,3 +107,63 @@ def test_training_is_the_same_without_an_average(calm):
 def test_an_average_that_is_not_kept_is_not_validated_with():
     with pytest.raises(ConfigError, match=r"validation.ema=True: needs train.ema above 0"):
         train(config={"train.ema": 0.0})
+
+
+# --- layers that unfreeze ---
+
+EACH = {"checkpoint.every_steps": 1, "checkpoint.keep": STEPS + 1, "train.noise": 0.0}
+THAWS = {"0.weight": 3, "4.weight": 3, "2.norm.bias": 3, "2.linear.weight": 5, "3.linear.bias": 0}
+
+
+@pytest.fixture(scope="module")
+def thawed():
+    return train(made=job.unfrozen, config=EACH)
+
+
+def test_a_frozen_parameter_has_neither_changes_nor_state_until_it_thaws(thawed):
+    states = [all_tensors(checkpoint) for checkpoint in thawed.checkpoints]
+    assert [checkpoint.step for checkpoint in thawed.checkpoints] == list(range(1, STEPS + 1))
+    for key, after in THAWS.items():
+        changed = [not torch.equal(a[key], b[key]) for a, b in pairwise(states)]
+        assert changed == [step > after for step in range(2, STEPS + 1)], key
+        known = [f"{key}/exp_avg" in state for state in states]
+        assert known == [step > after for step in range(1, STEPS + 1)], key
+
+
+THAWING = [
+    ("2x2", ["kill 1.0 @ 4.B2"], {}),
+    ("1x4", [], {}),
+    ("2x2", ["kill 1.1 @ 4.applied"], {**UNDO, "stage.checkpoint_activations": True}),
+    ("1x2", ["kill 0.0 @ 5.B1"], LOST),
+]
+
+
+@pytest.mark.parametrize(("layout", "faults", "config"), first(1, THAWING))
+def test_layers_thaw_alike_wherever_they_are(layout, faults, config, thawed):
+    run = train(layout, made=job.unfrozen, faults=faults, config={**EACH, **config})
+    assert list(run.summary.faults_fired) == faults
+    assert_same_bits(thawed, run)
+
+
+@pytest.mark.wide
+def test_a_run_that_is_resumed_frozen_thaws(thawed, tmp_path):
+    train(made=job.unfrozen, config=EACH, steps=2, run_dir=tmp_path / "run")
+    run = hf.resume(tmp_path / "run", job=job.unfrozen, stages=2, steps=STEPS)
+    assert run.parameters_sha256 == thawed.parameters_sha256
+
+
+@pytest.mark.parametrize(
+    ("unfreeze", "expected"),
+    [
+        (
+            {3: ["7.*"]},
+            r"Job.unfreeze has '7.\*', which no parameter is called: expected .* 0.weight",
+        ),
+        ({0: ["0.*"]}, r"Job.unfreeze has 0: expected a number of steps, at least 1"),
+        ({3: "0.*"}, r"Job.unfreeze\[3\] is '0.\*': expected a list of names"),
+        ([3], r"Job.unfreeze is a list: expected steps and names"),
+    ],
+)
+def test_what_cannot_be_unfrozen_is_refused(unfreeze, expected):
+    with pytest.raises(ConfigError, match=expected):
+        replace(job.job(), unfreeze=unfreeze)

@@ -69,3 +69,8 @@ def job() -> Job:
 def ungrouped() -> Job:
     return replace(job(), optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-2),
                    lr_schedule=None)  # fmt: skip
+
+
+def unfrozen() -> Job:
+    """The tied ends thaw after three steps, a block's linear after five: whole stages and parts."""
+    return replace(job(), unfreeze={3: ["0.*", "2.norm.*"], 5: ["2.*", "3.linear.weight"]})

@@ -34,6 +34,7 @@ def job_traits(job: Job, reference: str, sha256: str) -> dict[str, str]:
         MICROBATCH_SIZE: str(job.microbatch_size),
         "Job.clip_norm": str(job.clip_norm),
         **({} if job.weight is None else {WEIGHT: "given"}),
+        **({"Job.unfreeze": _unfreeze(job)} if job.unfreeze else {}),
         **_of_validation(job),
         **({} if job.model is None else {MODEL: type(job.model).__name__}),
         **_of_optimizer(job),
@@ -99,6 +100,12 @@ def _of_optimizer(job: Job) -> dict[str, str]:
             if value != usual.get(name):
                 traits[f"Job.optimizer, {name} of group {number}"] = value
     return {"Job.optimizer": type(made).__name__, **traits}
+
+
+def _unfreeze(job: Job) -> str:
+    steps = ", ".join(str(after) for after in sorted(job.unfreeze))
+    told = [f"{key} {after}" for key, after in job.frozen_steps.items()]
+    return f"after {steps} steps: {_digest(told)}"
 
 
 def _digest(keys: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigError, ScheduleError
 from holdfast.runtime.stage.deferred_ops import Deferred, Piece
+from holdfast.runtime.stage.freezing import Freezing
 from holdfast.runtime.stage.layers import ForwardPass, LayerStack, Tensors, joined
 from holdfast.runtime.stage.seeding import DRAWING, undisturbed
 from holdfast.runtime.stage.split import DeferWeights, run_backward, weight_gradients
@@ -104,12 +105,14 @@ class Stage:
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         sink: GradientSink | None = None,
         ran: Callable[[str], None] = lambda who: None,
+        frozen_steps: Mapping[str, int] | None = None,
     ) -> None:
         """``unpack``: several tensors between two layers are passed as several arguments, not
         as one tuple. ``loss``, of the last stage, is called with its output and the target;
         gradients are those of the loss times ``weight`` of the target (None: 1) and times
         ``loss_scale`` of the step. ``autocast`` is around each layer and the loss. ``ran`` is
-        told of every layer that has run, and of the loss; it may raise.
+        told of every layer that has run, and of the loss; it may raise. ``frozen_steps``: of
+        some parameters, by key: they get no gradient before.
         """
         self.slots = _slots(layers, first_layer)
         self.sink = sink
@@ -125,7 +128,11 @@ class Stage:
         self._is_first = first_layer == 0
         self._loss, self._weight = _checked_loss(loss), weight
         self._loss_scale = loss_scale
-        self._slot_of = {id(slot.parameter): index for index, slot in enumerate(self.slots)}
+        frozen = frozen_steps or {}
+        self._freezing = Freezing(
+            [slot.parameter for slot in self.slots],
+            [frozen.get(slot.key, 0) for slot in self.slots],
+        )
         self._forwarded: dict[int, _Forwarded] = {}
         self._halfway: dict[int, _Halfway] = {}
         self._losses: dict[int, tuple[Tensor, float]] = {}  # with the weight
@@ -153,7 +160,8 @@ class Stage:
         """
         if microbatch in self._forwarded or microbatch in self._halfway:
             raise ScheduleError(f"forward of micro-batch {microbatch}, which is in flight already")
-        run = ForwardPass(step, microbatch, DeferWeights(self._slot_of) if split else None, {})
+        slots = self._freezing.slots_in(step)
+        run = ForwardPass(step, microbatch, DeferWeights(slots) if split else None, {})
         with DRAWING, torch.enable_grad():
             leaves = tuple(
                 tensor.detach() if index in constants else self._leaf(tensor)
@@ -285,7 +293,9 @@ class Stage:
     def _take_forwarded(self, microbatch: int) -> _Forwarded:
         if microbatch not in self._forwarded:
             raise ScheduleError(f"backward of micro-batch {microbatch} before its forward")
-        return self._forwarded.pop(microbatch)
+        forwarded = self._forwarded.pop(microbatch)
+        self._freezing.slots_in(forwarded.step)
+        return forwarded
 
     def _require_sink(self) -> GradientSink:
         assert self.sink is not None, "set Stage.sink before the first backward"

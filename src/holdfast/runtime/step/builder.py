@@ -161,6 +161,7 @@ class Builder:
             checkpoint_activations=config.stage.checkpoint_activations,
             autocast=Precision.of(config.train.precision).autocast,
             ran=self.code.ran,
+            frozen_steps=self.job.frozen_steps,
         )
 
     def _optimizer(self, stage: Stage, twins: Sequence[Sequence[ParameterName]]) -> StageOptimizer:
