@@ -1,9 +1,11 @@
 """Whole runs with groups by name, clipping by value, noise, an average of the weights and layers
-that unfreeze: the same bits whatever the layout, whoever dies or joins, after a resume and with steps taken back.
+that unfreeze: the same bits whatever the layout, whoever dies or joins, after a resume, and with
+steps taken back.
 
 Workers are threads of this process.
 """
 
+import csv
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,7 +17,7 @@ import holdfast as hf
 from helpers import loop_job as job
 from helpers.wide import first
 from holdfast.api.model import all_tensors
-from holdfast.errors import CheckpointError, ConfigError
+from holdfast.errors import CallbackError, CheckpointError, ConfigError
 from holdfast.testing import assert_same_bits, train_in_threads
 
 pytestmark = pytest.mark.timeout(120)
@@ -107,6 +109,64 @@ def test_training_is_the_same_without_an_average(calm):
 def test_an_average_that_is_not_kept_is_not_validated_with():
     with pytest.raises(ConfigError, match=r"validation.ema=True: needs train.ema above 0"):
         train(config={"train.ema": 0.0})
+
+
+# --- callbacks ---
+
+
+class Looking(hf.callbacks.Callback):
+    """At the weights of each checkpoint; raises when it is told to."""
+
+    def __init__(self, raises_at=None):
+        self.weights, self.lost, self.ended, self._raises_at = {}, [], 0, raises_at
+
+    def on_step(self, event, run):
+        if run.steps == self._raises_at:
+            raise ValueError("seen enough")
+
+    def on_checkpoint(self, event, run):
+        self.weights[event.step] = run.weights()
+
+    def on_worker_lost(self, event, run):
+        self.lost.append(event.worker)
+
+    def on_end(self, run):
+        self.ended += 1
+
+
+def with_callbacks(folder, *callbacks, **more):
+    config = {**CONFIG, "workers.kind": "threads"}
+    return hf.train(
+        job.job, stages=2, steps=STEPS, config=config, run_dir=folder, callbacks=callbacks, **more
+    )
+
+
+def test_callbacks_see_steps_losses_and_weights_and_change_nothing(calm, tmp_path):
+    looking = Looking()
+    run = with_callbacks(
+        tmp_path / "run",
+        looking,
+        hf.callbacks.CsvLogger(),
+        pipelines=2,
+        faults=["kill 1.0 @ 3.B1"],
+    )
+    assert run.parameters_sha256 == calm.parameters_sha256
+    assert (looking.lost, looking.ended, max(looking.weights)) == (["1.0"], 1, STEPS)
+    model = run.model().state_dict()
+    assert all(torch.equal(looking.weights[STEPS][name], model[name]) for name in model)
+    with (tmp_path / "run" / "steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(1, STEPS + 1))
+    assert [float(row["loss"]) for row in rows] == list(run.losses)
+    assert {float(row["lr"]) for row in rows} == {3e-2}  # of the first group
+
+
+def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(tmp_path):
+    looking = Looking(raises_at=2)
+    with pytest.raises(CallbackError, match="callback Looking raised ValueError at step 2: seen"):
+        with_callbacks(tmp_path / "run", looking)
+    assert looking.ended == 1
+    assert 2 <= hf.open_run(tmp_path / "run").checkpoints[-1].step <= STEPS
 
 
 # --- layers that unfreeze ---

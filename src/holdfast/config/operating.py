@@ -283,6 +283,13 @@ class MitigationConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CallbacksConfig:
+    on_error: Literal["stop", "warn"] = "stop"
+    """A callback that raises ends the run, after its step and with a checkpoint; warn: a line tells
+    of it, and the run goes on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ObserveConfig:
     operations: bool = True
     """Record the time of every operation in events.jsonl (needed by ``holdfast trace``)."""

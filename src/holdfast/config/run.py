@@ -27,6 +27,7 @@ class RunConfig:
     device: training.DeviceConfig = field(default_factory=training.DeviceConfig)
     mitigation: operating.MitigationConfig = field(default_factory=operating.MitigationConfig)
     observe: operating.ObserveConfig = field(default_factory=operating.ObserveConfig)
+    callbacks: operating.CallbacksConfig = field(default_factory=operating.CallbacksConfig)
 
     def __post_init__(self) -> None:
         mode, restarts = self.recovery.mode, self.workers.restarts

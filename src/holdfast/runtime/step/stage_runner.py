@@ -102,7 +102,8 @@ class StageTraining:
         self._device = EmulatedDevice(config.device.durations_s())
         self._prober = Prober(me, transport, self._device, injector.slowdown, tell)
         told = config.observe.operations or config.mitigation.watches
-        self._reports = StepReports(me, transport, hidden, tell, with_operations=told)
+        lr = built.optimizer.learning_rate
+        self._reports = StepReports(me, transport, hidden, lr, tell, with_operations=told)
         self._validator = self._validating(job, config, tell)
         self._boundary = TransportBoundary(
             me, transport, self.ledger, self.log, self._operations.crossings, assign.wait_s

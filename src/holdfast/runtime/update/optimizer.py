@@ -87,6 +87,10 @@ class StageOptimizer:
         """For checkpoints; None: the stage has no trainable parameters."""
         return None if self._optimizer is None else type(self._optimizer).__name__
 
+    def learning_rate(self) -> float:
+        """Of the newest step, in the first group; 0: the stage has no trainable parameters."""
+        return 0.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
+
     def check_wrote(self, kinds: Iterable[str | None]) -> None:
         """Another optimizer's state is of no use: refuse a checkpoint that holds one."""
         others = {kind for kind in kinds if kind is not None} - {self.kind}
