@@ -20,6 +20,7 @@ _BITS = (  # settings that the bits of the result depend on
     "train.noise",
     "train.noise_decay",
     "optimizer.masters",
+    "stage.compile",
     "workers.compute_threads",
 )
 _OF_A_LAYOUT = {  # given for one layout, of no use in another

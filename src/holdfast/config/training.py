@@ -227,6 +227,10 @@ class StageConfig:
     checkpoint_activations: bool = False
     """Keep only layer inputs and compute each layer's forward again in its backward."""
 
+    compile: bool = False
+    """Each layer by itself is compiled by ``torch.compile``: other bits, but the same in every
+    layout."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceConfig:

@@ -24,7 +24,8 @@ _JIT_IS_ON = bool(torch.jit._state._enabled)  # the user may have switched it of
 
 def set_stance(config: RunConfig) -> None:
     """Whether compiled code runs as compiled. After the job is loaded: it may have set its own."""
-    torch.compiler.set_stance("force_eager" if config.gradients.mode == "exact" else "default")
+    eager = config.gradients.mode == "exact" and not config.stage.compile
+    torch.compiler.set_stance("force_eager" if eager else "default")
 
 
 def before_loading(config: RunConfig) -> None:

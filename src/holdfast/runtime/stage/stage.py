@@ -102,6 +102,7 @@ class Stage:
         weight: Weigh | None = None,
         loss_scale: Callable[[int], float] = lambda step: 1.0,
         checkpoint_activations: bool = False,
+        compiled: bool = False,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         sink: GradientSink | None = None,
         ran: Callable[[str], None] = lambda who: None,
@@ -122,6 +123,7 @@ class Stage:
             seed=seed,
             unpack=unpack,
             checkpoint_activations=checkpoint_activations,
+            compiled=compiled,
             autocast=autocast,
             ran=ran,
         )

@@ -159,6 +159,7 @@ class Builder:
             weight=self.job.weight,
             loss_scale=lambda step: scale.at(step) / microbatches,
             checkpoint_activations=config.stage.checkpoint_activations,
+            compiled=config.stage.compile,
             autocast=Precision.of(config.train.precision).autocast,
             ran=self.code.ran,
             frozen_steps=self.job.frozen_steps,
