@@ -40,6 +40,9 @@ class RunConfig:
         weights, emulate = self.job.weights, self.device.emulate
         expected = "needs device.emulate to be empty: emulated devices train a stand-in"
         require(not weights or not emulate, "job.weights", weights, expected)
+        profile = self.observe.profile
+        expected = "needs workers.kind=processes: a process has one profiler"
+        require(not profile or kind == "processes", "observe.profile", profile, expected)
         expected = "needs train.ema above 0: no average of the weights is kept"
         require(not self.validation.ema or self.train.ema > 0, "validation.ema", True, expected)
         standbys, journal = self.control.standbys, self.control.journal

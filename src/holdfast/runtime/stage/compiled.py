@@ -1,4 +1,4 @@
-"""A layer as ``torch.compile`` makes it, so that its bits do not depend on what a worker ran before.
+"""A layer as ``torch.compile`` makes it: its bits do not depend on what a worker ran before.
 
 What is compiled is a function of the layer and of the shapes and types it is given: sizes are
 never generalised, however many kinds of them there are, and no mode that splits backwards is seen.
