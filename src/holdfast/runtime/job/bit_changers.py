@@ -64,7 +64,7 @@ class _Found:
         if self.how:
             return (
                 f"{self.who} is compiled by {self.how}: the bits would depend on the layout; "
-                "remove torch.compile, or set gradients.mode=fast"
+                "remove torch.compile and set stage.compile=true, or set gradients.mode=fast"
             )
         return (
             f"{self.who} is TorchScript: the bits would depend on what a worker ran before; use "

@@ -5,7 +5,7 @@ never generalised, however many kinds of them there are, and no mode that splits
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +30,12 @@ class Compiled:
     def __call__(self, *values: Any) -> Any:
         with _without_modes():
             return self._call(*values)
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """Code of the job that is not ours to compile, but may be compiled somewhere inside."""
+    stance: Any = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @contextmanager

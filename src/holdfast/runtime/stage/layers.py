@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.stage.buffers import LayerBuffers, untouched
-from holdfast.runtime.stage.compiled import Compiled
+from holdfast.runtime.stage.compiled import Compiled, uncompiled
 from holdfast.runtime.stage.seeding import seed_layer
 from holdfast.runtime.stage.split import DeferWeights
 from holdfast.runtime.stage.weighing import Weigh, checked_weight
@@ -50,6 +50,7 @@ class LayerStack:
         run, and of the loss; it may raise."""
         self._layers = tuple(layers)
         self._calls = tuple(map(Compiled, layers)) if compiled else self._layers
+        self._around_loss = uncompiled if compiled else nullcontext
         self._first_layer = first_layer
         self._seed = seed
         self._unpack = unpack
@@ -92,7 +93,7 @@ class LayerStack:
         """A loss draws its random numbers as one more layer would, in backward too."""
         after_last = self._first_layer + len(self._layers)
         seed_layer(self._seed, run.step, run.microbatch, after_last)
-        with self._autocast():
+        with self._around_loss(), self._autocast():
             value = loss(*given)
         self._ran("Job.loss")
         self._hook(run, after_last, (value,))

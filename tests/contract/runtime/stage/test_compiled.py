@@ -78,8 +78,17 @@ def test_every_shape_has_a_graph_of_its_own_however_many_there_are(graphs):
     assert len(graphs.sizes) == 12
 
 
+def test_the_loss_runs_as_if_nothing_in_it_were_compiled(graphs):
+    inner = torch.compile(lambda output, target: (output - target).square().mean())
+    stage = Stage([nn.Linear(4, 4)], compiled=True, loss=lambda *given: inner(*given))
+    stage.forward(0, 0, (torch.ones(3, 4),), torch.zeros(3, 4))
+    assert len(graphs.sizes) == 1  # of the layer
+    assert stage.take_loss(0) > 0
+
+
 @pytest.mark.wide
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_a_compiled_run_has_the_same_bits_in_every_layout():
     config = {"parallel.microbatches": 4, "stage.compile": True}
     calm = train_in_threads(loop_job.job, steps=3, config=config)
