@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
-from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+from torch import nn, overrides
 
+_MODES: Any = overrides  # those of torch functions
 _MANY = 1 << 20
 
 
@@ -34,14 +34,14 @@ class Compiled:
 
 def uncompiled() -> AbstractContextManager[None]:
     """Code of the job that is not ours to compile, but may be compiled somewhere inside."""
-    stance: Any = torch.compiler.set_stance("force_eager")
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance
 
 
 @contextmanager
 def _without_modes() -> Iterator[None]:
-    if not _get_current_function_mode_stack():
+    if not _MODES._get_current_function_mode_stack():
         yield
         return
-    with _pop_mode_temporarily():
+    with _MODES._pop_mode_temporarily():
         yield

@@ -18,6 +18,7 @@ from holdfast.runtime.stage.deferred_ops import Deferred, Piece
 from holdfast.runtime.stage.freezing import Freezing
 from holdfast.runtime.stage.layers import ForwardPass, LayerStack, Tensors, joined
 from holdfast.runtime.stage.seeding import DRAWING, undisturbed
+from holdfast.runtime.stage.slots import slots_of
 from holdfast.runtime.stage.split import DeferWeights, run_backward, weight_gradients
 from holdfast.runtime.stage.weighing import Weigh, WeightedLoss
 
@@ -38,21 +39,6 @@ class GradientSink(Protocol):
     def add(self, slot: int, gradient: Tensor) -> None:
         """All that one micro-batch contributes to one parameter: called once for each pair."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterSlot:
-    """A trainable parameter of a stage."""
-
-    layer: int
-    name: str
-    """Path inside the layer."""
-
-    parameter: nn.Parameter
-
-    @property
-    def key(self) -> str:
-        return f"{self.layer}.{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +101,7 @@ class Stage:
         told of every layer that has run, and of the loss; it may raise. ``frozen_steps``: of
         some parameters, by key: they get no gradient before.
         """
-        self.slots = _slots(layers, first_layer)
+        self.slots = slots_of(layers, first_layer)
         self.sink = sink
         self._stack = LayerStack(
             layers,
@@ -339,17 +325,6 @@ def _take_gradient(tensor: Tensor) -> Tensor | None:
     if not tensor.requires_grad:
         return None
     return tensor.new_empty(0) if tensor.grad is None else tensor.grad
-
-
-def _slots(layers: Sequence[nn.Module], first_layer: int) -> tuple[ParameterSlot, ...]:
-    slots: dict[int, ParameterSlot] = {}
-    for number, layer in enumerate(layers, first_layer):
-        for name, parameter in layer.named_parameters():
-            slot = ParameterSlot(number, name, parameter)
-            other = slots.setdefault(id(parameter), slot) if parameter.requires_grad else slot
-            if other is not slot:
-                raise ConfigError(f"{slot.key} is the same parameter as {other.key}; untie them")
-    return tuple(slots.values())
 
 
 def _checked_loss(

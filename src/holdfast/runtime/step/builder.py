@@ -26,7 +26,8 @@ from holdfast.runtime.stage.named_tensors import (
     names_of_each,
 )
 from holdfast.runtime.stage.precision import Precision
-from holdfast.runtime.stage.stage import ParameterSlot, Stage
+from holdfast.runtime.stage.slots import ParameterSlot
+from holdfast.runtime.stage.stage import Stage
 from holdfast.runtime.stage.ties import untie
 from holdfast.runtime.state.results import StageForm
 from holdfast.runtime.state.stage_state import StageState
