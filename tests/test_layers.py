@@ -22,7 +22,7 @@ LAYERS = [
     "storage | faults | watch | bundle | launch",
     "models | job_call | data | planner | detection | mitigation | callbacks",
     "observability | protocol | transport | files | job",
-    "schedule | adaptors | validation | unfreezing",
+    "schedule | adaptors | validation",
     "config | cluster | auth | host | job_file",
     "checkpoint_address | journal_address",
     "names | job_reference | addresses",

@@ -17,9 +17,9 @@ from typing_extensions import TypeIs
 from holdfast.adaptors.as_layers import as_layers
 from holdfast.adaptors.examples import first_inputs, given_inputs
 from holdfast.adaptors.model_checks import check_model, check_shapes
+from holdfast.adaptors.unfreezing import Unfreeze, frozen_steps
 from holdfast.config import METRIC
 from holdfast.errors import ConfigError
-from holdfast.unfreezing import Unfreeze, frozen_steps
 
 
 class MapDataset(Protocol):
