@@ -20,7 +20,7 @@ LAYERS = [
     "runtime | control",
     "weights",
     "storage | faults | watch | bundle | launch",
-    "models | job_call | data | planner | detection | mitigation",
+    "models | job_call | data | planner | detection | mitigation | callbacks",
     "observability | protocol | transport | files | job",
     "schedule | adaptors | validation",
     "config | cluster | auth | host | job_file",

@@ -79,6 +79,10 @@ class MetricError(ConfigError):
     pass
 
 
+class CallbackError(HoldfastError):
+    """Raised from what a callback has raised, after the run has ended with a checkpoint."""
+
+
 class RunInterrupted(HoldfastError):
     """It has ended in good order, with a checkpoint if a step was trained."""
 

@@ -83,6 +83,18 @@ class TrainConfig:
     loss_scale_steps: int = 2000
     """With fp16: after so many steps in a row without NaN or Inf the loss scale doubles."""
 
+    clip_value: float = 0.0
+    """Elements of the gradient are cut off here, up and down, after ``Job.clip_norm``; 0: not."""
+
+    noise: float = 0.0
+    """Standard deviation of random numbers that are added to the gradient; 0: none are."""
+
+    noise_decay: float = 0.0
+    """In step ``t`` it is ``noise / (1 + t) ** noise_decay``; 0: always the same."""
+
+    ema: float = 0.0
+    """An average of the weights is kept, of which so much stays in a step, e.g. 0.999; 0: none."""
+
     def __post_init__(self) -> None:
         at_least(1, "train.steps", self.steps)
         require(0 <= self.seed < 2**63, "train.seed", self.seed, "must be in 0 .. 2^63-1")
@@ -91,6 +103,11 @@ class TrainConfig:
         expected = f"must be a power of two from 1 to {MOST_LOSS_SCALE}"
         require(good, "train.loss_scale", scale, expected)
         at_least(1, "train.loss_scale_steps", self.loss_scale_steps)
+        for name in ("clip_value", "noise", "noise_decay"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"train.{name}", value, "must be 0 or more")
+        expected = "must be below 1, and 0 (off) or more"
+        require(0 <= self.ema < 1, "train.ema", self.ema, expected)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +152,9 @@ class ValidationConfig:
 
     min_delta: float = 0.0
     """How much less (or more, for ``max``) than the best so far a better one has to be."""
+
+    ema: bool = False
+    """With the average of the weights that ``train.ema`` keeps, instead of the weights."""
 
     def __post_init__(self) -> None:
         for name in ("every", "microbatches", "patience"):
@@ -206,6 +226,10 @@ class ScheduleConfig:
 class StageConfig:
     checkpoint_activations: bool = False
     """Keep only layer inputs and compute each layer's forward again in its backward."""
+
+    compile: bool = False
+    """Each layer by itself is compiled by ``torch.compile``: other bits, but the same in every
+    layout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

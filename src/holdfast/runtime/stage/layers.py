@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.stage.buffers import LayerBuffers, untouched
+from holdfast.runtime.stage.compiled import Compiled, uncompiled
 from holdfast.runtime.stage.seeding import seed_layer
 from holdfast.runtime.stage.split import DeferWeights
 from holdfast.runtime.stage.weighing import Weigh, checked_weight
@@ -43,10 +44,13 @@ class LayerStack:
         checkpoint_activations: bool,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         ran: Callable[[str], None] = lambda who: None,
+        compiled: bool = False,
     ) -> None:
         """``autocast`` is around each layer and the loss. ``ran`` is told of every layer that has
         run, and of the loss; it may raise."""
         self._layers = tuple(layers)
+        self._calls = tuple(map(Compiled, layers)) if compiled else self._layers
+        self._around_loss = uncompiled if compiled else nullcontext
         self._first_layer = first_layer
         self._seed = seed
         self._unpack = unpack
@@ -76,12 +80,12 @@ class LayerStack:
             number = self._first_layer + index
             seed_layer(self._seed, run.step, run.microbatch, number)
             with untouched(layer), named(number, layer, values):
-                result = self._applied(layer, values)
+                result = self._applied(self._calls[index], values)
             self._ran(f"layer {number} ({type(layer).__name__})")
             values = _as_received(flat(number, result, self._unpack))
         return values
 
-    def _applied(self, layer: nn.Module, values: Tensors) -> Any:
+    def _applied(self, layer: Callable[..., Any], values: Tensors) -> Any:
         with self._autocast():
             return layer(*values) if self._unpack else layer(joined(values))
 
@@ -89,7 +93,7 @@ class LayerStack:
         """A loss draws its random numbers as one more layer would, in backward too."""
         after_last = self._first_layer + len(self._layers)
         seed_layer(self._seed, run.step, run.microbatch, after_last)
-        with self._autocast():
+        with self._around_loss(), self._autocast():
             value = loss(*given)
         self._ran("Job.loss")
         self._hook(run, after_last, (value,))
@@ -123,7 +127,7 @@ class LayerStack:
         if run.mode is not None:
             run.mode.enter_layer()
         with self._buffers[index].private() as changes, named(number, layer, values):
-            result = self._applied(layer, values)
+            result = self._applied(self._calls[index], values)
         self._ran(f"layer {number} ({type(layer).__name__})")
         run.buffer_changes.update((f"{number}.{path}", c) for path, c in changes.items())
         return flat(number, result, self._unpack)

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigError, ScheduleError
 from holdfast.runtime.stage.deferred_ops import Deferred, Piece
+from holdfast.runtime.stage.freezing import Freezing
 from holdfast.runtime.stage.layers import ForwardPass, LayerStack, Tensors, joined
 from holdfast.runtime.stage.seeding import DRAWING, undisturbed
+from holdfast.runtime.stage.slots import slots_of
 from holdfast.runtime.stage.split import DeferWeights, run_backward, weight_gradients
 from holdfast.runtime.stage.weighing import Weigh, WeightedLoss
 
@@ -37,21 +39,6 @@ class GradientSink(Protocol):
     def add(self, slot: int, gradient: Tensor) -> None:
         """All that one micro-batch contributes to one parameter: called once for each pair."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterSlot:
-    """A trainable parameter of a stage."""
-
-    layer: int
-    name: str
-    """Path inside the layer."""
-
-    parameter: nn.Parameter
-
-    @property
-    def key(self) -> str:
-        return f"{self.layer}.{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +88,20 @@ class Stage:
         weight: Weigh | None = None,
         loss_scale: Callable[[int], float] = lambda step: 1.0,
         checkpoint_activations: bool = False,
+        compiled: bool = False,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         sink: GradientSink | None = None,
         ran: Callable[[str], None] = lambda who: None,
+        frozen_steps: Mapping[str, int] | None = None,
     ) -> None:
         """``unpack``: several tensors between two layers are passed as several arguments, not
         as one tuple. ``loss``, of the last stage, is called with its output and the target;
         gradients are those of the loss times ``weight`` of the target (None: 1) and times
         ``loss_scale`` of the step. ``autocast`` is around each layer and the loss. ``ran`` is
-        told of every layer that has run, and of the loss; it may raise.
+        told of every layer that has run, and of the loss; it may raise. ``frozen_steps``: of
+        some parameters, by key: they get no gradient before.
         """
-        self.slots = _slots(layers, first_layer)
+        self.slots = slots_of(layers, first_layer)
         self.sink = sink
         self._stack = LayerStack(
             layers,
@@ -119,13 +109,18 @@ class Stage:
             seed=seed,
             unpack=unpack,
             checkpoint_activations=checkpoint_activations,
+            compiled=compiled,
             autocast=autocast,
             ran=ran,
         )
         self._is_first = first_layer == 0
         self._loss, self._weight = _checked_loss(loss), weight
         self._loss_scale = loss_scale
-        self._slot_of = {id(slot.parameter): index for index, slot in enumerate(self.slots)}
+        frozen = frozen_steps or {}
+        self._freezing = Freezing(
+            [slot.parameter for slot in self.slots],
+            [frozen.get(slot.key, 0) for slot in self.slots],
+        )
         self._forwarded: dict[int, _Forwarded] = {}
         self._halfway: dict[int, _Halfway] = {}
         self._losses: dict[int, tuple[Tensor, float]] = {}  # with the weight
@@ -153,7 +148,8 @@ class Stage:
         """
         if microbatch in self._forwarded or microbatch in self._halfway:
             raise ScheduleError(f"forward of micro-batch {microbatch}, which is in flight already")
-        run = ForwardPass(step, microbatch, DeferWeights(self._slot_of) if split else None, {})
+        slots = self._freezing.slots_in(step)
+        run = ForwardPass(step, microbatch, DeferWeights(slots) if split else None, {})
         with DRAWING, torch.enable_grad():
             leaves = tuple(
                 tensor.detach() if index in constants else self._leaf(tensor)
@@ -285,7 +281,9 @@ class Stage:
     def _take_forwarded(self, microbatch: int) -> _Forwarded:
         if microbatch not in self._forwarded:
             raise ScheduleError(f"backward of micro-batch {microbatch} before its forward")
-        return self._forwarded.pop(microbatch)
+        forwarded = self._forwarded.pop(microbatch)
+        self._freezing.slots_in(forwarded.step)
+        return forwarded
 
     def _require_sink(self) -> GradientSink:
         assert self.sink is not None, "set Stage.sink before the first backward"
@@ -327,17 +325,6 @@ def _take_gradient(tensor: Tensor) -> Tensor | None:
     if not tensor.requires_grad:
         return None
     return tensor.new_empty(0) if tensor.grad is None else tensor.grad
-
-
-def _slots(layers: Sequence[nn.Module], first_layer: int) -> tuple[ParameterSlot, ...]:
-    slots: dict[int, ParameterSlot] = {}
-    for number, layer in enumerate(layers, first_layer):
-        for name, parameter in layer.named_parameters():
-            slot = ParameterSlot(number, name, parameter)
-            other = slots.setdefault(id(parameter), slot) if parameter.requires_grad else slot
-            if other is not slot:
-                raise ConfigError(f"{slot.key} is the same parameter as {other.key}; untie them")
-    return tuple(slots.values())
 
 
 def _checked_loss(

@@ -22,7 +22,7 @@ from holdfast.runtime.stage.named_tensors import (
     load_state_tensors,
     state_tensors,
 )
-from holdfast.runtime.stage.stage import ParameterSlot
+from holdfast.runtime.stage.slots import ParameterSlot
 from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.storage.checkpoint import read_layers
 from holdfast.storage.contents import Checkpoint

@@ -5,13 +5,16 @@ and no order of operations.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
 from holdfast.config import RunConfig
 from holdfast.job import Job
 from holdfast.runtime.job.job_code import JobCode
+from holdfast.runtime.job.naming import first_keys, make_optimizer
 from holdfast.runtime.reduce.buckets import ParameterName
 from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
@@ -23,12 +26,14 @@ from holdfast.runtime.stage.named_tensors import (
     names_of_each,
 )
 from holdfast.runtime.stage.precision import Precision
-from holdfast.runtime.stage.stage import ParameterSlot, Stage
+from holdfast.runtime.stage.slots import ParameterSlot
+from holdfast.runtime.stage.stage import Stage
 from holdfast.runtime.stage.ties import untie
 from holdfast.runtime.state.results import StageForm
 from holdfast.runtime.state.stage_state import StageState
 from holdfast.runtime.step.epoch import Parts
 from holdfast.runtime.update.commit import StageCommit
+from holdfast.runtime.update.finishing import Finishing
 from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.schedule.cut import stage_ranges
 from holdfast.weights.starting import StartingWeights
@@ -51,6 +56,10 @@ class StageParts:
     @property
     def is_first(self) -> bool:
         return self.number == 0
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Its layers with the average of their weights, for a while."""
+        return self.optimizer.average.in_place_of([slot.parameter for slot in self.stage.slots])
 
     @property
     def fed(self) -> set[int]:
@@ -88,7 +97,7 @@ class Builder:
         stage = self._stage(self._started(layers, first_step), scale)
         twins = [tie.members for tie in ties]
         gradients = self._gradients(stage, max([1, *map(len, twins)]), scale)
-        optimizer = self._optimizer(stage)
+        optimizer = self._optimizer(stage, twins)
         commit = StageCommit(
             optimizer,
             stage,
@@ -151,17 +160,23 @@ class Builder:
             weight=self.job.weight,
             loss_scale=lambda step: scale.at(step) / microbatches,
             checkpoint_activations=config.stage.checkpoint_activations,
+            compiled=config.stage.compile,
             autocast=Precision.of(config.train.precision).autocast,
             ran=self.code.ran,
+            frozen_steps=self.job.frozen_steps,
         )
 
-    def _optimizer(self, stage: Stage) -> StageOptimizer:
+    def _optimizer(self, stage: Stage, twins: Sequence[Sequence[ParameterName]]) -> StageOptimizer:
+        keys, train = [slot.key for slot in stage.slots], self.config.train
+        one_for_twins = first_keys(keys, twins)
         return StageOptimizer(
             [slot.parameter for slot in stage.slots],
-            [slot.key for slot in stage.slots],
-            self.job.optimizer,
+            keys,
+            partial(make_optimizer, self.job, one_for_twins),
             self.job.lr_schedule,
             masters=self.config.optimizer.masters,
+            finishing=Finishing(one_for_twins, train),
+            ema=train.ema,
         )
 
     def _gradients(

@@ -5,8 +5,9 @@ of its own runs each epoch.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
+from pathlib import Path
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
@@ -23,6 +24,7 @@ from holdfast.runtime.link.activity import Activity
 from holdfast.runtime.link.lease import Lease
 from holdfast.runtime.probe.emulation import EmulatedDevice
 from holdfast.runtime.probe.probing import Prober
+from holdfast.runtime.probe.profiling import Profiling
 from holdfast.runtime.reduce.verdict import Verdict, VerdictExchange
 from holdfast.runtime.stage.named_tensors import layer_digest
 from holdfast.runtime.state.boundary_log import BoundaryLog, SendMessage, open_log
@@ -101,8 +103,8 @@ class StageTraining:
         )
         self._device = EmulatedDevice(config.device.durations_s())
         self._prober = Prober(me, transport, self._device, injector.slowdown, tell)
-        told = config.observe.operations or config.mitigation.watches
-        self._reports = StepReports(me, transport, hidden, tell, with_operations=told)
+        self._reports = self._reporting(hidden, config, tell)
+        self._profiling = self._profiler(config, places, tell)
         self._validator = self._validating(job, config, tell)
         self._boundary = TransportBoundary(
             me, transport, self.ledger, self.log, self._operations.crossings, assign.wait_s
@@ -122,10 +124,28 @@ class StageTraining:
             due=self._injector.due,
         )
 
+    def _reporting(self, hidden: HiddenState, config: RunConfig, tell: SendMessage) -> StepReports:
+        told = config.observe.operations or config.mitigation.watches
+        lr = self.built.optimizer.learning_rate
+        return StepReports(self._me, self._transport, hidden, lr, tell, with_operations=told)
+
+    def _profiler(self, config: RunConfig, places: Places, tell: SendMessage) -> Profiling:
+        me = str(self._me)
+        return Profiling(
+            me,
+            config.observe.profiled_steps(),
+            Path(places.run_dir),
+            lambda line: tell(messages.WorkerWarning(worker=me, reason=line)),
+            lambda: places.home.is_here,
+        )
+
     def _validating(self, job: Job, config: RunConfig, tell: SendMessage) -> Validator:
         mine = (self._me, self.built.stage, self.built.layers)
         running = (self._code, self._device)
-        return Validator(*mine, job, config, *running, tell=tell, reach=self._reach)
+        weights = self.built.averaged if config.validation.ema else nullcontext
+        return Validator(
+            *mine, job, config, *running, tell=tell, reach=self._reach, weights=weights
+        )
 
     def _open_log(
         self, config: RunConfig, assign: messages.Assign, places: Places, tell: SendMessage
@@ -155,11 +175,13 @@ class StageTraining:
                 case FirstOperation():
                     self._reports.resumed(proceed.epoch)
                 case StepBegins(step):
+                    self._profiling.begin_step(step)
                     self._prober.begin_step(step)
                 case StepSettled():
                     self._after(happened, saves, epoch)
                 case StandsStill(version):
                     validations.run(version, saves.save)
+        self._profiling.end()
         self.saves.ended(saves)
 
     def _enter(self, proceed: messages.Proceed) -> Epoch:
@@ -287,6 +309,7 @@ class StageTraining:
 
     def close(self) -> None:
         """Another stage takes its place."""
+        self._profiling.end()
         self.sender.forget(self.sender.joiners)
         self._operations.close()
         self.log.close()

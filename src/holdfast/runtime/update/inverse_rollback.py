@@ -16,7 +16,7 @@ from torch import Tensor
 
 from holdfast.runtime.reduce.reduction import Reduced
 from holdfast.runtime.update.inverse import Inverse, check_undoable, inverse_of
-from holdfast.runtime.update.optimizer import StageOptimizer, scaled
+from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.runtime.update.residual import Floats, Residual, correct, residual_of
 from holdfast.runtime.update.rollback import Update
 
@@ -55,11 +55,6 @@ class _Stepped:
 class _Record:
     update: Update
     stepped: dict[int, _Stepped]  # by parameter
-
-    def gradient(self, index: int) -> Floats:
-        reduced = self.update.reduced
-        assert reduced is not None
-        return _flat(scaled(reduced.layout.view(reduced.flat, index), self.update.scale))
 
     @property
     def num_bytes(self) -> int:
@@ -123,7 +118,7 @@ class InverseRollback:
     ) -> _Stepped:
         inverse = inverse_of(self._optimizer.group_of(index), self._optimizer.state_of(index))
         new, now = self._present(index, inverse)
-        gradient = record.gradient(index)
+        gradient = self._gradient(record, index)
         estimate = inverse.parameter(new, gradient, now)
         residuals = {
             name: residual_of(_flat(state[name]), inverse.state(name, now[name], gradient, before))
@@ -132,6 +127,12 @@ class InverseRollback:
         }
         rest = {name: value for name, value in state.items() if name not in residuals}
         return _Stepped(inverse, residual_of(before, estimate), residuals, rest, is_first)
+
+    def _gradient(self, record: _Record, index: int) -> Floats:
+        step, reduced, scale = record.update
+        assert reduced is not None
+        view = reduced.layout.view(reduced.flat, index)
+        return _flat(self._optimizer.gradient(step, index, view, scale))
 
     def _present(self, index: int, inverse: Inverse) -> tuple[Floats, _Flats]:
         state = self._optimizer.state_of(index)
@@ -144,7 +145,7 @@ class InverseRollback:
 
     def _undo(self, record: _Record) -> None:
         for index, one in record.stepped.items():
-            gradient = record.gradient(index)
+            gradient = self._gradient(record, index)
             new, now = self._present(index, one.inverse)
             before = one.parameter_before(new, gradient, now)
             states = one.state_before(gradient, now, before)
@@ -189,7 +190,7 @@ class InverseRollback:
                 continue
             if values is None:
                 values, state = self._present(index, one.inverse)
-            gradient = record.gradient(index)
+            gradient = self._gradient(record, index)
             values = one.parameter_before(values, gradient, state)
             state = one.state_before(gradient, state, values)
         if values is None:

@@ -15,7 +15,10 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holdfast.errors import CheckpointError, ConfigError
+from holdfast.runtime.update.average import Average
+from holdfast.runtime.update.finishing import Finishing
 from holdfast.runtime.update.masters import MASTER, Masters
+from holdfast.weights.files import AVERAGE
 
 _SCALAR_DTYPES: dict[type, torch.dtype] = {
     bool: torch.bool,
@@ -48,11 +51,16 @@ class StageOptimizer:
         make_schedule: Callable[[Optimizer], LRScheduler] | None,
         *,
         masters: bool = False,
+        finishing: Finishing | None = None,
+        ema: float = 0.0,
     ) -> None:
-        """``masters``: parameters of less than 32 bits are updated in fp32, and rounded."""
+        """``masters``: parameters of less than 32 bits are updated in fp32, and rounded.
+        ``ema``: what stays of an average of the weights in a step; 0: there is none."""
         self.masters = Masters(parameters, wanted=masters)
         self._parameters = self.masters.trained
         self._keys = tuple(keys)
+        self._finishing = finishing or Finishing()
+        self.average = Average(self._parameters, self._keys, ema)
         self._optimizer = make_optimizer(list(self._parameters)) if parameters else None
         self._schedule: LRScheduler | None = None
         self._schedule_step = 0
@@ -78,6 +86,10 @@ class StageOptimizer:
     def kind(self) -> str | None:
         """For checkpoints; None: the stage has no trainable parameters."""
         return None if self._optimizer is None else type(self._optimizer).__name__
+
+    def learning_rate(self) -> float:
+        """Of the newest step, in the first group; 0: the stage has no trainable parameters."""
+        return 0.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
 
     def check_wrote(self, kinds: Iterable[str | None]) -> None:
         """Another optimizer's state is of no use: refuse a checkpoint that holds one."""
@@ -129,7 +141,7 @@ class StageOptimizer:
                 parameter.grad = None
             for chunk in self._chunks(gradients, chunk_bytes):
                 with around(chunk):
-                    self._step_chunk(chunk, gradients, scale)
+                    self._step_chunk(step, chunk, gradients, scale)
         finally:
             for parameter, accumulator in zip(self._parameters, accumulators, strict=True):
                 parameter.grad = accumulator
@@ -152,13 +164,26 @@ class StageOptimizer:
         if chunk:
             yield chunk
 
+    def gradient(
+        self, step: int, index: int, reduced: Tensor | None, scale: float | None
+    ) -> Tensor:
+        """What a parameter is updated with: made when it is needed, ``reduced`` stays."""
+        assert reduced is not None
+        scaled = reduced if scale is None else reduced * scale
+        return self._finishing.finished(step, index, scaled)
+
     def _step_chunk(
-        self, chunk: Sequence[int], gradients: Sequence[Tensor | None], scale: float | None
+        self,
+        step: int,
+        chunk: Sequence[int],
+        gradients: Sequence[Tensor | None],
+        scale: float | None,
     ) -> None:
         assert self._optimizer is not None
         copy = scale is None and not _only_reads_gradients(self._optimizer)
         for index in chunk:
-            parameter, gradient = self._parameters[index], scaled(gradients[index], scale)
+            parameter = self._parameters[index]
+            gradient = self.gradient(step, index, gradients[index], scale)
             gradient = gradient.to(parameter.dtype, copy=copy)
             parameter.grad = _laid_out_as(parameter, gradient)
         self._optimizer.step()
@@ -206,7 +231,7 @@ class StageOptimizer:
             for key, parameter in zip(self._keys, self._parameters, strict=True)
             for name, value in self._state(parameter).items()
             if value is not None
-        } | self.masters.live_tensors(self._keys)
+        } | {**self.masters.live_tensors(self._keys), **self.average.live_tensors()}
 
     def _rewind_schedule(self) -> None:
         """It only goes forward: for a state of an earlier step it begins anew."""
@@ -221,10 +246,11 @@ class StageOptimizer:
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._rewind_schedule()
         self.masters.load(tensors, self._keys)
+        self.average.load(tensors)
         by_key: dict[str, dict[str, Any]] = {}
         for full, value in tensors.items():
             key, _, name = full.rpartition("/")
-            if name != MASTER:
+            if name not in (MASTER, AVERAGE):
                 by_key.setdefault(key, {})[name] = value
         for key, parameter in zip(self._keys, self._parameters, strict=True):
             state = by_key.get(key, {})
@@ -270,12 +296,6 @@ class StageOptimizer:
             self._optimizer.state[parameter] = state
         else:
             self._optimizer.state.pop(parameter, None)
-
-
-def scaled(gradient: Tensor | None, scale: float | None) -> Tensor:
-    """A clipped step's gradient, made when it is needed: the reduced one is never changed."""
-    assert gradient is not None
-    return gradient if scale is None else gradient * scale
 
 
 def _only_reads_gradients(optimizer: Optimizer) -> bool:
