@@ -7,6 +7,7 @@ import numpy
 import torch
 
 import holdfast
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.host import instruction_set
 from holdfast.runtime.job.torch_settings import torch_settings
 
@@ -19,7 +20,8 @@ _SWITCHES = (
 )
 
 
-def fingerprint() -> dict[str, str]:
+def fingerprint(device: Device = PROCESSOR, *, mixed: bool = False) -> dict[str, str]:
+    """``mixed``: workers may have devices of several models."""
     found = {
         "holdfast": holdfast.__version__,
         "python": platform.python_version(),
@@ -33,6 +35,7 @@ def fingerprint() -> dict[str, str]:
     }
     return (
         found
-        | torch_settings()
+        | torch_settings(device)
+        | device.description(mixed=mixed)
         | {name: os.environ[name] for name in _SWITCHES if name in os.environ}
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from holdfast.config import RunConfig
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.job import Job
 from holdfast.runtime.job.job_code import JobCode
 from holdfast.runtime.reduce.buckets import ParameterName
@@ -23,7 +24,8 @@ from holdfast.runtime.stage.named_tensors import (
     names_of_each,
 )
 from holdfast.runtime.stage.precision import Precision
-from holdfast.runtime.stage.stage import ParameterSlot, Stage
+from holdfast.runtime.stage.slots import ParameterSlot
+from holdfast.runtime.stage.stage import Stage
 from holdfast.runtime.stage.ties import untie
 from holdfast.runtime.state.results import StageForm
 from holdfast.runtime.state.stage_state import StageState
@@ -68,6 +70,7 @@ class Builder:
     cut: Sequence[int]
     code: JobCode
     weights: StartingWeights | None = None  # instead of parameters as the job makes them
+    device: Device = PROCESSOR
 
     def build(
         self,
@@ -114,7 +117,7 @@ class Builder:
             stage=stage,
             again=self._stage(layers, scale),
             optimizer=optimizer,
-            state=StageState(layers, stage.slots, optimizer, gradients, scale),
+            state=StageState(layers, stage.slots, optimizer, gradients, scale, self.device),
             commit=commit,
             parts=Parts(slots, twins, gradients, sums, StageForm(gradients.layout, shapes)),
             is_last=is_last,
@@ -126,11 +129,14 @@ class Builder:
         return self.config.optimizer.mode == "staggered" and self.job.weight is None
 
     def _started(self, layers: Layers, first_step: int) -> Layers:
-        """With the weights that the run starts from; in a later step others have a later state."""
+        """On the device, with the weights that the run starts from; in a later step others have a
+        later state."""
         if self.weights is not None and not first_step:
             names = names_of_each(dict(enumerate(self.job.layers)))
             self.weights.fill(live_tensors(layers), names)
-        return layers
+        if isinstance(self.job.loss, nn.Module):
+            self.device.place_layer(self.job.loss)
+        return {number: self.device.place_layer(layer) for number, layer in layers.items()}
 
     def _loss_scale(self, first_step: int) -> LossScale:
         train = self.config.train
@@ -151,7 +157,8 @@ class Builder:
             weight=self.job.weight,
             loss_scale=lambda step: scale.at(step) / microbatches,
             checkpoint_activations=config.stage.checkpoint_activations,
-            autocast=Precision.of(config.train.precision).autocast,
+            autocast=Precision.of(config.train.precision, self.device.kind).autocast,
+            device=self.device,
             ran=self.code.ran,
         )
 
@@ -162,6 +169,7 @@ class Builder:
             self.job.optimizer,
             self.job.lr_schedule,
             masters=self.config.optimizer.masters,
+            place=self.device.place,
         )
 
     def _gradients(
@@ -171,12 +179,12 @@ class Builder:
         layout = FlatLayout.of(parameters, [slot.key for slot in stage.slots])
         gradients: ExactGradients | FastGradients
         if self.config.gradients.mode == "fast":
-            gradients = FastGradients(layout, scale)
+            gradients = FastGradients(layout, scale, self.device)
             if gradients.native:
                 gradients.attach(parameters)
         else:
             num = self.config.parallel.microbatches * num_twins
-            gradients = ExactGradients(layout, num, scale)
+            gradients = ExactGradients(layout, num, scale, self.device)
         stage.sink = gradients
         return gradients
 

@@ -11,6 +11,7 @@ from functools import partial
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.data.batches import Batches
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import EpochPast
 from holdfast.faults.injection import Injector
 from holdfast.job import Job
@@ -74,6 +75,7 @@ class StageTraining:
         injector: Injector,
         ran: Callable[[str], None] = lambda who: None,
         weights: StartingWeights | None = None,
+        device: Device = PROCESSOR,
     ) -> None:
         """``check`` raises when this worker is to stop at the next operation boundary, ``ran`` if
         the code of the job that has just run did what it may not."""
@@ -84,7 +86,7 @@ class StageTraining:
         self._may_commit = partial(lease.wait, check)
         may_write = partial(lease.wait, partial(_unless_past, check))
         saver = _saver(me, keeping, assign, places, tell, may_write)
-        builder = Builder(job, config, assign.cut, self._code, weights)
+        builder = Builder(job, config, assign.cut, self._code, weights, device)
         self.built = built = self._build(builder, assign, saver)
         self._operations = self._operating(batches, config)
         hidden = HiddenState(job, built.layers, built.optimizer.plain)

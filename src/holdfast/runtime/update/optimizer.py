@@ -48,11 +48,13 @@ class StageOptimizer:
         make_schedule: Callable[[Optimizer], LRScheduler] | None,
         *,
         masters: bool = False,
+        place: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> None:
-        """``masters``: parameters of less than 32 bits are updated in fp32, and rounded."""
+        """``masters``: parameters of less than 32 bits are updated in fp32, and rounded.
+        ``place`` puts gradients and state where the parameters are."""
         self.masters = Masters(parameters, wanted=masters)
         self._parameters = self.masters.trained
-        self._keys = tuple(keys)
+        self._keys, self._place = tuple(keys), place
         self._optimizer = make_optimizer(list(self._parameters)) if parameters else None
         self._schedule: LRScheduler | None = None
         self._schedule_step = 0
@@ -158,7 +160,8 @@ class StageOptimizer:
         assert self._optimizer is not None
         copy = scale is None and not _only_reads_gradients(self._optimizer)
         for index in chunk:
-            parameter, gradient = self._parameters[index], scaled(gradients[index], scale)
+            gradient = scaled(gradients[index], scale, self._place)
+            parameter = self._parameters[index]
             gradient = gradient.to(parameter.dtype, copy=copy)
             parameter.grad = _laid_out_as(parameter, gradient)
         self._optimizer.step()
@@ -195,9 +198,9 @@ class StageOptimizer:
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return [{k: v for k, v in group.items() if k != "params"} for group in groups]
 
-    def state_tensors(self) -> dict[str, Tensor]:
+    def state_tensors(self, copy: Callable[[Tensor], Tensor] = Tensor.clone) -> dict[str, Tensor]:
         """Copies of all state, under "<parameter key>/<name>"; a number as "<name>#"."""
-        return {name: tensor.clone() for name, tensor in self.live_tensors().items()}
+        return {name: copy(tensor) for name, tensor in self.live_tensors().items()}
 
     def live_tensors(self) -> dict[str, Tensor]:
         """The same, but not copied."""
@@ -234,8 +237,14 @@ class StageOptimizer:
                         f"checkpoint has {key}/{name} of shape {tuple(value.shape)}, the job's "
                         f"parameter has {tuple(parameter.shape)}; resume with the same job"
                     )
-            kept = {n: _laid_out_as(parameter, v) for n, v in state.items()}
+            kept = {n: _laid_out_as(parameter, self._placed(n, v)) for n, v in state.items()}
             self._set_state(parameter, dict(_as_kept(n, v) for n, v in kept.items()))
+
+    def _placed(self, name: str, value: Tensor) -> Tensor:
+        """torch's own keep numbers on the host, unless steps are recorded or fused."""
+        groups = self._groups()
+        there = any(group.get("capturable") or group.get("fused") for group in groups)
+        return self._place(value) if value.dim() or (there and not name.endswith("#")) else value
 
     # --- for whoever takes a step back without a snapshot ---
 
@@ -272,10 +281,14 @@ class StageOptimizer:
             self._optimizer.state.pop(parameter, None)
 
 
-def scaled(gradient: Tensor | None, scale: float | None) -> Tensor:
+def scaled(
+    gradient: Tensor | None,
+    scale: float | None,
+    place: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Tensor:
     """A clipped step's gradient, made when it is needed: the reduced one is never changed."""
     assert gradient is not None
-    return gradient if scale is None else gradient * scale
+    return place(gradient if scale is None else gradient * scale)
 
 
 def _only_reads_gradients(optimizer: Optimizer) -> bool:
