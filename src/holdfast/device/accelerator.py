@@ -1,5 +1,6 @@
 """One accelerator of any kind that torch has a module for: cuda, xpu, a kind of one's own."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -13,7 +14,6 @@ from holdfast.device.processor import Device, DeviceMemory, Span
 from holdfast.device.staging import Staging
 
 _AnyT = TypeVar("_AnyT")
-_MODEL = "device"  # names in a fingerprint
 _PROPERTIES = ("multi_processor_count", "gpu_eu_count", "major", "minor", "driver_version")
 
 
@@ -91,16 +91,26 @@ class Accelerator(Device):
             total_bytes=self._module.mem_get_info(index)[1],
         )
 
+    @property
     @override
-    def description(self, *, mixed: bool = False) -> dict[str, str]:
-        found = {f"{_MODEL} libraries": _libraries()}
-        if mixed:
-            return found | {f"{_MODEL} kind": self.kind}
+    def model(self) -> str:
         properties = self._module.get_device_properties(self.torch_device)
         numbers = {name: getattr(properties, name, None) for name in _PROPERTIES}
         known = [f"{name} {value}" for name, value in numbers.items() if value is not None]
-        model = getattr(properties, "name", "of unknown model")
-        return found | {_MODEL: " ".join([self.kind, model, *known])}
+        return ", ".join([str(getattr(properties, "name", "of unknown model")), *known])
+
+    @property
+    @override
+    def libraries(self) -> str:
+        versions = {
+            "driver": _driver() if self.kind == "cuda" else None,
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            "cudnn": torch._C._cudnn.getCompileVersion() if torch.version.cuda else None,
+            "xpu": getattr(torch.version, "xpu", None),
+        }
+        known = [f"{name} {version}" for name, version in versions.items() if version]
+        return ", ".join([self.kind, *known])
 
     @override
     def switches(self) -> dict[str, Callable[[], Any]]:
@@ -124,23 +134,19 @@ class _EventSpan:
     def __init__(self, module: Any) -> None:
         self._from, self._to = module.Event(enable_timing=True), module.Event(enable_timing=True)
         self._from.record()
-        self._is_over = False
+        self._start_s, self._end_s = time.monotonic(), 0.0
 
     def end(self) -> None:
         self._to.record()
-        self._is_over = True
+        self._end_s = time.monotonic()
 
-    def took_s(self) -> float | None:
-        if not self._is_over or not self._to.query():
-            return None
-        return float(self._from.elapsed_time(self._to)) / 1000
+    def longer_s(self) -> float:
+        if not self._end_s or not self._to.query():
+            return 0.0
+        return float(self._from.elapsed_time(self._to)) / 1000 - (self._end_s - self._start_s)
 
 
-def _libraries() -> str:
-    versions = {
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-        "cudnn": torch.backends.cudnn.version() if torch.version.cuda else None,
-        "xpu": getattr(torch.version, "xpu", None),
-    }
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+def _driver() -> int | None:
+    """The newest version of CUDA that it can do, as its number."""
+    get = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return None if get is None else int(get())

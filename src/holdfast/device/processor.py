@@ -25,10 +25,12 @@ class DeviceMemory:
 class Span(Protocol):
     """One operation on the device."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """The device has been given all of it."""
+        ...
 
-    def took_s(self) -> float | None:
-        """Never waits; None: it is not over yet."""
+    def longer_s(self) -> float:
+        """Than the clock said. Never waits: 0 as long as the device is not done with it."""
         ...
 
 
@@ -91,9 +93,15 @@ class Device:
         """None: that of the process."""
         return None
 
-    def description(self, *, mixed: bool = False) -> dict[str, str]:
-        """What bits depend on, besides the host. ``mixed``: without what tells models apart."""
-        return {}
+    @property
+    def model(self) -> str:
+        """What bits depend on, besides the host; empty: nothing."""
+        return ""
+
+    @property
+    def libraries(self) -> str:
+        """And their versions; empty: none but those of the host."""
+        return ""
 
     def switches(self) -> dict[str, Callable[[], Any]]:
         """Settings of torch that change bits there."""

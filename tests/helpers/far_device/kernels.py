@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from helpers.far_device.module import FAR
 from helpers.far_device.sides import KIND, far, is_far, near
@@ -27,6 +26,8 @@ class _Call:
     def enter(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._enter(value)
+        if isinstance(value, list | tuple):
+            return type(value)(map(self.enter, value))
         if isinstance(value, torch.device) and value.type == KIND:
             return torch.device("cpu")
         if isinstance(value, torch.Generator):
@@ -38,12 +39,16 @@ class _Call:
             if value.dim() and self.name not in _INDEXING:
                 self.strangers.add(str(value.device))
             return value
-        # One without elements may be meant to be resized, which shared memory cannot be.
-        empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        self.pairs.append((value, near(value) if value.numel() else empty))
-        return self.pairs[-1][1]
+        if value.numel():
+            its = near(value)
+        else:  # it may be meant to be resized, which shared memory cannot be
+            its = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+        self.pairs.append((value, its))
+        return its
 
     def leave(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(self.leave, value))
         if not isinstance(value, Tensor):
             return value
         for mine, its in self.pairs:
@@ -56,7 +61,8 @@ class _Call:
 def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
     FAR.counts["kernels"] += 1
     call = _Call(operator._schema.name)
-    words, named = tree_map(call.enter, args), tree_map(call.enter, kwargs)
+    words = [call.enter(value) for value in args]
+    named = {name: call.enter(value) for name, value in kwargs.items()}
     if call.strangers:
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
@@ -68,7 +74,7 @@ def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
     for mine, its in call.pairs:
         if its.shape != mine.shape:
             _point_at(mine, its)
-    return tree_map(call.leave, result)
+    return call.leave(result)
 
 
 def _drawn(operator: Any, words: Any, named: Any) -> Any:

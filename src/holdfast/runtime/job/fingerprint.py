@@ -9,6 +9,7 @@ import torch
 import holdfast
 from holdfast.device.processor import PROCESSOR, Device
 from holdfast.host import instruction_set
+from holdfast.protocol.messages import DEVICE
 from holdfast.runtime.job.torch_settings import torch_settings
 
 _SWITCHES = (
@@ -36,6 +37,11 @@ def fingerprint(device: Device = PROCESSOR, *, mixed: bool = False) -> dict[str,
     return (
         found
         | torch_settings(device)
-        | device.description(mixed=mixed)
+        | _of_device(device, mixed)
         | {name: os.environ[name] for name in _SWITCHES if name in os.environ}
     )
+
+
+def _of_device(device: Device, mixed: bool) -> dict[str, str]:
+    model = {} if mixed or not device.model else {DEVICE: device.model}
+    return model | ({f"{DEVICE} libraries": device.libraries} if device.libraries else {})

@@ -89,7 +89,7 @@ class Replayer:
         self._own_host = own_host
         self._crew = [parse_worker(name) for name in order.crew]
         self._ranges = stage_ranges(order.cut, len(job.layers))
-        self._code, self._may_write = JobCode(check), may_write
+        self._code, self._may_write, self._device = JobCode(check), may_write, device
         builder = Builder(job, config, order.cut, self._code, weights, device)
         self._built = builder.build(order.stages, first_step=order.first_step, keeps_old=False)
         self._operations = StageOperations(
@@ -194,7 +194,9 @@ class Replayer:
     def _emulated(self) -> EmulatedDevice:
         """As long as the stages take one after the other."""
         durations_s, num = self._config.device.durations_s(), len(self._order.stages)
-        return EmulatedDevice({k: num * s for k, s in durations_s.items() if k != Kind.R})
+        return EmulatedDevice(
+            {k: num * s for k, s in durations_s.items() if k != Kind.R}, self._device
+        )
 
     def _told(self, committed: Committed) -> list[StepLosses]:
         step, totals = committed.step, committed.result.totals

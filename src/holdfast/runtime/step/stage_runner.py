@@ -101,7 +101,7 @@ class StageTraining:
         self._follower = Follower(
             me, built, self._copies, transport, reach=injector.reach, tell=tell, wait_s=self._wait_s
         )
-        self._device = EmulatedDevice(config.device.durations_s())
+        self._device = EmulatedDevice(config.device.durations_s(), device)
         self._prober = Prober(me, transport, self._device, injector.slowdown, tell)
         told = config.observe.operations or config.mitigation.watches
         self._reports = StepReports(me, transport, hidden, tell, with_operations=told)
