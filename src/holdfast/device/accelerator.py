@@ -116,14 +116,14 @@ class Accelerator(Device):
     def switches(self) -> dict[str, Callable[[], Any]]:
         kind, backends = self.kind, torch.backends
         found: dict[str, Callable[[], Any]] = {
-            f"autocast on {kind}": lambda: torch.is_autocast_enabled(kind),
+            "device autocast": lambda: torch.is_autocast_enabled(kind),
         }
         if kind == "cuda":
             found |= {
-                "TF32 in cuBLAS": lambda: backends.cuda.matmul.allow_tf32,
-                "TF32 in cuDNN": lambda: backends.cudnn.allow_tf32,
-                "cuDNN benchmark": lambda: backends.cudnn.benchmark,
-                "cuDNN deterministic": lambda: backends.cudnn.deterministic,
+                "device TF32 in cuBLAS": lambda: backends.cuda.matmul.allow_tf32,
+                "device TF32 in cuDNN": lambda: backends.cudnn.allow_tf32,
+                "device cuDNN benchmark": lambda: backends.cudnn.benchmark,
+                "device cuDNN deterministic": lambda: backends.cudnn.deterministic,
             }
         return found
 

@@ -5,14 +5,14 @@ import torch
 from holdfast.errors import OutOfDeviceMemory
 
 
-def explained(why: BaseException) -> BaseException:
+def explained(worker: str, why: BaseException) -> BaseException:
     """What torch raises when a device is full, in our words; anything else as it is."""
     if not isinstance(why, torch.OutOfMemoryError):
         return why
     wanted = str(why).partition("\n")[0].strip()
     raised = OutOfDeviceMemory(
-        f"the device is out of memory ({wanted.rstrip('.')}{_in_use()}): set a smaller "
-        "Job.microbatch_size, stage.checkpoint_activations=true or more stages"
+        f"the device of worker {worker} is out of memory ({wanted.rstrip('.')}{_in_use()}): set a "
+        "smaller Job.microbatch_size, stage.checkpoint_activations=true or more stages"
     )
     for note in getattr(why, "__notes__", []):
         raised.add_note(note)
