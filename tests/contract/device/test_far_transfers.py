@@ -18,7 +18,7 @@ TRANSFERS = [  # the method of the device, and from where it is called
     ("place", "scaled"),
     ("to_host", "_Part.__init__"),
     ("seed", "seed_layer"),
-    ("place_all", "Stage.forward"),
+    ("place_all", "Stage._run_loss"),
     ("place", "Stage._run_backward"),
     ("to_host", "Stage._run_backward"),
     ("host_copy", "state_tensors"),
