@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from holdfast.device.processor import Device, DeviceMemory, Span
+from holdfast.device.processor import Device, DeviceMemory, DeviceSpan
 from holdfast.device.staging import Staging
 
 _AnyT = TypeVar("_AnyT")
@@ -62,7 +62,7 @@ class Accelerator(Device):
         return tensor.detach().clone() if tensor.is_cpu else self._staging.to_host(tensor)
 
     @override
-    def begin(self) -> Span:
+    def begin(self) -> DeviceSpan:
         return _EventSpan(self._module)
 
     @override

@@ -22,7 +22,7 @@ class DeviceMemory:
     total_bytes: int
 
 
-class Span(Protocol):
+class DeviceSpan(Protocol):
     """One operation on the device."""
 
     def end(self) -> None:
@@ -71,7 +71,7 @@ class Device:
 
     # --- time ---
 
-    def begin(self) -> Span | None:
+    def begin(self) -> DeviceSpan | None:
         """Of an operation that is given to the device from here on; None: the clock tells."""
         return None
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
 
 from helpers.far_device import kernels
@@ -34,11 +33,11 @@ def install() -> None:
     if _keep:
         return
     assert not why_not(), why_not()
-    backend_registration._setup_privateuseone_for_python_backend(
+    torch.utils.backend_registration._setup_privateuseone_for_python_backend(
         KIND,
         FAR,
-        backend_registration._DummyPrivateUse1Hook(),
-        backend_registration._DummyDeviceGuard(),
+        torch.utils.backend_registration._DummyPrivateUse1Hook(),
+        torch.utils.backend_registration._DummyDeviceGuard(),
     )
     every = torch.library.Library("_", "IMPL")
     every.fallback(kernels.run, _KEY)

@@ -60,7 +60,7 @@ class _Call:
 
 def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
     FAR.counts["kernels"] += 1
-    call = _Call(operator._schema.name)
+    call = _Call(operator.name().partition(".")[0])
     words = [call.enter(value) for value in args]
     named = {name: call.enter(value) for name, value in kwargs.items()}
     if call.strangers:
@@ -146,13 +146,14 @@ def set_storage(mine: Tensor, source: Any, *words: Any) -> Tensor:
 def attention(  # type: ignore[no-untyped-def]
     q, k, v, mask=None, p=0.0, causal=False, *, scale=None, enable_gqa=False
 ):
-    operators, named = torch.ops.aten, {"scale": scale, "enable_gqa": enable_gqa}
+    named = {"scale": scale, "enable_gqa": enable_gqa}
     seen = [None if t is None else near(t) for t in (q, k, v, mask)]
-    if operators._fused_sdp_choice(*seen, p, causal, **named) == 0:
-        return operators._scaled_dot_product_attention_math(q, k, v, mask, p, causal, **named)[0]
+    if torch.ops.aten._fused_sdp_choice(*seen, p, causal, **named) == 0:
+        plain = torch.ops.aten._scaled_dot_product_attention_math
+        return plain(q, k, v, mask, p, causal, **named)[0]
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-    fused = operators._scaled_dot_product_fused_attention_overrideable
+    fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
     return fused(q, k, v, mask, p, causal, False, scale=scale)[0]
 
 

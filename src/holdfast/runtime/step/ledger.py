@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from holdfast.device.processor import Span
+from holdfast.device.processor import DeviceSpan
 from holdfast.planner.remainder.lineage import MicrobatchProgress
 from holdfast.protocol.records import OperationTime
 from holdfast.schedule.operation import Fact, Kind, Op, What
@@ -47,7 +47,7 @@ class Ledger:
         self.peak_bytes = 0
         self._progress: dict[int, MicrobatchProgress] = {}
         self._kept: dict[int, KeptTensors] = {}
-        self._times: dict[int, list[tuple[OperationTime, Span | None]]] = {}
+        self._times: dict[int, list[tuple[OperationTime, DeviceSpan | None]]] = {}
         self._bytes = 0
         self._done_before = (-1, 0)  # step, operations of it
         self._attempt_before = 0
@@ -96,7 +96,7 @@ class Ledger:
         if op.microbatch is not None:
             self._progress[op.microbatch] = _AFTER[op.kind]
 
-    def took(self, step: int, time: OperationTime, span: Span | None = None) -> None:
+    def took(self, step: int, time: OperationTime, span: DeviceSpan | None = None) -> None:
         """Also of an attempt that is abandoned later, and before an epoch ends."""
         self._times.setdefault(step, []).append((time, span))
 
@@ -132,5 +132,5 @@ class Ledger:
             self._bytes -= dropped.num_bytes
 
 
-def _by_device(time: OperationTime, span: Span) -> OperationTime:
+def _by_device(time: OperationTime, span: DeviceSpan) -> OperationTime:
     return time._replace(end_s=max(time.start_s, time.end_s + span.longer_s()))

@@ -82,8 +82,10 @@ class StageTraining:
         self._me, self._transport, self._injector = me, transport, injector
         self._wait_s, self._clip_norm = assign.wait_s, job.clip_norm
         self.ledger, self.activity, self.lanes = Ledger(), Activity(), Lanes(check)
-        self._code = JobCode(check, ran, self.activity)
-        self._may_commit = partial(lease.wait, check)
+        self._code, self._may_commit = (
+            JobCode(check, ran, self.activity),
+            partial(lease.wait, check),
+        )
         may_write = partial(lease.wait, partial(_unless_past, check))
         saver = _saver(me, keeping, assign, places, tell, may_write)
         builder = Builder(job, config, assign.cut, self._code, weights, device)
