@@ -25,7 +25,7 @@ LAYERS = [
     "schedule | adaptors | validation",
     "config | cluster | auth | host | job_file",
     "checkpoint_address | journal_address",
-    "names | job_reference | addresses",
+    "names | job_reference | addresses | device",
     "errors | arrays | clocks",
 ]
 PURE = [

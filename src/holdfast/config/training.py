@@ -11,6 +11,7 @@ MAX_WORKERS = 4096
 MAX_LOADERS = 64
 DEFAULT_MICROBATCHES = 4  # a pipeline
 MOST_LOSS_SCALE = 2**24
+_DEVICE_KIND = re.compile(r"[a-z][a-z0-9]*")
 _DURATION = re.compile(r"([A-Z]+)=(\d+(?:\.\d+)?)(us|ms|s)")
 _JUDGED_BY = re.compile(rf"(?:min|max) {METRIC.pattern}")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -234,11 +235,29 @@ class StageConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceConfig:
+    kind: str = "auto"
+    """Where workers compute: ``cpu``, ``cuda``, ``xpu``, ...; ``auto``: on what torch finds on the
+    machine."""
+
+    index: int = -1
+    """Which of a machine's devices; -1: its workers share them out among themselves."""
+
+    mixed: bool = False
+    """Workers may have devices of several models. The result then depends on who computed what."""
+
     emulate: str = ""
     """``F=20ms,B=20ms,W=20ms``: operations take this long by sleeping, on a tiny stand-in model."""
 
     def __post_init__(self) -> None:
+        good = _DEVICE_KIND.fullmatch(self.kind) is not None
+        require(good, "device.kind", self.kind, "write auto, cpu, cuda, xpu, ...")
+        at_least(-1, "device.index", self.index, "must be -1 (automatic) or more")
         self.durations_s()
+
+    @property
+    def real_kind(self) -> str:
+        """An emulated device only sleeps: its stand-in model is as well off on the processor."""
+        return "cpu" if self.emulate and self.kind == "auto" else self.kind
 
     def durations_s(self) -> dict[str, float]:
         """Seconds of each kind of operation; empty when the device is real."""

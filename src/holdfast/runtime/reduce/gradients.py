@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from holdfast.arrays import Ints
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import ConfigError
+from holdfast.runtime.reduce.device_sums import DeviceSums
 from holdfast.runtime.reduce.loss_scale import LossScale
 
 ALIGNMENT = 16  # elements: a cache line of fp32, and what one pass of a summing kernel takes
@@ -76,7 +78,12 @@ class Gradients(Protocol):
     @property
     def layout(self) -> FlatLayout: ...
     @property
-    def flat(self) -> Tensor: ...
+    def flat(self) -> Tensor:
+        """On the device; all else that is asked for or given here is on the host."""
+        ...
+
+    @property
+    def device(self) -> Device: ...
     @property
     def order_matters(self) -> bool:
         """Whether adding partial sums in another order changes bits."""
@@ -105,7 +112,11 @@ class ExactGradients:
     order_matters = False
 
     def __init__(
-        self, layout: FlatLayout, num_contributions: int, loss_scale: LossScale | None = None
+        self,
+        layout: FlatLayout,
+        num_contributions: int,
+        loss_scale: LossScale | None = None,
+        device: Device = PROCESSOR,
     ) -> None:
         from holdfast.runtime.reduce import fixed_point  # loads Numba: in exact mode only
 
@@ -114,14 +125,16 @@ class ExactGradients:
                 f"exact gradients sum 1 to {fixed_point.MAX_CONTRIBUTIONS} micro-batches a step, "
                 f"not {num_contributions}; use gradients = 'fast'"
             )
-        self.layout = layout
-        self.flat = torch.zeros(layout.numel, dtype=torch.int64)
-        self.nonfinite = False
+        self.layout, self.device = layout, device
+        self.flat = torch.zeros(layout.numel, dtype=torch.int64, device=device.torch_device)
+        self._nonfinite = False
         self._fixed = fixed_point
         self._loss_scale = loss_scale or LossScale()
         self._num_contributions = num_contributions
         self._limit_bits = fixed_point.contribution_bits(num_contributions)
-        self._sums = [layout.view(self.flat, i).view(-1).numpy() for i in range(len(layout.slots))]
+        sums = [layout.view(self.flat, i).view(-1) for i in range(len(layout.slots))]
+        self._there = None if self.flat.is_cpu else DeviceSums(sums, self._limit_bits)
+        self._sums = [one.numpy() for one in sums] if self._there is None else []
         self._exponents = (fixed_point.FIRST_EXPONENT,) * len(layout.slots)
         self._touched = [False] * len(layout.slots)
         self._spill: dict[int, Ints] = {}
@@ -132,17 +145,30 @@ class ExactGradients:
             raise ValueError(f"{self._describe(slot)} got a gradient of {tuple(gradient.shape)}")
         values = gradient.detach().to(torch.float32).contiguous().view(-1)
         exponent = self._exponents[slot] - self._loss_scale.bits
-        if self._fixed.add_scaled(
+        if self._there is not None:
+            for left_out in self._there.add(slot, values, exponent):
+                self._add_left_out(*left_out)
+        elif self._fixed.add_scaled(
             self._sums[slot], values.numpy(), 2.0**exponent, 2.0**self._limit_bits
         ):
             self._add_left_out(slot, values, exponent)
         self._touched[slot] = True
 
+    def _look_at_device(self) -> None:
+        for left_out in [] if self._there is None else self._there.left_out():
+            self._add_left_out(*left_out)
+
     def _add_left_out(self, slot: int, values: Tensor, exponent: int) -> None:
-        self.nonfinite = self.nonfinite or not bool(values.isfinite().all())
+        values = self.device.to_host(values)
+        self._nonfinite = self._nonfinite or not bool(values.isfinite().all())
         rows = self._fixed.split(values.numpy(), exponent, self._limit_bits)
         before = self._spill.get(slot)
         self._spill[slot] = rows if before is None else self._fixed.joined(before, rows)
+
+    @property
+    def nonfinite(self) -> bool:
+        self._look_at_device()
+        return self._nonfinite
 
     @property
     def touched(self) -> tuple[bool, ...]:
@@ -176,12 +202,15 @@ class ExactGradients:
     def clear(self) -> None:
         """Begin a new step."""
         self.flat.zero_()
-        self.nonfinite = False
+        self._nonfinite = False
+        if self._there is not None:
+            self._there.clear()
         self._touched = [False] * len(self.layout.slots)
         self._spill.clear()
 
     def spilled(self, slot: int) -> Tensor:
         """What was too large for the slot's sums, as rows (bin, index in the slot, count)."""
+        self._look_at_device()
         rows = self._spill.get(slot)
         return _NO_SPILL if rows is None else torch.from_numpy(rows)
 
@@ -210,10 +239,15 @@ class FastGradients:
     order_matters = True
     nonfinite = False  # not watched while adding: the reduced gradient shows it
 
-    def __init__(self, layout: FlatLayout, loss_scale: LossScale | None = None) -> None:
-        self.layout = layout
+    def __init__(
+        self,
+        layout: FlatLayout,
+        loss_scale: LossScale | None = None,
+        device: Device = PROCESSOR,
+    ) -> None:
+        self.layout, self.device = layout, device
         self._loss_scale = loss_scale or LossScale()
-        self.flat = torch.zeros(layout.numel, dtype=torch.float32)
+        self.flat = torch.zeros(layout.numel, dtype=torch.float32, device=device.torch_device)
         self.native = all(slot.dtype == torch.float32 for slot in layout.slots)
         self.exponents = (0,) * len(layout.slots)
         self._views = [layout.view(self.flat, i).data for i in range(len(layout.slots))]

@@ -184,7 +184,7 @@ class _Part:
         self._others = [member for member in bucket.members if member != me]
         self._vector = _Vector(gradients.layout, bucket.groups)
         self._shards = _cut(self._vector.numel, bucket.members)
-        self._sums = self._vector.read(gradients.flat)
+        self._sums = gradients.device.to_host(self._vector.read(gradients.flat))
         self._notes = [self._own_note()]
         self._shard = torch.empty(_size(self._shards[me]), dtype=torch.float32)
 

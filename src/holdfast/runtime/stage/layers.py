@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import ConfigError
 from holdfast.runtime.stage.buffers import LayerBuffers, untouched
 from holdfast.runtime.stage.compiled import Compiled, uncompiled
@@ -43,6 +44,7 @@ class LayerStack:
         unpack: bool,
         checkpoint_activations: bool,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+        device: Device = PROCESSOR,
         ran: Callable[[str], None] = lambda who: None,
         compiled: bool = False,
     ) -> None:
@@ -54,7 +56,7 @@ class LayerStack:
         self._first_layer = first_layer
         self._seed = seed
         self._unpack = unpack
-        self._autocast, self._ran = autocast, ran
+        self._autocast, self._ran, self._device = autocast, ran, device
         self._checkpoint_activations = checkpoint_activations
         self._buffers = tuple(LayerBuffers(layer) for layer in layers)
         self._writes_to_inputs: bool | None = None  # learnt in the first forward
@@ -78,7 +80,7 @@ class LayerStack:
         values = tuple(_presented(tensor, copied=True) for tensor in inputs)
         for index, layer in enumerate(self._layers):
             number = self._first_layer + index
-            seed_layer(self._seed, run.step, run.microbatch, number)
+            seed_layer(self._seed, run.step, run.microbatch, number, device=self._device)
             with untouched(layer), named(number, layer, values):
                 result = self._applied(self._calls[index], values)
             self._ran(f"layer {number} ({type(layer).__name__})")
@@ -92,7 +94,7 @@ class LayerStack:
     def run_loss(self, run: ForwardPass, loss: Callable[[Any, Any], Tensor], given: Any) -> Tensor:
         """A loss draws its random numbers as one more layer would, in backward too."""
         after_last = self._first_layer + len(self._layers)
-        seed_layer(self._seed, run.step, run.microbatch, after_last)
+        seed_layer(self._seed, run.step, run.microbatch, after_last, device=self._device)
         with self._around_loss(), self._autocast():
             value = loss(*given)
         self._ran("Job.loss")
@@ -112,7 +114,7 @@ class LayerStack:
         for output, tensor in enumerate(values):
             if tensor.requires_grad and tensor.grad_fn is not None:
                 key = (self._seed, run.step, run.microbatch, number, output)
-                _hook_first(tensor, partial(_begin_backward, key))
+                _hook_first(tensor, partial(_begin_backward, self._device, key))
 
     def apply_buffer_changes(self, mean_changes: Mapping[str, Tensor]) -> None:
         for number, buffers in enumerate(self._buffers, self._first_layer):
@@ -123,7 +125,7 @@ class LayerStack:
     def _run_layer(self, run: ForwardPass, index: int, *values: Tensor) -> Tensors:
         number = self._first_layer + index
         layer = self._layers[index]
-        seed_layer(self._seed, run.step, run.microbatch, number)
+        seed_layer(self._seed, run.step, run.microbatch, number, device=self._device)
         if run.mode is not None:
             run.mode.enter_layer()
         with self._buffers[index].private() as changes, named(number, layer, values):
@@ -211,8 +213,8 @@ def _hook_first(tensor: Tensor, hook: Callable[[Tensor], Tensor]) -> None:
         hooks[key] = hooks.pop(key)
 
 
-def _begin_backward(key: tuple[int, ...], gradient: Tensor) -> Tensor:
-    seed_layer(*key)
+def _begin_backward(device: Device, key: tuple[int, ...], gradient: Tensor) -> Tensor:
+    seed_layer(*key, device=device)
     return gradient.contiguous()
 
 

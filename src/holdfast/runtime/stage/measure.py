@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.data.batches import Batch, Batches
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.job import Job
 from holdfast.runtime.stage.layers import flat, named
 from holdfast.runtime.stage.precision import FP32, Precision
@@ -20,12 +21,18 @@ _ENOUGH_S = 0.5  # no round beyond the least is begun after this
 _Times: TypeAlias = tuple[list[float], list[float]]
 
 
-def measure_layers(job: Job, batches: Batches, precision: Precision = FP32) -> _Times:
-    """Seconds of each layer. Leaves parameters, gradients and buffers as they were."""
+def measure_layers(
+    job: Job, batches: Batches, precision: Precision = FP32, *, device: Device = PROCESSOR
+) -> _Times:
+    """Seconds of each layer. Leaves parameters, gradients and buffers as they were.
+
+    On the device there is never more than one layer: all of them may be too much for it.
+    """
     unpack = not isinstance(job.layers, nn.Sequential)
     layers = list(job.layers)
     buffers = [buffer.clone() for layer in layers for buffer in layer.buffers()]
-    one_round = partial(_one_round, layers, job.loss, batches.load(0, 0), unpack, precision)
+    loaded = batches.load(0, 0)
+    one_round = partial(_one_round, layers, job.loss, loaded, unpack, precision, device)
     one_round()  # warms up
     rounds = _timed(one_round)
     for layer in layers:
@@ -56,28 +63,36 @@ def _one_round(
     loaded: Batch,
     unpack: bool,
     precision: Precision,
+    device: Device,
 ) -> _Times:
-    values, target = loaded
+    values, target = device.place_all(loaded)
     forward_s: list[float] = []
-    steps: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
+    backward_s: list[float] = []
     for number, layer in enumerate(layers):
+        is_last = number == len(layers) - 1
         leaves = (v.detach().requires_grad_(v.requires_grad) for v in values)
         inputs = tuple(leaf.clone() for leaf in leaves)  # a layer may write to its input
-        start_s = time.perf_counter()
+        run, judge = device.lent(layer), device.lent(loss)
+        start_s = _now_s(device)
         with named(number, layer, inputs), precision.autocast():
-            out = layer(*inputs) if unpack or len(inputs) == 1 else layer(inputs)
-        if number == len(layers) - 1:
+            out = run(*inputs) if unpack or len(inputs) == 1 else run(inputs)
+        if is_last:
             with precision.autocast():
-                out = loss(out, target)
-        forward_s.append(time.perf_counter() - start_s)
+                out = judge(out, target)
+        forward_s.append(_now_s(device) - start_s)
         values = flat(number, out, unpack)
-        steps.append((inputs, values))
-    return forward_s, [_backward_s(outputs) for _, outputs in steps]
+        backward_s.append(_backward_s(values, device))
+    return forward_s, backward_s
 
 
-def _backward_s(outputs: Sequence[Tensor]) -> float:
+def _backward_s(outputs: Sequence[Tensor], device: Device) -> float:
     roots = [output for output in outputs if output.requires_grad]
-    start_s = time.perf_counter()
+    start_s = _now_s(device)
     if roots:
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-    return time.perf_counter() - start_s
+    return _now_s(device) - start_s
+
+
+def _now_s(device: Device) -> float:
+    device.synchronize()
+    return time.perf_counter()

@@ -1,4 +1,4 @@
-"""The trainable parameters of a stage, in their order."""
+"""The trainable parameters of a stage, each with its place in the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ class ParameterSlot:
 
 
 def slots_of(layers: Sequence[nn.Module], first_layer: int) -> tuple[ParameterSlot, ...]:
+    """ConfigError if two layers share one."""
     slots: dict[int, ParameterSlot] = {}
     for number, layer in enumerate(layers, first_layer):
         for name, parameter in layer.named_parameters():

@@ -1,7 +1,8 @@
 """One part of the model and its micro-batches in flight: forward, and backward whole or split.
 
-The two parts together leave exactly the bits of the whole. Tensors come in, tensors go out,
-weight gradients go to a sink. Knows nothing of schedules, peers or optimizers.
+The two parts together leave exactly the bits of the whole. Tensors of the host come in, tensors of
+the host go out, whatever the device; weight gradients go to a sink. Knows nothing of schedules,
+peers or optimizers.
 """
 
 from collections import deque
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import ConfigError, ScheduleError
 from holdfast.runtime.stage.deferred_ops import Deferred, Piece
 from holdfast.runtime.stage.freezing import Freezing
@@ -91,15 +93,16 @@ class Stage:
         compiled: bool = False,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         sink: GradientSink | None = None,
+        device: Device = PROCESSOR,
         ran: Callable[[str], None] = lambda who: None,
         frozen_steps: Mapping[str, int] | None = None,
     ) -> None:
         """``unpack``: several tensors between two layers are passed as several arguments, not
         as one tuple. ``loss``, of the last stage, is called with its output and the target;
         gradients are those of the loss times ``weight`` of the target (None: 1) and times
-        ``loss_scale`` of the step. ``autocast`` is around each layer and the loss. ``ran`` is
-        told of every layer that has run, and of the loss; it may raise. ``frozen_steps``: of
-        some parameters, by key: they get no gradient before.
+        ``loss_scale`` of the step. ``autocast`` is around each layer and the loss. ``layers`` are
+        on the ``device``. ``ran`` is told of every layer that has run, and of the loss; it may
+        raise. ``frozen_steps``: of some parameters, by key: they get no gradient before.
         """
         self.slots = slots_of(layers, first_layer)
         self.sink = sink
@@ -111,8 +114,10 @@ class Stage:
             checkpoint_activations=checkpoint_activations,
             compiled=compiled,
             autocast=autocast,
+            device=device,
             ran=ran,
         )
+        self._device = device
         self._is_first = first_layer == 0
         self._loss, self._weight = _checked_loss(loss), weight
         self._loss_scale = loss_scale
@@ -152,8 +157,8 @@ class Stage:
         run = ForwardPass(step, microbatch, DeferWeights(slots) if split else None, {})
         with DRAWING, torch.enable_grad():
             leaves = tuple(
-                tensor.detach() if index in constants else self._leaf(tensor)
-                for index, tensor in enumerate(inputs)
+                tensor if index in constants else self._leaf(tensor)
+                for index, tensor in enumerate(self._placed(inputs))
             )
             with run.mode or nullcontext():
                 outputs, weight = self._stack.forward(run, leaves), 1.0
@@ -163,14 +168,16 @@ class Stage:
         self._buffer_changes[microbatch] = run.buffer_changes
         if self._loss is not None:
             return ()
-        return tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs)
+        return tuple(self._device.to_host(t).requires_grad_(t.requires_grad) for t in outputs)
 
     def evaluate(self, microbatch: int, inputs: Tensors) -> Tensors:
-        """The outputs of the last layer, of the last stage too. Nothing stays of it here; whoever
-        calls has put the layers into the mode they are to be in."""
+        """The outputs of the last layer, of the last stage too, where they stay on the device.
+        Nothing else stays of it; whoever calls has put the layers into the mode they are to be in.
+        """
         run = ForwardPass(_NO_STEP, microbatch, None, {})
-        with DRAWING, torch.no_grad(), undisturbed():
-            return self._stack.evaluate(run, inputs)
+        with DRAWING, torch.no_grad(), undisturbed(self._device):
+            outputs = self._stack.evaluate(run, self._placed(inputs))
+            return outputs if self._loss is not None else tuple(map(self._device.to_host, outputs))
 
     def score(
         self, microbatch: int, outputs: Tensors, target: Any, metrics: Mapping[str, Metric]
@@ -178,7 +185,8 @@ class Stage:
         """Loss and metrics of what the last stage has evaluated."""
         assert self._loss is not None, "only the last stage has it"
         run = ForwardPass(_NO_STEP, microbatch, None, {})
-        with DRAWING, torch.no_grad(), undisturbed():
+        with DRAWING, torch.no_grad(), undisturbed(self._device):
+            target = self._device.place_all(target)
             self._run_loss(self._loss, run, outputs, target)
             loss, output = self.take_loss(microbatch), joined(outputs)
             if not loss.weight:
@@ -212,9 +220,9 @@ class Stage:
         sink = self._require_sink()
         with DRAWING:
             if sink.native:
-                return forwarded.run_backward(self._roots(forwarded, output_gradients))
+                return self._run_backward(forwarded, output_gradients)
             with self._own_gradients() as gradients:
-                input_gradients = forwarded.run_backward(self._roots(forwarded, output_gradients))
+                input_gradients = self._run_backward(forwarded, output_gradients)
             self._hand_over(gradients.items())
         return input_gradients
 
@@ -226,7 +234,7 @@ class Stage:
         deferred = Deferred() if forwarded.mode is None else forwarded.mode.deferred
         deferred.deferring = True
         with DRAWING, self._own_gradients() as gradients:
-            input_gradients = forwarded.run_backward(self._roots(forwarded, output_gradients))
+            input_gradients = self._run_backward(forwarded, output_gradients)
         self._halfway[microbatch] = _Halfway(gradients, deferred.pieces)
         return input_gradients
 
@@ -251,7 +259,10 @@ class Stage:
             self.drop(microbatch)
 
     def _leaf(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().requires_grad_(not self._is_first and carries_gradient(tensor))
+        return tensor.requires_grad_(not self._is_first and carries_gradient(tensor))
+
+    def _placed(self, tensors: Tensors) -> Tensors:
+        return tuple(self._device.place(tensor.detach()) for tensor in tensors)
 
     def _run_loss(
         self, loss: Callable[[Any, Any], Tensor], run: ForwardPass, outputs: Tensors, target: Any
@@ -264,7 +275,7 @@ class Stage:
         if not weight:
             self._losses[run.microbatch] = torch.zeros(()), weight
             return outputs, weight
-        value = self._stack.run_loss(run, loss, (joined(outputs), target))
+        value = self._stack.run_loss(run, loss, (joined(outputs), self._device.place_all(target)))
         if value.numel() != 1:
             raise ConfigError(
                 f"the loss has shape {tuple(value.shape)}; it must be a single number"
@@ -272,11 +283,14 @@ class Stage:
         self._losses[run.microbatch] = value.detach(), weight
         return (value,), weight
 
-    def _roots(self, forwarded: _Forwarded, given: BoundaryGradients) -> BoundaryGradients:
+    def _run_backward(self, forwarded: _Forwarded, given: BoundaryGradients) -> BoundaryGradients:
         if self._loss is None:
-            return given
-        seed = forwarded.weight * self._loss_scale(forwarded.step)
-        return tuple(torch.full_like(output, seed) for output in forwarded.outputs)
+            roots = tuple(None if g is None else self._device.place(g) for g in given)
+        else:
+            seed = forwarded.weight * self._loss_scale(forwarded.step)
+            roots = tuple(torch.full_like(output, seed) for output in forwarded.outputs)
+        gradients = forwarded.run_backward(roots)
+        return tuple(None if g is None else self._device.to_host(g) for g in gradients)
 
     def _take_forwarded(self, microbatch: int) -> _Forwarded:
         if microbatch not in self._forwarded:

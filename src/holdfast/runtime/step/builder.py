@@ -12,6 +12,7 @@ from functools import partial
 from torch import nn
 
 from holdfast.config import RunConfig
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.job import Job
 from holdfast.runtime.job.job_code import JobCode
 from holdfast.runtime.job.naming import first_keys, make_optimizer
@@ -77,6 +78,7 @@ class Builder:
     cut: Sequence[int]
     code: JobCode
     weights: StartingWeights | None = None  # instead of parameters as the job makes them
+    device: Device = PROCESSOR
 
     def build(
         self,
@@ -123,7 +125,7 @@ class Builder:
             stage=stage,
             again=self._stage(layers, scale),
             optimizer=optimizer,
-            state=StageState(layers, stage.slots, optimizer, gradients, scale),
+            state=StageState(layers, stage.slots, optimizer, gradients, scale, self.device),
             commit=commit,
             parts=Parts(slots, twins, gradients, sums, StageForm(gradients.layout, shapes)),
             is_last=is_last,
@@ -135,11 +137,14 @@ class Builder:
         return self.config.optimizer.mode == "staggered" and self.job.weight is None
 
     def _started(self, layers: Layers, first_step: int) -> Layers:
-        """With the weights that the run starts from; in a later step others have a later state."""
+        """On the device, with the weights that the run starts from; in a later step others have a
+        later state."""
         if self.weights is not None and not first_step:
             names = names_of_each(dict(enumerate(self.job.layers)))
             self.weights.fill(live_tensors(layers), names)
-        return layers
+        if isinstance(self.job.loss, nn.Module):
+            self.device.place_layer(self.job.loss)
+        return {number: self.device.place_layer(layer) for number, layer in layers.items()}
 
     def _loss_scale(self, first_step: int) -> LossScale:
         train = self.config.train
@@ -161,7 +166,8 @@ class Builder:
             loss_scale=lambda step: scale.at(step) / microbatches,
             checkpoint_activations=config.stage.checkpoint_activations,
             compiled=config.stage.compile,
-            autocast=Precision.of(config.train.precision).autocast,
+            autocast=Precision.of(config.train.precision, self.device.kind).autocast,
+            device=self.device,
             ran=self.code.ran,
             frozen_steps=self.job.frozen_steps,
         )
@@ -177,6 +183,7 @@ class Builder:
             masters=self.config.optimizer.masters,
             finishing=Finishing(one_for_twins, train),
             ema=train.ema,
+            place=self.device.place,
         )
 
     def _gradients(
@@ -186,12 +193,12 @@ class Builder:
         layout = FlatLayout.of(parameters, [slot.key for slot in stage.slots])
         gradients: ExactGradients | FastGradients
         if self.config.gradients.mode == "fast":
-            gradients = FastGradients(layout, scale)
+            gradients = FastGradients(layout, scale, self.device)
             if gradients.native:
                 gradients.attach(parameters)
         else:
             num = self.config.parallel.microbatches * num_twins
-            gradients = ExactGradients(layout, num, scale)
+            gradients = ExactGradients(layout, num, scale, self.device)
         stage.sink = gradients
         return gradients
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.data.batches import Batches
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import EpochPast
 from holdfast.faults.injection import Injector
 from holdfast.job import Job
@@ -76,17 +77,20 @@ class StageTraining:
         injector: Injector,
         ran: Callable[[str], None] = lambda who: None,
         weights: StartingWeights | None = None,
+        device: Device = PROCESSOR,
     ) -> None:
         """``check`` raises when this worker is to stop at the next operation boundary, ``ran`` if
         the code of the job that has just run did what it may not."""
         self._me, self._transport, self._injector = me, transport, injector
         self._wait_s, self._clip_norm = assign.wait_s, job.clip_norm
         self.ledger, self.activity, self.lanes = Ledger(), Activity(), Lanes(check)
-        self._code = JobCode(check, ran, self.activity)
-        self._may_commit = partial(lease.wait, check)
+        self._code, self._may_commit = (
+            JobCode(check, ran, self.activity),
+            partial(lease.wait, check),
+        )
         may_write = partial(lease.wait, partial(_unless_past, check))
         saver = _saver(me, keeping, assign, places, tell, may_write)
-        builder = Builder(job, config, assign.cut, self._code, weights)
+        builder = Builder(job, config, assign.cut, self._code, weights, device)
         self.built = built = self._build(builder, assign, saver)
         self._operations = self._operating(batches, config)
         hidden = HiddenState(job, built.layers, built.optimizer.plain)
@@ -101,7 +105,7 @@ class StageTraining:
         self._follower = Follower(
             me, built, self._copies, transport, reach=injector.reach, tell=tell, wait_s=self._wait_s
         )
-        self._device = EmulatedDevice(config.device.durations_s())
+        self._device = EmulatedDevice(config.device.durations_s(), device)
         self._prober = Prober(me, transport, self._device, injector.slowdown, tell)
         self._reports = self._reporting(hidden, config, tell)
         self._profiling = self._profiler(config, places, tell)

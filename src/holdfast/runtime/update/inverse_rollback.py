@@ -2,7 +2,7 @@
 
 The gradient of a step is kept for others anyway; beside it only the residual stays, under a
 byte a parameter. An optimizer step goes chunk by chunk of the parameters, so that the values
-before it are there for a moment and for a few of them only.
+before it are there for a moment and for a few of them only. All of it is done on the host.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,7 +196,7 @@ class InverseRollback:
         if values is None:
             return parameter.detach()
         out = torch.from_numpy(values).view(parameter.shape)
-        if parameter.is_contiguous():
+        if parameter.is_contiguous() and parameter.is_cpu:
             return out
         return torch.empty_like(parameter, requires_grad=False).copy_(out)
 
@@ -224,8 +224,8 @@ class InverseRollback:
 
 
 def _flat(tensor: Tensor) -> Floats:
-    """In the order of its elements, whatever that of its memory is."""
-    flat: Floats = tensor.detach().reshape(-1).numpy()
+    """On the host, in the order of its elements, whatever that of its memory is."""
+    flat: Floats = tensor.detach().cpu().reshape(-1).numpy()
     return flat
 
 

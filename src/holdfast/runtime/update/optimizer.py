@@ -17,14 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.runtime.update.average import Average
 from holdfast.runtime.update.finishing import Finishing
+from holdfast.runtime.update.kept_state import as_kept, as_tensor, cloned
 from holdfast.runtime.update.masters import MASTER, Masters
 from holdfast.weights.files import AVERAGE
-
-_SCALAR_DTYPES: dict[type, torch.dtype] = {
-    bool: torch.bool,
-    int: torch.int64,
-    float: torch.float64,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +46,16 @@ class StageOptimizer:
         make_schedule: Callable[[Optimizer], LRScheduler] | None,
         *,
         masters: bool = False,
+        place: Callable[[Tensor], Tensor] = lambda tensor: tensor,
         finishing: Finishing | None = None,
         ema: float = 0.0,
     ) -> None:
         """``masters``: parameters of less than 32 bits are updated in fp32, and rounded.
-        ``ema``: what stays of an average of the weights in a step; 0: there is none."""
+        ``place`` puts gradients and state where the parameters are. ``ema``: what stays of an
+        average of the weights in a step; 0: there is none."""
         self.masters = Masters(parameters, wanted=masters)
         self._parameters = self.masters.trained
-        self._keys = tuple(keys)
+        self._keys, self._place = tuple(keys), place
         self._finishing = finishing or Finishing()
         self.average = Average(self._parameters, self._keys, ema)
         self._optimizer = make_optimizer(list(self._parameters)) if parameters else None
@@ -69,7 +66,7 @@ class StageOptimizer:
             groups = self._optimizer.param_groups
             self._group_of = {id(p): group for group in groups for p in group["params"]}
         self._make_schedule = make_schedule
-        self._first_groups = tuple(_cloned(group) for group in self._groups())
+        self._first_groups = tuple(cloned(group) for group in self._groups())
         self._begin_schedule()
 
     def _begin_schedule(self) -> None:
@@ -183,7 +180,7 @@ class StageOptimizer:
         copy = scale is None and not _only_reads_gradients(self._optimizer)
         for index in chunk:
             parameter = self._parameters[index]
-            gradient = self.gradient(step, index, gradients[index], scale)
+            gradient = self._place(self.gradient(step, index, gradients[index], scale))
             gradient = gradient.to(parameter.dtype, copy=copy)
             parameter.grad = _laid_out_as(parameter, gradient)
         self._optimizer.step()
@@ -201,8 +198,8 @@ class StageOptimizer:
         self._follow_schedule(step)
         return Snapshot(
             parameters=tuple(p.detach().clone() for p in self._parameters),
-            states=tuple(_cloned(self._state(p)) for p in self._parameters),
-            groups=tuple(_cloned(group) for group in self._groups()),
+            states=tuple(cloned(self._state(p)) for p in self._parameters),
+            groups=tuple(cloned(group) for group in self._groups()),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -211,23 +208,23 @@ class StageOptimizer:
                 parameter.copy_(old)
         self.masters.round_off()
         for parameter, state in zip(self._parameters, snapshot.states, strict=True):
-            self._set_state(parameter, _cloned(state))
+            self._set_state(parameter, cloned(state))
         if self._optimizer is not None:
             for group, old_group in zip(self._optimizer.param_groups, snapshot.groups, strict=True):
-                group.update(_cloned(old_group))
+                group.update(cloned(old_group))
 
     def _groups(self) -> list[dict[str, Any]]:
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return [{k: v for k, v in group.items() if k != "params"} for group in groups]
 
-    def state_tensors(self) -> dict[str, Tensor]:
+    def state_tensors(self, copy: Callable[[Tensor], Tensor] = Tensor.clone) -> dict[str, Tensor]:
         """Copies of all state, under "<parameter key>/<name>"; a number as "<name>#"."""
-        return {name: tensor.clone() for name, tensor in self.live_tensors().items()}
+        return {name: copy(tensor) for name, tensor in self.live_tensors().items()}
 
     def live_tensors(self) -> dict[str, Tensor]:
         """The same, but not copied."""
         return {
-            f"{key}/{name}" if isinstance(value, Tensor) else f"{key}/{name}#": _as_tensor(value)
+            f"{key}/{name}" if isinstance(value, Tensor) else f"{key}/{name}#": as_tensor(value)
             for key, parameter in zip(self._keys, self._parameters, strict=True)
             for name, value in self._state(parameter).items()
             if value is not None
@@ -240,7 +237,7 @@ class StageOptimizer:
         for group, first in zip(self._optimizer.param_groups, self._first_groups, strict=True):
             parameters = group["params"]
             group.clear()
-            group.update(_cloned(first), params=parameters)
+            group.update(cloned(first), params=parameters)
         self._begin_schedule()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -260,8 +257,14 @@ class StageOptimizer:
                         f"checkpoint has {key}/{name} of shape {tuple(value.shape)}, the job's "
                         f"parameter has {tuple(parameter.shape)}; resume with the same job"
                     )
-            kept = {n: _laid_out_as(parameter, v) for n, v in state.items()}
-            self._set_state(parameter, dict(_as_kept(n, v) for n, v in kept.items()))
+            kept = {n: _laid_out_as(parameter, self._placed(n, v)) for n, v in state.items()}
+            self._set_state(parameter, dict(as_kept(n, v) for n, v in kept.items()))
+
+    def _placed(self, name: str, value: Tensor) -> Tensor:
+        """torch's own keep numbers on the host, unless steps are recorded or fused."""
+        groups = self._groups()
+        there = any(group.get("capturable") or group.get("fused") for group in groups)
+        return self._place(value) if value.dim() or (there and not name.endswith("#")) else value
 
     # --- for whoever takes a step back without a snapshot ---
 
@@ -325,23 +328,3 @@ def _checked_schedule(schedule: object) -> LRScheduler:
             "that depends on the step alone, e.g. LambdaLR"
         )
     return schedule
-
-
-def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: v.detach().clone() if isinstance(v, Tensor) else v for n, v in state.items()}
-
-
-def _as_tensor(value: object) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if type(value) not in _SCALAR_DTYPES:
-        raise ConfigError(
-            f"the optimizer keeps a {type(value).__name__}, which a checkpoint cannot hold; "
-            "use one whose state is tensors and numbers"
-        )
-    return torch.tensor(value, dtype=_SCALAR_DTYPES[type(value)])
-
-
-def _as_kept(name: str, value: Tensor) -> tuple[str, object]:
-    """Name and value as the optimizer had them: numbers as numbers."""
-    return (name[:-1], value.item()) if name.endswith("#") else (name, value)
