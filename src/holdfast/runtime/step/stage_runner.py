@@ -84,16 +84,13 @@ class StageTraining:
         self._me, self._transport, self._injector = me, transport, injector
         self._wait_s, self._clip_norm = assign.wait_s, job.clip_norm
         self.ledger, self.activity, self.lanes = Ledger(), Activity(), Lanes(check)
-        self._code, self._may_commit = (
-            JobCode(check, ran, self.activity),
-            partial(lease.wait, check),
-        )
+        self._code = JobCode(check, ran, self.activity)
+        self._may_commit = partial(lease.wait, check)
         may_write = partial(lease.wait, partial(_unless_past, check))
         saver = _saver(me, keeping, assign, places, tell, may_write)
         builder = Builder(job, config, assign.cut, self._code, weights, device)
         self.built = built = self._build(builder, assign, saver)
         self._operations = self._operating(batches, config)
-        hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.log = self._open_log(config, assign, places, tell)
         if assign.checkpoint:
             built.state.load_checkpoint(*places.open_state(assign.checkpoint))
@@ -107,12 +104,11 @@ class StageTraining:
         )
         self._device = EmulatedDevice(config.device.durations_s(), device)
         self._prober = Prober(me, transport, self._device, injector.slowdown, tell)
-        self._reports = self._reporting(hidden, config, tell)
+        self._reports = self._reporting(job, config, tell)
         self._profiling = self._profiler(config, places, tell)
         self._validator = self._validating(job, config, tell)
-        self._boundary = TransportBoundary(
-            me, transport, self.ledger, self.log, self._operations.crossings, assign.wait_s
-        )
+        kept = (self.ledger, self.log, self._operations.crossings)
+        self._boundary = TransportBoundary(me, transport, *kept, assign.wait_s)
 
     def _operating(self, batches: Batches, config: RunConfig) -> StageOperations:
         return StageOperations(self.built, loading(batches, config.data, self._code), self._code)
@@ -128,7 +124,8 @@ class StageTraining:
             due=self._injector.due,
         )
 
-    def _reporting(self, hidden: HiddenState, config: RunConfig, tell: SendMessage) -> StepReports:
+    def _reporting(self, job: Job, config: RunConfig, tell: SendMessage) -> StepReports:
+        hidden = HiddenState(job, self.built.layers, self.built.optimizer.plain)
         told = config.observe.operations or config.mitigation.watches
         lr = self.built.optimizer.learning_rate
         return StepReports(self._me, self._transport, hidden, lr, tell, with_operations=told)
