@@ -4,16 +4,16 @@ Operations of two steps may alternate on a worker, and a forward that runs again
 must find what it first found: whoever begins one asks for the parameters as they are in its step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import nn
 
 
 class Freezing:
-    def __init__(self, parameters: Sequence[nn.Parameter], steps: Sequence[int]) -> None:
-        """``steps``: for how many of them each is frozen."""
-        given = list(zip(parameters, steps, strict=True))
-        self._all = {id(parameter): index for index, parameter in enumerate(parameters)}
+    def __init__(self, parameters: Mapping[str, nn.Parameter], steps: Mapping[str, int]) -> None:
+        """``steps``: for how many of them each is frozen, by key; 0 if it is not there."""
+        self._all = {id(parameter): index for index, parameter in enumerate(parameters.values())}
+        given = [(parameter, steps.get(key, 0)) for key, parameter in parameters.items()]
         self._frozen = [(parameter, until) for parameter, until in given if until]
 
     def slots_in(self, step: int) -> Mapping[int, int]:

@@ -121,11 +121,8 @@ class Stage:
         self._is_first = first_layer == 0
         self._loss, self._weight = _checked_loss(loss), weight
         self._loss_scale = loss_scale
-        frozen = frozen_steps or {}
-        self._freezing = Freezing(
-            [slot.parameter for slot in self.slots],
-            [frozen.get(slot.key, 0) for slot in self.slots],
-        )
+        own = {slot.key: slot.parameter for slot in self.slots}
+        self._freezing = Freezing(own, frozen_steps or {})
         self._forwarded: dict[int, _Forwarded] = {}
         self._halfway: dict[int, _Halfway] = {}
         self._losses: dict[int, tuple[Tensor, float]] = {}  # with the weight
