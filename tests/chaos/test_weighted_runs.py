@@ -135,6 +135,7 @@ def test_no_layout_and_no_death_shows(how, calm):
     assert_same_bits(run, expected)
 
 
+@pytest.mark.wide
 def test_a_resumed_run_has_the_same_bits(calm, tmp_path):
     train(layout="2x2", steps=2, run_dir=tmp_path / "run")
     run = hf.resume(tmp_path / "run", job=job.weighted, pipelines=1, stages=2, steps=STEPS)
