@@ -15,7 +15,7 @@ from holdfast.runtime.stage import named_tensors
 TRANSFERS = [  # the method of the device, and from where it is called
     ("place", "Stage._placed"),
     ("to_host", "Stage.forward"),
-    ("place", "scaled"),
+    ("place", "StageOptimizer._step_chunk"),
     ("to_host", "_Part.__init__"),
     ("seed", "seed_layer"),
     ("place_all", "Stage._run_loss"),

@@ -32,7 +32,7 @@ from holdfast.protocol.records import SaveRule
 from holdfast.validation import Validation
 
 SNAPSHOT = "snapshot"  # the kind of record
-VERSION = 2
+VERSION = 3
 
 Phase = Literal["TRAINING", "RETURNING", "FINISHED", "FAILED"]
 WorkerPhaseName = Literal[
