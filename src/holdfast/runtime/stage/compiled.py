@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn, overrides
 
+from holdfast.errors import ConfigError
+
 _MODES: Any = overrides  # those of torch functions
 _MANY = 1 << 20
 
@@ -20,6 +22,20 @@ def settle() -> None:
     dynamo: Any = torch._dynamo.config
     dynamo.automatic_dynamic_shapes = False
     dynamo.recompile_limit = dynamo.accumulated_recompile_limit = _MANY
+
+
+def can_compile() -> bool:
+    """ConfigError: not on this machine."""
+    from torch._inductor import cpp_builder, exc  # slow, and only for those who compile
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler as why:
+        raise ConfigError(
+            "stage.compile=true: torch finds no C++ compiler on this machine; install g++, name "
+            "one in the environment variable CXX, or set stage.compile=false"
+        ) from why
+    return True
 
 
 class Compiled:

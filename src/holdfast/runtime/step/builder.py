@@ -20,6 +20,7 @@ from holdfast.runtime.reduce.buckets import ParameterName
 from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.reduce.step_sums import StepSums
+from holdfast.runtime.stage.compiled import can_compile
 from holdfast.runtime.stage.named_tensors import (
     Layers,
     buffer_shapes,
@@ -165,7 +166,7 @@ class Builder:
             weight=self.job.weight,
             loss_scale=lambda step: scale.at(step) / microbatches,
             checkpoint_activations=config.stage.checkpoint_activations,
-            compiled=config.stage.compile,
+            compiled=config.stage.compile and can_compile(),
             autocast=Precision.of(config.train.precision, self.device.kind).autocast,
             device=self.device,
             ran=self.code.ran,

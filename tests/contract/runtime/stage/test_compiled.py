@@ -1,12 +1,15 @@
 """Compiled layers: what is compiled is a function of layer and shapes, not of split or history."""
 
+import shutil
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch._inductor import cpp_builder, exc
 
 from helpers import loop_job
+from holdfast.errors import ConfigError
 from holdfast.runtime.stage import compiled
 from holdfast.runtime.stage.stage import Stage
 from holdfast.testing import assert_same_bits, train_in_threads
@@ -86,7 +89,17 @@ def test_the_loss_runs_as_if_nothing_in_it_were_compiled(graphs):
     stage.take_loss(0)
 
 
+def test_a_machine_without_a_compiler_is_told_in_one_line(monkeypatch):
+    def none() -> str:
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
+    with pytest.raises(ConfigError, match=r"^stage\.compile=true: torch finds no C"):
+        train_in_threads(loop_job.job, steps=1, config={"stage.compile": True})
+
+
 @pytest.mark.wide
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler here")
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_a_compiled_run_has_the_same_bits_in_every_layout():
