@@ -91,7 +91,7 @@ def test_the_average_is_exported_and_validated_with(calm):
     assert not torch.equal(written["2.linear.weight"], tensors["2.linear.weight"])
     model = calm.model().eval()
     model.load_state_dict(written, strict=False)
-    data = job.Waves(9, 100)
+    data = job.Waves(9, 100, job.WIDTH)
     inputs, targets = map(torch.stack, zip(*(data[i] for i in range(9)), strict=True))
     loss = torch.nn.functional.mse_loss(model(inputs), targets).item()
     assert calm.validation[-1].loss == pytest.approx(loss, rel=1e-5)
