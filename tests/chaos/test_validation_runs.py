@@ -17,7 +17,6 @@ from holdfast.observability.events import FaultFired, StoppedEarly, Validated, W
 from holdfast.storage.best import BEST_FILE
 from holdfast.testing import train_in_threads
 
-pytestmark = pytest.mark.timeout(120)
 STEPS, EVERY = 7, 3  # the last step is validated, too
 USUAL = {"parallel.microbatches": 8, "validation.every": EVERY}
 # Nothing is better than the first one by so much.

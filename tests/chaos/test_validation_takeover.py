@@ -13,7 +13,6 @@ from helpers.wide import first
 from holdfast.observability import events
 from holdfast.storage.best import BEST_FILE
 
-pytestmark = pytest.mark.timeout(120)
 STEPS, EVERY = 12, 3
 # Each is better than those before by less than this.
 VALIDATION = {"every": EVERY, "keep_best": "min far", "patience": 2, "min_delta": 0.5}

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from helpers.debian import fetched
+from helpers.ports import reserved_port
 
 LIMIT_S = 60.0
 
@@ -38,7 +39,8 @@ class EtcdNode:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self._folder = name, folder
-        self.port, self.peer_port = _free_port(), _free_port()
+        (client, self.port), (peer, self.peer_port) = reserved_port(), reserved_port()
+        self._holders = (client, peer)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -70,6 +72,11 @@ class EtcdNode:
             self._process.wait()
             self._process = None
 
+    def close(self) -> None:
+        self.kill()
+        for holder in self._holders:
+            holder.close()
+
 
 class EtcdCluster:
     def __init__(self, folder: Path, num: int) -> None:
@@ -98,6 +105,10 @@ class EtcdCluster:
         for node in self.nodes:
             node.kill()
 
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
 
 @contextlib.contextmanager
 def etcd_cluster(folder: Path, num: int) -> Iterator[EtcdCluster]:
@@ -106,10 +117,4 @@ def etcd_cluster(folder: Path, num: int) -> Iterator[EtcdCluster]:
         cluster.start()
         yield cluster
     finally:
-        cluster.kill()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+        cluster.close()

@@ -3,12 +3,13 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.ports import reserved_port
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
@@ -85,10 +86,7 @@ dist.destroy_process_group()
 """
 
 
-def environment():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def environment(port):
     return {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
@@ -99,14 +97,16 @@ def environment():
 
 
 def run(words, stderr=subprocess.PIPE):
-    done = subprocess.run(
-        list(map(str, words)),
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        timeout=LIMIT_S,
-        env=environment(),
-    )
+    holder, port = reserved_port()
+    with holder:
+        done = subprocess.run(
+            list(map(str, words)),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            timeout=LIMIT_S,
+            env=environment(port),
+        )
     assert done.returncode == 0, done
     return done
 
