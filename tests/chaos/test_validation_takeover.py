@@ -7,6 +7,7 @@ import pytest
 
 from helpers import jobs
 from helpers.sweeps.chaos import Executions
+from helpers.sweeps.chaos_order import unhurried_joins
 from helpers.sweeps.mortal import Life
 from helpers.sweeps.twin import Fate, Twin
 from helpers.wide import first
@@ -25,6 +26,7 @@ def twin(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         executions = Executions()
         executions.watch(patch)
+        unhurried_joins(patch)
         yield Twin(tmp_path_factory.mktemp("twin"), patch, executions, text=jobs.VALIDATED)
 
 

@@ -10,6 +10,7 @@ import pytest
 from helpers import jobs, runs
 from helpers.live import assert_nothing_left
 from helpers.sweeps.chaos import QUICK
+from helpers.sweeps.chaos_order import steps_wait_for_checkpoints, unhurried_joins
 from helpers.wide import first
 from holdfast.observability.events import (
     CheckpointSaved,
@@ -125,7 +126,10 @@ def test_copies_in_memory_that_are_rare_cost_steps_but_no_bits(tmp_path, undistu
 
 
 @pytest.mark.wide
-def test_in_mode_commit_somebody_may_join_and_a_loss_after_that_is_nothing_special(tmp_path):
+def test_in_mode_commit_somebody_may_join_and_a_loss_after_that_is_nothing_special(
+    tmp_path, monkeypatch
+):
+    unhurried_joins(monkeypatch)
     undisturbed = runs.threads(jobs.mixed(tmp_path), tmp_path / "undisturbed", steps=40)
     faults = ["kill 1.0 @ 3.B0", "join 1.0 @ 4", "kill 0.0 @ 36.B0"]
     run = train(runs.threads, tmp_path, "2x2", faults, "recovery.mode=commit", steps=40)
@@ -135,8 +139,9 @@ def test_in_mode_commit_somebody_may_join_and_a_loss_after_that_is_nothing_speci
 
 
 def test_without_a_survivor_of_a_stage_mode_commit_goes_back_to_the_checkpoint(
-    tmp_path, undisturbed
+    tmp_path, undisturbed, monkeypatch
 ):
+    steps_wait_for_checkpoints(monkeypatch, every=2)
     faults = ["kill 0.1 @ 5.B0", "kill 1.1 @ 5.B0"]
     run = train(runs.threads, tmp_path, "2x2", faults, EVERY_2, "recovery.mode=commit")
     assert_as_undisturbed(run, undisturbed, faults)
