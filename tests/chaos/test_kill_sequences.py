@@ -45,7 +45,8 @@ def test_what_a_finished_stage_has_lost_is_run_again_by_a_peer_that_is_past_it(
     """Its gradients were sent but not yet used, since the stage before is so slow."""
     layout = LAYOUTS["2x3"]
     undisturbed = arena.undisturbed(layout)
-    order.backward_waits_for_the_death(monkeypatch, "0.0", step=2, of="0.1")
+    order.backward_waits_for_the_halt(monkeypatch, "0.0", step=2)
+    order.death_waits_for_a_point(monkeypatch, "0.1", worker="1.1", step=2, point="told")
     story = arena.run(layout, ["kill 0.1 @ 3.reduced"])
     check_story(table, story, undisturbed)
     checks.assert_only_lost_work_is_redone(story, "0.1")

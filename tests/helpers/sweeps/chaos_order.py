@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.control.effects import Effect, Emit
+from holdfast.control.coordinator import Coordinator
+from holdfast.control.effects import Effect, Emit, SealCheckpoint
 from holdfast.control.io.recorder import RunRecorder
 from holdfast.faults.fault import COPY, Fault, FaultKind
 from holdfast.faults.injection import Injector, ThreadActions
 from holdfast.observability.events import (
-    CheckpointSaved,
     FaultFired,
     JoinFailed,
     RunStarted,
@@ -23,6 +23,7 @@ from holdfast.observability.events import (
 )
 from holdfast.runtime.step.operations import StageOperations
 from holdfast.schedule.operation import Kind, Op
+from holdfast.transport.local.transport import LocalTransport
 
 LIMIT_S = 60.0  # nobody waits this long unless the test fails
 DAWDLE_S = 0.03  # of an operation
@@ -56,15 +57,16 @@ def unhurried_joins(patch: pytest.MonkeyPatch) -> None:
 
 def steps_wait_for_checkpoints(patch: pytest.MonkeyPatch, every: int) -> None:
     """Of one run: nobody trains more than a step ahead of a checkpoint that is not whole."""
-    perform, run = RunRecorder.perform, StageOperations.run
+    heard_of_seal, run = Coordinator.heard_of_seal, StageOperations.run
     whole, is_news = {0}, threading.Condition()
 
-    def noted(recorder: RunRecorder, effect: Effect) -> None:
-        perform(recorder, effect)
-        if isinstance(effect, Emit) and isinstance(effect.event, CheckpointSaved):
+    def noted(coordinator: Coordinator, told: Any, at_s: float) -> list[Effect]:
+        effects = heard_of_seal(coordinator, told, at_s)
+        if isinstance(told, SealCheckpoint):  # else it has failed
             with is_news:
-                whole.add(effect.event.step)
+                whole.add(told.step)
                 is_news.notify_all()
+        return effects
 
     def waiting(operations: StageOperations, op: Op, at: Any, incoming: Any) -> Any:
         before = max(at.step - 1, 0)
@@ -73,20 +75,46 @@ def steps_wait_for_checkpoints(patch: pytest.MonkeyPatch, every: int) -> None:
             assert is_news.wait_for(lambda: needed in whole, LIMIT_S), f"no checkpoint {needed}"
         return run(operations, op, at, incoming)
 
-    patch.setattr(RunRecorder, "perform", noted)
+    patch.setattr(Coordinator, "heard_of_seal", noted)
     patch.setattr(StageOperations, "run", waiting)
 
 
-def backward_waits_for_the_death(patch: pytest.MonkeyPatch, waits: str, step: int, of: str) -> None:
-    """In that step, from 0, worker ``waits`` uses no gradient before ``of`` is killed."""
-    wait_for_the_death, run = _death(patch, of), StageOperations.run
+def backward_waits_for_the_halt(patch: pytest.MonkeyPatch, waits: str, step: int) -> None:
+    """In that step, counted from 0, worker ``waits`` uses no gradient before it is told to stop."""
+    run, interrupt, is_told = StageOperations.run, LocalTransport.interrupt, threading.Event()
+
+    def noted(transport: LocalTransport, epoch: int) -> None:
+        interrupt(transport, epoch)
+        if str(transport.me) == waits:
+            is_told.set()
 
     def waiting(operations: StageOperations, op: Op, at: Any, incoming: Any) -> Any:
         if (str(at.me), at.step) == (waits, step) and op.kind in (Kind.B, Kind.BW):
-            wait_for_the_death()
+            assert is_told.wait(LIMIT_S), f"nobody has told {waits} to stop"
         return run(operations, op, at, incoming)
 
+    patch.setattr(LocalTransport, "interrupt", noted)
     patch.setattr(StageOperations, "run", waiting)
+
+
+def death_waits_for_a_point(
+    patch: pytest.MonkeyPatch, of: str, worker: str, step: int, point: str
+) -> None:
+    """``of`` is not killed before ``worker`` has come to that point."""
+    act, reach, is_there = ThreadActions.act, Injector.reach, threading.Event()
+
+    def waiting(actions: ThreadActions, fault: Fault, *more: Any) -> None:
+        if fault.kind is FaultKind.KILL and str(fault.worker) == of:
+            assert is_there.wait(LIMIT_S), f"{worker} does not come to {point}"
+        act(actions, fault, *more)
+
+    def noted(injector: Injector, at: int, name: str, done: int = 0) -> None:
+        if (at, name, threading.current_thread().name) == (step, point, f"holdfast {worker}"):
+            is_there.set()
+        reach(injector, at, name, done)
+
+    patch.setattr(ThreadActions, "act", waiting)
+    patch.setattr(Injector, "reach", noted)
 
 
 def copies_wait_for_the_death(patch: pytest.MonkeyPatch, of: str) -> None:
