@@ -4,9 +4,9 @@ import argparse
 from typing import NamedTuple
 
 import torch
-from gpt4m import RandomTokens
 from torch import nn
 
+from gpt4m import RandomTokens
 from holdfast.job import Job
 from holdfast.models.gpt import gpt_layers
 from holdfast.models.text import next_token_loss

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpt_sized import Size
 from torch import Tensor, nn
 
 import holdfast as hf
+from gpt_sized import Size
 from holdfast.host import instruction_set
 
 instruction_set.prepare_script()
@@ -93,9 +93,7 @@ def block_bytes(size: Size, samples: int) -> int:
 
 def in_flight(shape: Shape, stage: int) -> int:
     """Most micro-batches that have been forward and are not all the way back, as planned."""
-    plan = hf.plan(
-        pipelines=shape.pipelines, stages=shape.stages, microbatches=shape.microbatches
-    )
+    plan = hf.plan(pipelines=shape.pipelines, stages=shape.stages, microbatches=shape.microbatches)
     most = now = 0
     lanes = {str(worker): lane for worker, lane in plan.schedule().lanes.items()}
     for op in lanes[f"0.{stage}"]:
@@ -130,21 +128,20 @@ class Run:
         until_s, phase = time.monotonic() + LIMIT_S, 0
         try:
             while self._process.poll() is None and time.monotonic() < until_s:
-                at = min(self._steps_done(), 1) + (self._steps_done() >= STEPS)
-                self._read(PHASES[phase])
+                done = self._steps_done()
+                at = (done >= 1) + (done >= STEPS)
                 if at > phase:
+                    self._read(PHASES[phase])
                     phase = at
                     self._set_back()
-                time.sleep(0.05)
+                time.sleep(0.1)
         finally:
             self._process.terminate()
             self._process.wait()
         if self._process.returncode:
             sys.exit(f"the run ended with {self._process.returncode}")
         found: dict[str, Any] = json.loads((self._folder / "summary.json").read_text())
-        for name, peak in found["peak_memory_bytes"].items():
-            last = self.peaks[PHASES[-1]]
-            last[name] = max(last.get(name, 0), peak)
+        self.peaks[PHASES[phase]] = found["peak_memory_bytes"]  # since it was set back
         return found
 
     def _steps_done(self) -> int:
@@ -179,8 +176,7 @@ class Run:
                 continue
             if "VmHWM:" in status:
                 peak = int(status.partition("VmHWM:")[2].split()[0]) * 1024
-                peaks = self.peaks[phase]
-                peaks[worker.name] = max(peaks.get(worker.name, 0), peak)
+                self.peaks[phase][worker.name] = peak
 
     def _set_back(self) -> None:
         for worker in self._workers():

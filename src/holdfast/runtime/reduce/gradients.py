@@ -90,6 +90,11 @@ class Gradients(Protocol):
     def exponents(self) -> tuple[int, ...]: ...
     def spilled(self, slot: int) -> Tensor: ...
     def round_into(self, out: Tensor, total: Tensor, exponent: int, spill: Tensor) -> None: ...
+    def take_reduced(self) -> Tensor:
+        """The sums as a reduced gradient, in the memory that they are in, if nobody else has a
+        share in them. There are none then, until ``begin``."""
+        ...
+
     def measure(self, values: Tensor) -> tuple[float, float]: ...
 
 
@@ -115,19 +120,33 @@ class ExactGradients:
                 f"not {num_contributions}; use gradients = 'fast'"
             )
         self.layout = layout
-        self.flat = torch.zeros(layout.numel, dtype=torch.int64)
         self.nonfinite = False
         self._fixed = fixed_point
         self._loss_scale = loss_scale or LossScale()
         self._num_contributions = num_contributions
         self._limit_bits = fixed_point.contribution_bits(num_contributions)
-        self._sums = [layout.view(self.flat, i).view(-1).numpy() for i in range(len(layout.slots))]
         self._exponents = (fixed_point.FIRST_EXPONENT,) * len(layout.slots)
         self._touched = [False] * len(layout.slots)
         self._spill: dict[int, Ints] = {}
+        self._flat: Tensor | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Sums to add to, if the last ones were taken."""
+        if self._flat is None:
+            flat = self._flat = torch.zeros(self.layout.numel, dtype=torch.int64)
+            slots = range(len(self.layout.slots))
+            self._sums = [self.layout.view(flat, i).view(-1).numpy() for i in slots]
+
+    @property
+    def flat(self) -> Tensor:
+        self.begin()
+        assert self._flat is not None
+        return self._flat
 
     def add(self, slot: int, gradient: Tensor) -> None:
         """Add one micro-batch's gradient. NaN and Inf only raise the ``nonfinite`` flag."""
+        self.begin()
         if gradient.shape != self.layout.slots[slot].shape:
             raise ValueError(f"{self._describe(slot)} got a gradient of {tuple(gradient.shape)}")
         values = gradient.detach().to(torch.float32).contiguous().view(-1)
@@ -175,7 +194,8 @@ class ExactGradients:
 
     def clear(self) -> None:
         """Begin a new step."""
-        self.flat.zero_()
+        if self._flat is not None:
+            self._flat.zero_()
         self.nonfinite = False
         self._touched = [False] * len(self.layout.slots)
         self._spill.clear()
@@ -189,6 +209,20 @@ class ExactGradients:
         """Sums and what was spilled, rounded to fp32 once."""
         self._fixed.round_scaled(out.numpy(), total.numpy(), 2.0**-exponent)
         self._fixed.round_split(out.numpy(), total.numpy(), exponent, spill.numpy())
+
+    def take_reduced(self) -> Tensor:
+        """An fp32 number takes half the room of its sum, so none is written over before it is
+        read."""
+        sums = self.flat
+        self._flat, self._sums = None, []
+        out = sums.view(torch.float32)[: self.layout.numel]
+        for slot, place in enumerate(self.layout.slots):
+            spill = self.spilled(slot)
+            for low in range(place.start, place.stop, _CHUNK):
+                here = slice(low, min(low + _CHUNK, place.stop))
+                rows = rows_within(spill, low - place.start, here.stop - place.start)
+                self.round_into(out[here], sums[here].clone(), self._exponents[slot], rows)
+        return out
 
     def measure(self, values: Tensor) -> tuple[float, float]:
         """Sum of squares in fp64, and the largest magnitude, of a padded slot."""
@@ -213,31 +247,51 @@ class FastGradients:
     def __init__(self, layout: FlatLayout, loss_scale: LossScale | None = None) -> None:
         self.layout = layout
         self._loss_scale = loss_scale or LossScale()
-        self.flat = torch.zeros(layout.numel, dtype=torch.float32)
         self.native = all(slot.dtype == torch.float32 for slot in layout.slots)
         self.exponents = (0,) * len(layout.slots)
-        self._views = [layout.view(self.flat, i).data for i in range(len(layout.slots))]
-        self._versions = [view._version for view in self._views]
+        self._attached: tuple[Tensor, ...] = ()
+        self._flat: Tensor | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Sums to add to, if the last ones were taken: before any backward."""
+        if self._flat is None:
+            flat = self._flat = torch.zeros(self.layout.numel, dtype=torch.float32)
+            self._views = [self.layout.view(flat, i).data for i in range(len(self.layout.slots))]
+            self._versions = [view._version for view in self._views]
+            if self._attached:
+                self.attach(self._attached)
+
+    @property
+    def flat(self) -> Tensor:
+        self.begin()
+        assert self._flat is not None
+        return self._flat
 
     def attach(self, parameters: Sequence[Tensor]) -> None:
         """Let autograd accumulate here from now on; again whenever ``.grad`` was replaced."""
         if not self.native:
             raise ValueError("autograd accumulates in place for fp32 parameters only: use add()")
+        self._attached = tuple(parameters)
         for parameter, view in zip(parameters, self._views, strict=True):
             parameter.grad = view
 
     def add(self, slot: int, gradient: Tensor) -> None:
+        self.begin()
         self._views[slot].add_(gradient.detach())
 
     @property
     def touched(self) -> tuple[bool, ...]:
         """For each slot: has any micro-batch contributed since ``clear``?"""
+        if self._flat is None:
+            return (False,) * len(self.layout.slots)
         now = [view._version for view in self._views]
         return tuple(a != b for a, b in zip(now, self._versions, strict=True))
 
     def clear(self) -> None:
         """Begin a new step."""
-        self.flat.zero_()
+        if self._flat is not None:
+            self._flat.zero_()
         self._versions = [view._version for view in self._views]
 
     def spilled(self, slot: int) -> Tensor:
@@ -247,6 +301,15 @@ class FastGradients:
         out.copy_(total)
         if self._loss_scale.bits:
             out.mul_(2.0**-self._loss_scale.bits)
+
+    def take_reduced(self) -> Tensor:
+        flat = self.flat
+        self._flat, self._views, self._versions = None, [], []
+        for parameter in self._attached:
+            parameter.grad = None
+        if self._loss_scale.bits:
+            flat.mul_(2.0**-self._loss_scale.bits)
+        return flat
 
     def measure(self, values: Tensor) -> tuple[float, float]:
         """Sum of squares in fp64, and the largest magnitude, of a padded slot."""
@@ -258,6 +321,13 @@ class FastGradients:
         ]
         low, high = values.aminmax()
         return math.fsum(norm * norm for norm in norms), max(-low.item(), high.item())
+
+
+def rows_within(spill: Tensor, low: int, high: int) -> Tensor:
+    """Those for elements low to high, counted from low; there are hardly ever any rows at all."""
+    if not len(spill):
+        return spill
+    return spill[(spill[:, 1] >= low) & (spill[:, 1] < high)] - torch.tensor([0, low, 0])
 
 
 def _aligned(numel: int) -> int:

@@ -86,6 +86,7 @@ class StageTraining:
         saver = _saver(me, keeping, assign, places, tell, may_write)
         builder = Builder(job, config, assign.cut, self._code, weights)
         self.built = built = self._build(builder, assign, saver)
+        self._was_alone = True  # ever since
         self._operations = self._operating(batches, config)
         hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.log = self._open_log(config, assign, places, tell)
@@ -160,6 +161,7 @@ class StageTraining:
                     self._after(happened, saves, epoch)
                 case StandsStill(version):
                     validations.run(version, saves.save)
+            del happened  # it holds a gradient
         self.saves.ended(saves)
 
     def _enter(self, proceed: messages.Proceed) -> Epoch:
@@ -171,9 +173,12 @@ class StageTraining:
         self.ledger.new_plan()
         self.saves.saver.others = proceed.saved.get(self.built.number, 0)
         self.saves.times.change(proceed.saves)
-        return Epoch(
+        epoch = Epoch(
             self._me, self.built.number, stages, self._transport, self.built.parts, self._wait_s
         )
+        self._was_alone = self._was_alone and epoch.is_alone
+        self.built.commit.be_alone(self._was_alone)
+        return epoch
 
     def _executor(
         self, proceed: messages.Proceed, epoch: Epoch, stands_still: Callable[[int], bool]
@@ -237,6 +242,7 @@ class StageTraining:
     # --- as a joiner ---
 
     def follow(self, source: WorkerId) -> None:
+        self._was_alone = False
         self._follower.follow(source)
 
     # --- what it has ---
