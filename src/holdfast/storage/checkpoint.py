@@ -28,7 +28,7 @@ from holdfast.storage.stores import OpenPart, part_folder
 # torch logs each call at DEBUG, to nobody; pytest shows it all when a test fails.
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
 
-_FILE_BYTES = 64 << 20  # a file is made in memory, twice, before it is written
+FILE_BYTES = 64 << 20  # a file is made in memory, twice, before it is written
 
 
 def write_part(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -48,7 +48,7 @@ def write_part(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def _files_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Key -> number of its file, from 1 on."""
     ends = accumulate(tensor.nbytes for tensor in tensors.values())
-    places = [(end - 1) // _FILE_BYTES for end in ends]
+    places = [(end - 1) // FILE_BYTES for end in ends]
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places), start=1)}
     return {key: numbers[place] for key, place in zip(tensors, places, strict=True)}
 

@@ -1,78 +1,96 @@
 """How long each layer takes, forward and backward, on one real micro-batch."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.batches import Batch, Batches
+from holdfast.data.batches import Batches
 from holdfast.job import Job
-from holdfast.runtime.stage.layers import flat, named
+from holdfast.runtime.stage.layers import Tensors, flat, named
 from holdfast.runtime.stage.precision import FP32, Precision
+from holdfast.runtime.stage.sparing import held
 
 # A busy machine makes any time too long, none too short: the shortest of some counts.
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 10
-_ENOUGH_S = 0.5  # no round beyond the least is begun after this
+_ENOUGH_S = 0.5  # for all layers: no round beyond the least is begun after a layer's share
 
 _Times: TypeAlias = tuple[list[float], list[float]]
 
 
 def measure_layers(job: Job, batches: Batches, precision: Precision = FP32) -> _Times:
-    """Seconds of each layer. Leaves parameters, gradients and buffers as they were."""
+    """Seconds of each layer. Leaves parameters, gradients and buffers as they were.
+
+    One layer after the other, so that only one has to be held.
+    """
     unpack = not isinstance(job.layers, nn.Sequential)
-    layers = list(job.layers)
-    buffers = [buffer.clone() for layer in layers for buffer in layer.buffers()]
-    one_round = partial(_one_round, layers, job.loss, batches.load(0, 0), unpack, precision)
-    one_round()  # warms up
-    rounds = _timed(one_round)
-    for layer in layers:
-        layer.zero_grad(set_to_none=True)
+    values, target = batches.load(0, 0)
+    enough_s = _ENOUGH_S / len(job.layers)
+    forward_s: list[float] = []
+    backward_s: list[float] = []
+    for number, layer in enumerate(job.layers):
+        loss = job.loss if number == len(job.layers) - 1 else None
+        one_round = partial(_one_round, number, layer, values, loss, target, unpack, precision)
+        with held(layer), _left_as_it_was(layer):
+            values, _, _ = one_round()  # warms up
+            rounds = _timed(one_round, enough_s)
+        forward_s.append(min(one.forward_s for one in rounds))
+        backward_s.append(min(one.backward_s for one in rounds))
+    return forward_s, backward_s
+
+
+@contextmanager
+def _left_as_it_was(layer: nn.Module) -> Iterator[None]:
+    buffers = [buffer.clone() for buffer in layer.buffers()]
+    yield
+    layer.zero_grad(set_to_none=True)
     with torch.no_grad():
-        for buffer, before in zip(
-            (b for layer in layers for b in layer.buffers()), buffers, strict=True
-        ):
+        for buffer, before in zip(layer.buffers(), buffers, strict=True):
             buffer.copy_(before)
-    return tuple(
-        [min(times) for times in zip(*kind, strict=True)] for kind in zip(*rounds, strict=True)
-    )  # type: ignore[return-value]
 
 
-def _timed(one_round: Callable[[], _Times]) -> list[_Times]:
+class _Round(NamedTuple):
+    outputs: Tensors
+    forward_s: float
+    backward_s: float
+
+
+def _timed(one_round: Callable[[], _Round], enough_s: float) -> list[_Round]:
     start_s = time.perf_counter()
-    rounds: list[_Times] = []
+    rounds: list[_Round] = []
     while len(rounds) < _LEAST_ROUNDS or (
-        len(rounds) < _MOST_ROUNDS and time.perf_counter() - start_s < _ENOUGH_S
+        len(rounds) < _MOST_ROUNDS and time.perf_counter() - start_s < enough_s
     ):
         rounds.append(one_round())
     return rounds
 
 
 def _one_round(
-    layers: Sequence[nn.Module],
-    loss: Callable[[Any, Any], Tensor],
-    loaded: Batch,
+    number: int,
+    layer: nn.Module,
+    values: Tensors,
+    loss: Callable[[Any, Any], Tensor] | None,
+    target: Any,
     unpack: bool,
     precision: Precision,
-) -> _Times:
-    values, target = loaded
-    forward_s: list[float] = []
-    steps: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
-    for number, layer in enumerate(layers):
-        leaves = (v.detach().requires_grad_(v.requires_grad) for v in values)
-        inputs = tuple(leaf.clone() for leaf in leaves)  # a layer may write to its input
-        start_s = time.perf_counter()
-        with named(number, layer, inputs), precision.autocast():
-            out = layer(*inputs) if unpack or len(inputs) == 1 else layer(inputs)
-        if number == len(layers) - 1:
-            with precision.autocast():
-                out = loss(out, target)
-        forward_s.append(time.perf_counter() - start_s)
-        values = flat(number, out, unpack)
-        steps.append((inputs, values))
-    return forward_s, [_backward_s(outputs) for _, outputs in steps]
+) -> _Round:
+    leaves = (v.detach().requires_grad_(v.requires_grad) for v in values)
+    inputs = tuple(leaf.clone() for leaf in leaves)  # a layer may write to its input
+    start_s = time.perf_counter()
+    with named(number, layer, inputs), precision.autocast():
+        out = layer(*inputs) if unpack or len(inputs) == 1 else layer(inputs)
+    if loss is not None:
+        with precision.autocast():
+            out = loss(out, target)
+    forward_s = time.perf_counter() - start_s
+    outputs = flat(number, out, unpack)
+    backward_s = _backward_s(outputs)
+    kept = tuple(v.detach().requires_grad_(v.requires_grad) for v in outputs)
+    return _Round(kept, forward_s, backward_s)
 
 
 def _backward_s(outputs: Sequence[Tensor]) -> float:
