@@ -6,8 +6,9 @@ longest ago. ``hold`` does the same to a parameter once more, to the same bits. 
 which other tensors flow, or that is looked at from outside of torch, stays as it is.
 """
 
+import ctypes
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter
 from typing_extensions import TypeIs
 
-LIMIT_BYTES = 512 << 20  # of parameters that are held while a model is made
+LIMIT_BYTES = 256 << 20  # of parameters that are held while a model is made
 _LEAST_BYTES = 1 << 20  # of a parameter that is worth it
 _RECIPE = "_holdfast_recipe"
 aten = torch.ops.aten
@@ -121,10 +122,24 @@ def without_address(tensor: Tensor) -> Tensor:
     return tensor.detach().clone() if hasattr(tensor, _RECIPE) else tensor
 
 
-def hold_for_good(layers: Iterable[nn.Module]) -> None:
-    """They are trained from now on: how they were made is of no use any more."""
-    for recipe in _recipes(layers):
+def hold_only(layers: Sequence[nn.Module], mine: Collection[int]) -> None:
+    """Those with these numbers, for good: they are trained from now on."""
+    own = _recipes(layers[number] for number in mine)
+    kept = set(map(id, own))
+    others = [recipe for recipe in _recipes(layers) if id(recipe) not in kept]
+    for recipe in others:
+        recipe.release()
+    if others:
+        trim()
+    for recipe in own:
         recipe.stay()
+
+
+def trim() -> None:
+    """Gaps between what is held go back to the system: a stage's sums are too large for them."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc
+        libc.malloc_trim(0)
 
 
 def _recipes(layers: Iterable[nn.Module]) -> list[Recipe]:

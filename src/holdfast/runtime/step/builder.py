@@ -23,7 +23,7 @@ from holdfast.runtime.stage.named_tensors import (
     names_of_each,
 )
 from holdfast.runtime.stage.precision import Precision
-from holdfast.runtime.stage.sparing import hold_for_good
+from holdfast.runtime.stage.sparing import hold_only
 from holdfast.runtime.stage.stage import ParameterSlot, Stage
 from holdfast.runtime.stage.ties import untie
 from holdfast.runtime.state.results import StageForm
@@ -84,7 +84,7 @@ class Builder:
         """``numbers``: neighbouring stages, in order."""
         ranges = stage_ranges(self.cut, len(self.job.layers))
         mine = [layer for number in numbers for layer in ranges[number]]
-        hold_for_good(self.job.layers[layer] for layer in mine)
+        hold_only(list(self.job.layers), mine)
         all_layers, ties = untie(list(self.job.layers), mine)
         layers = {layer: all_layers[layer] for layer in mine}
         scale = self._loss_scale(first_step)

@@ -16,7 +16,7 @@ from holdfast.runtime.job.job_code import JobCode
 from holdfast.runtime.link.activity import Activity
 from holdfast.runtime.stage.measure import measure_layers
 from holdfast.runtime.stage.named_tensors import hash_of_each
-from holdfast.runtime.stage.sparing import held, hold_for_good, sparing
+from holdfast.runtime.stage.sparing import held, hold_only, sparing
 from holdfast.runtime.step.builder import Builder
 
 LIMIT_BYTES = 8 << 20
@@ -93,7 +93,7 @@ def test_what_is_not_held_has_the_same_bits_when_it_is(kind):
     assert before < held_bytes(usual) - (4 << 20)
     assert hash_of_each(dict(enumerate(layers))) == hash_of_each(dict(enumerate(usual)))
     assert held_bytes(layers) == before
-    hold_for_good(layers)
+    hold_only(layers, range(len(layers)))
     state = torch.get_rng_state()
     for one, other in zip(usual, layers, strict=True):
         pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
