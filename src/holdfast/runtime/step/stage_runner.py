@@ -25,6 +25,7 @@ from holdfast.runtime.probe.emulation import EmulatedDevice
 from holdfast.runtime.probe.probing import Prober
 from holdfast.runtime.reduce.verdict import Verdict, VerdictExchange
 from holdfast.runtime.stage.named_tensors import layer_digest
+from holdfast.runtime.stage.sparing import trim
 from holdfast.runtime.state.boundary_log import BoundaryLog, SendMessage, open_log
 from holdfast.runtime.state.copying import StateSender
 from holdfast.runtime.state.saving import StageSaver
@@ -86,7 +87,7 @@ class StageTraining:
         saver = _saver(me, keeping, assign, places, tell, may_write)
         builder = Builder(job, config, assign.cut, self._code, weights)
         self.built = built = self._build(builder, assign, saver)
-        self._was_alone = True  # ever since
+        self._was_alone, self._has_stepped = True, False  # ever since
         self._operations = self._operating(batches, config)
         hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.log = self._open_log(config, assign, places, tell)
@@ -230,6 +231,9 @@ class StageTraining:
         if self.sender.is_asked:
             self.sender.send_state(committed.step + 1, self.built.state.tensors())
         self._copies.committed(committed.step + 1)
+        if not self._has_stepped:
+            self._has_stepped = True
+            trim()  # the optimizer has made its state, between what was freed since
         saves.save_if_due(committed.step + 1)
 
     def between_steps(self, order: messages.Probe | messages.SaveHere | messages.GoOn) -> None:

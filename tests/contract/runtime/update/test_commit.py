@@ -467,6 +467,23 @@ def test_a_stage_alone_keeps_nothing_and_can_still_go_back():
     assert stage.commit.oldest == stage.commit.reduced == 2
 
 
+def test_a_worker_alone_on_its_stage_keeps_nothing_until_there_is_another():
+    stage, shared = OneStage(), OneStage()
+    stage.commit.be_alone(True)
+    for step, told in enumerate((GOOD, CLIPPED)):
+        run_step(stage, step, told, trust=True)
+        run_step(shared, step, told, trust=True)
+        assert stage.commit.kept_bytes == 0
+        assert stage.commit.result is None
+    assert stage.commit.oldest == 2 > shared.commit.oldest
+    stage.commit.be_alone(False)
+    run_step(stage, 2, GOOD, trust=True)
+    run_step(shared, 2, GOOD, trust=True)
+    assert stage.commit.oldest == shared.commit.oldest == 2
+    assert stage.commit.result is not None
+    assert stage.bits() == shared.bits()
+
+
 # --- a new epoch between reduced and committed ---
 
 
