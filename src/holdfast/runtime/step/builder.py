@@ -25,7 +25,7 @@ from holdfast.runtime.stage.named_tensors import (
 from holdfast.runtime.stage.precision import Precision
 from holdfast.runtime.stage.sparing import hold_only
 from holdfast.runtime.stage.stage import ParameterSlot, Stage
-from holdfast.runtime.stage.ties import untie
+from holdfast.runtime.stage.ties import Tie, untie
 from holdfast.runtime.state.results import StageForm
 from holdfast.runtime.state.stage_state import StageState
 from holdfast.runtime.step.epoch import Parts
@@ -84,8 +84,7 @@ class Builder:
         """``numbers``: neighbouring stages, in order."""
         ranges = stage_ranges(self.cut, len(self.job.layers))
         mine = [layer for number in numbers for layer in ranges[number]]
-        hold_only(list(self.job.layers), mine)
-        all_layers, ties = untie(list(self.job.layers), mine)
+        all_layers, ties = _held(list(self.job.layers), mine)
         layers = {layer: all_layers[layer] for layer in mine}
         scale = self._loss_scale(first_step)
         stage = self._stage(self._started(layers, first_step), scale)
@@ -182,6 +181,13 @@ class Builder:
             gradients = ExactGradients(layout, num, scale)
         stage.sink = gradients
         return gradients
+
+
+def _held(
+    layers: Sequence[nn.Module], mine: Collection[int]
+) -> tuple[list[nn.Module], tuple[Tie, ...]]:
+    hold_only(layers, mine)
+    return untie(layers, mine)
 
 
 def _names(

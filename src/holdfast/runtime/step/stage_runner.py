@@ -58,6 +58,9 @@ _FLUSH_LIMIT_S = 10.0
 
 
 class StageTraining:
+    _was_alone = True  # on its stage, ever since it was built
+    _has_stepped = False
+
     def __init__(
         self,
         *,
@@ -87,7 +90,6 @@ class StageTraining:
         saver = _saver(me, keeping, assign, places, tell, may_write)
         builder = Builder(job, config, assign.cut, self._code, weights)
         self.built = built = self._build(builder, assign, saver)
-        self._was_alone, self._has_stepped = True, False  # ever since
         self._operations = self._operating(batches, config)
         hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.log = self._open_log(config, assign, places, tell)
