@@ -83,9 +83,8 @@ class Builder:
     ) -> StageParts:
         """``numbers``: neighbouring stages, in order."""
         ranges = stage_ranges(self.cut, len(self.job.layers))
-        mine = [layer for number in numbers for layer in ranges[number]]
-        all_layers, ties = _held(list(self.job.layers), mine)
-        layers = {layer: all_layers[layer] for layer in mine}
+        all_layers, ties = _held(list(self.job.layers), [ranges[number] for number in numbers])
+        layers = {layer: all_layers[layer] for number in numbers for layer in ranges[number]}
         scale = self._loss_scale(first_step)
         stage = self._stage(self._started(layers, first_step), scale)
         twins = [tie.members for tie in ties]
@@ -184,8 +183,9 @@ class Builder:
 
 
 def _held(
-    layers: Sequence[nn.Module], mine: Collection[int]
+    layers: Sequence[nn.Module], stages: Sequence[range]
 ) -> tuple[list[nn.Module], tuple[Tie, ...]]:
+    mine = [layer for stage in stages for layer in stage]
     hold_only(layers, mine)
     return untie(layers, mine)
 
