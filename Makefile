@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder 
 # What samples are drawn from where they are drawn anew each time.
 SEED := $(or $(HOLDFAST_SEED),$(shell date +%s))
 
-.PHONY: install demo demo-cluster test test-all test-cluster check docs refresh-docs bench chaos clean
+.PHONY: install demo demo-cluster test test-all test-cluster test-device check docs refresh-docs bench chaos clean
 
 install: $(READY)
 
@@ -46,6 +46,10 @@ test-all: $(READY)
 test-cluster: .venv/ready-cluster
 	@echo HOLDFAST_SEED=$(SEED)
 	HOLDFAST_SEED=$(SEED) $(BIN)/pytest -rs -m cluster $(TESTS)
+
+# Runs in threads once more, on a device that is not there, and the tests of devices.
+test-device: $(READY)
+	HOLDFAST_TEST_DEVICE=1 $(PYTEST) -m 'not cluster' tests/contract/device tests/contract/runtime tests/chaos
 
 .venv/ready-cluster: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[ray]'

@@ -4,7 +4,7 @@ For changes of structure. Each example is trained in several layouts, through a 
 stage and with a slow worker; in exact mode all of them end with the same parameters, in either
 tree. Faults must have fired, or nothing is shown.
 
-    .venv/bin/python bench/same_bits.py [--before DIR] [--examples tiny_gpt,convnet,hf_gpt2]
+    .venv/bin/python bench/same_bits.py [--before DIR] [--examples tiny_gpt,resnet,hf_gpt2]
 """
 
 import argparse
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parents[1]
-EXAMPLES = "tiny_gpt,convnet,hf_gpt2"
+EXAMPLES = "tiny_gpt,resnet,hf_gpt2"
 STEPS = 6
 LIMIT_S = 300.0
 CASES = {  # what is trained, and what must have fired

@@ -1,7 +1,8 @@
 """What holds for all tests: one compute thread, one seed, and a count of what each folder takes.
 
 HOLDFAST_SEED is what random samples are drawn from: always the same in ``make test``, another one
-each time in ``make test-all`` and ``make chaos``, which print it.
+each time in ``make test-all`` and ``make chaos``, which print it. HOLDFAST_TEST_DEVICE=1 puts all
+runs in threads on a device that is not there.
 """
 
 import os
@@ -28,6 +29,11 @@ for number, usual in (
     is_ours = threading.current_thread() is threading.main_thread()
     if is_ours and signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
+
+if "HOLDFAST_TEST_DEVICE" in os.environ:
+    from helpers import far_device
+
+    far_device.install()  # every run whose settings do not say otherwise is there
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("drawn", print_blob=True, deadline=None)

@@ -20,12 +20,12 @@ LAYERS = [
     "runtime | control",
     "weights",
     "storage | faults | watch | bundle | launch",
-    "models | job_call | data | planner | detection | mitigation",
+    "models | job_call | data | planner | detection | mitigation | callbacks",
     "observability | protocol | transport | files | job",
     "schedule | adaptors | validation",
     "config | cluster | auth | host | job_file",
     "checkpoint_address | journal_address",
-    "names | job_reference | addresses",
+    "names | job_reference | addresses | device",
     "errors | arrays | clocks",
 ]
 PURE = [

@@ -41,6 +41,10 @@ LATE_IMPORTS = {
     Finding("storage/remote/object_bucket.py", "imports obstore.store in open_bucket"): "optional",
     Finding("api/job_source.py", "imports for the type checker"): "torch: the launcher needs none",
     Finding("api/live_run.py", "imports holdfast.api in _starter"): "torch, if workers are threads",
+    Finding("api/training.py", "imports holdfast.api.model in _weights_at"): "torch",
+    Finding(
+        "callbacks/tensorboard_logger.py", "imports torch.utils.tensorboard in _writer_class"
+    ): "optional, and torch",
     Finding("api/record.py", "imports for the type checker"): "torch: who reads events needs none",
     Finding("api/record.py", "imports holdfast.api.model in model"): "torch",
     Finding("api/record.py", "imports holdfast.weights.exporting in export"): "torch",

@@ -35,6 +35,7 @@ __all__ = [
     "RunInterrupted",
     "RunRecord",
     "__version__",
+    "callbacks",
     "diagnose",
     "errors",
     "events",
@@ -49,7 +50,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:  # the same names, for those who only read them
-    from holdfast import testing
+    from holdfast import callbacks, testing
     from holdfast.adaptors.tokens import real_tokens
     from holdfast.api.diagnosing import diagnose
     from holdfast.api.live_run import LiveRun
@@ -71,6 +72,7 @@ else:
         "Plan": ("planner.plan", "Plan"),
         "Result": ("api.record", "Result"),
         "RunRecord": ("api.record", "RunRecord"),
+        "callbacks": ("callbacks", ""),
         "diagnose": ("api.diagnosing", "diagnose"),
         "events": ("observability.events", ""),
         "export": ("weights.exporting", "export"),

@@ -4,6 +4,7 @@ HoldfastError                                                             exit c
 |- ConfigError          what the user asked for cannot be run             exit code 2
 |  |- CheckpointError   ... because the checkpoint cannot be used         exit code 2
 |  |- DataError         ... because the data set raised, again and again  exit code 2
+|  |- OutOfDeviceMemory ... because a device has not enough memory for it exit code 2
 |  `- MetricError       ... because a metric raised, or gave no number    exit code 2
 |- RunInterrupted       somebody asked for the end of the run, by Ctrl-C or in the program
 |- JobError             the job's own code raised in an operation
@@ -75,8 +76,16 @@ class DataError(ConfigError):
     pass
 
 
+class OutOfDeviceMemory(ConfigError):
+    pass
+
+
 class MetricError(ConfigError):
     pass
+
+
+class CallbackError(HoldfastError):
+    """Raised from what a callback has raised, after the run has ended with a checkpoint."""
 
 
 class RunInterrupted(HoldfastError):

@@ -17,6 +17,7 @@ from typing_extensions import TypeIs
 from holdfast.adaptors.as_layers import as_layers
 from holdfast.adaptors.examples import first_inputs, given_inputs
 from holdfast.adaptors.model_checks import check_model, check_shapes
+from holdfast.adaptors.unfreezing import Unfreeze, frozen_steps
 from holdfast.config import METRIC
 from holdfast.errors import ConfigError
 
@@ -63,8 +64,9 @@ class Job:
     loss: Callable[[Any, Any], Tensor]
     """(output of the last layer, target) -> mean loss of a micro-batch."""
 
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
-    """Makes the optimizer of a stage from the stage's parameters."""
+    optimizer: Callable[[Any], Optimizer]
+    """Makes the optimizer of a stage from the stage's parameters; from (name, parameter) pairs, if
+    its own first parameter is called ``named_parameters``."""
 
     data: MapDataset | StreamDataset
     """``data[i]`` is ``(input, target)``, for ``len(data)`` samples; or a stream of them."""
@@ -100,6 +102,10 @@ class Job:
     """From a name of the model ("3.attention.weight") to its name in the weights that the run
     starts from; None: they are the same. What a mapping lacks is the same, too."""
 
+    unfreeze: Unfreeze = field(default_factory=dict)
+    """After so many steps -> patterns of the names of parameters that are trained from there on,
+    and were frozen before, e.g. ``{100: ["embedding.*"]}``."""
+
     split_points: Sequence[str] = ()
     """Submodules before which a traced model is cut; none: before each block of its lists."""
 
@@ -108,6 +114,9 @@ class Job:
 
     own_names: Mapping[str, str] = field(init=False, repr=False, default_factory=dict)
     """Of a model's tensors: "3.block.norm.weight" -> what the model itself calls it."""
+
+    frozen_steps: Mapping[str, int] = field(init=False, repr=False, default_factory=dict)
+    """Of parameters that are frozen at first: "3.block.norm.weight" -> for how many steps."""
 
     def __post_init__(self) -> None:
         _check_callables(self)
@@ -122,6 +131,12 @@ class Job:
         _check_layers(self.layers)
         if self.cut is not None:
             _check_cut(self.cut, len(self.layers))
+        frozen = frozen_steps(self.layers, self.own_names, self.unfreeze)
+        for number, layer in enumerate(self.layers):
+            for path, parameter in layer.named_parameters():
+                if f"{number}.{path}" in frozen:  # whatever the job has said: it is trained later
+                    parameter.requires_grad_()
+        object.__setattr__(self, "frozen_steps", frozen)
 
     def _make_layers(self, model: nn.Module) -> None:
         check_model(model, self.layers, self.split_points)

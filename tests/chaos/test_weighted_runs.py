@@ -3,6 +3,7 @@
 Workers are threads of this process.
 """
 
+import math
 from functools import partial
 
 import numpy as np
@@ -81,6 +82,7 @@ def test_a_step_is_that_of_one_big_batch_to_rounding(clip_norm):
 def test_equal_weights_are_as_none_bit_for_bit(weight):
     """1 / 2 is exact."""
     made = partial(job.weighted, data=job.Padded(num_empty=0), validation=None)
+    made = partial(made, optimizer=sgd, clip_norm=None)
     config = {"validation.every": 0}
     without = train(partial(made, weight=None), config=config)
     given = train(partial(made, weight=lambda target: weight), "2x2", config)
@@ -133,6 +135,7 @@ def test_no_layout_and_no_death_shows(how, calm):
     assert_same_bits(run, expected)
 
 
+@pytest.mark.wide
 def test_a_resumed_run_has_the_same_bits(calm, tmp_path):
     train(layout="2x2", steps=2, run_dir=tmp_path / "run")
     run = hf.resume(tmp_path / "run", job=job.weighted, pipelines=1, stages=2, steps=STEPS)
@@ -151,6 +154,11 @@ def test_a_step_without_any_weight_is_left_out_and_says_so(config):
     assert two.summary.skipped_steps == (0,)
     assert len({event.loss_scale for event in finished(two)}) == 1, "it was not too high"
     assert one.parameters_sha256 == two.parameters_sha256
+
+
+def test_a_validation_without_any_weight_is_no_number():
+    made = partial(job.weighted, validation=job.Padded(3, num_empty=3))
+    assert [math.isnan(one.loss) for one in train(made, steps=2).validation] == [True]
 
 
 def test_a_run_without_any_weight_is_no_success():

@@ -193,16 +193,16 @@ def test_a_tied_gpt_agrees_with_itself_in_any_layout_and_with_a_plain_loop(tmp_p
     assert_agrees_with_a_plain_loop(one, job)
 
 
-def test_a_convnet_has_the_same_batch_norm_statistics_in_any_layout(tmp_path):
+def test_a_resnet_has_the_same_batch_norm_statistics_in_any_layout(tmp_path):
     one, *others = (
-        finished(runs.threads(EXAMPLES / "convnet.py", tmp_path / layout, *runs.layout(layout)))
+        finished(runs.threads(EXAMPLES / "resnet.py", tmp_path / layout, *runs.layout(layout)))
         for layout in ("1x1", "2x2", "1x2")
     )
     for other in others:
         assert_same_result(other, one)
     state = one.state()
-    assert state["0.1.num_batches_tracked"] == STEPS
-    assert state["4.1.running_mean"].abs().max() > 0.01
+    assert state["0.norms.0.num_batches_tracked"] == STEPS
+    assert state["3.norms.1.running_mean"].abs().max() > 0.01
     assert one.losses[-1] < 0.9 * one.losses[0]
 
 

@@ -36,7 +36,7 @@ class LiveRun:
         self.config, self.faults = request.config, tuple(request.faults)
         self.ticket = request.ticket
         self.takes_over = request.left_behind is not None
-        self._job = request.job.reference
+        self.job = request.job.reference
         self._ended = threading.Event()
         self._summary: Summary | None = None
         self._failure: BaseException | None = None
@@ -103,7 +103,7 @@ class LiveRun:
         if self._failure is not None:
             raise self._failure
         assert self._summary is not None  # there is no other way to end
-        return Result(self.run_dir, self._summary, self._job)
+        return Result(self.run_dir, self._summary, self.job)
 
     def _wait(self) -> None:
         """Ctrl-C meanwhile ends the run in good order, and is raised after that."""

@@ -9,7 +9,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.stage.named_tensors import ASIDE, load_state_tensors
 from holdfast.storage.checkpoint import read_layers
 from holdfast.storage.manifest import Checkpoint
-from holdfast.weights.naming import load_here
+from holdfast.weights.naming import load_here, own_names
 
 
 class TrainedLayers(nn.Sequential):
@@ -39,6 +39,12 @@ def load_model(checkpoint: Checkpoint, job: str, sha256: str) -> nn.Module:
     if loaded.model is not None:
         return loaded.model  # the layers hold its own tensors
     return layers if isinstance(layers, nn.Sequential) else TrainedLayers(*layers)
+
+
+def weights_of(checkpoint: Checkpoint, job: str) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by the model's own names. ``job``: a reference."""
+    names = own_names(checkpoint, job)
+    return {names.of(k): tensor for k, tensor in all_tensors(checkpoint).items() if "/" not in k}
 
 
 def all_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:

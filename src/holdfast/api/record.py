@@ -118,11 +118,12 @@ class RunRecord:
         *,
         step: int | None = None,
         force: bool = False,
+        ema: bool = False,
     ) -> Path:
         """The model in a format that others read: see :func:`holdfast.export`."""
         from holdfast.weights.exporting import export
 
-        return export(self.run_dir, to, out, step=step, force=force, job=self._job)
+        return export(self.run_dir, to, out, step=step, force=force, job=self._job, ema=ema)
 
     def _model(self, checkpoint: Checkpoint, job: JobLike | None) -> "nn.Module":
         from holdfast.api.model import load_model

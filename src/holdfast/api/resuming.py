@@ -16,7 +16,11 @@ _BITS = (  # settings that the bits of the result depend on
     "parallel.microbatches",
     "gradients.mode",
     "train.precision",
+    "train.clip_value",
+    "train.noise",
+    "train.noise_decay",
     "optimizer.masters",
+    "stage.compile",
     "workers.compute_threads",
 )
 _OF_A_LAYOUT = {  # given for one layout, of no use in another

@@ -3,8 +3,10 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -16,11 +18,13 @@ from holdfast.api.settings import ConfigLike, armed_faults, make_config
 from holdfast.api.taking_over import heir_at, run_left_alive
 from holdfast.auth.secret import given_secret
 from holdfast.baselines.registry import policies_of
+from holdfast.callbacks.callback import Callback, RunSoFar
+from holdfast.callbacks.calling import Calls, check_callbacks
 from holdfast.config import RunConfig
 from holdfast.control.checks import Accepted
 from holdfast.control.io.launcher import RunRequest
 from holdfast.control.state.settings import resume_call
-from holdfast.errors import Argument, ConfigError
+from holdfast.errors import Argument, CallbackError, ConfigError
 from holdfast.faults.fault import Fault
 from holdfast.host import instruction_set
 from holdfast.job_file import stop_if_loading
@@ -94,6 +98,7 @@ def train(
     run_dir: str | Path | None = None,
     faults: Sequence[str | Fault] = (),
     on_event: Callable[[Event], object] | None = None,
+    callbacks: Sequence[Callback] = (),
     **more: Unpack[MoreOptions],
 ) -> Result:
     """Train ``job`` to the end; ``more``: see :class:`MoreOptions`.
@@ -109,7 +114,7 @@ def train(
     ``on_event`` is called in this thread, for one event after the other. If it raises, the run
     ends after its step, with a checkpoint, and then the exception is raised. Ctrl-C is treated in
     the same way; no signal handler is set, so that any thread may call this. While a run is under
-    way, new files of this process are for its user only (umask 077).
+    way, new files of this process are for its user only (umask 077). ``callbacks`` likewise.
 
     All else that goes wrong is a :class:`HoldfastError`, after everything was stopped.
 
@@ -131,7 +136,7 @@ def train(
         "run_dir": run_dir,
         "faults": faults,
     }
-    return _followed(start(job, **options), on_event)
+    return _followed(job, options, on_event, callbacks)
 
 
 def resume(
@@ -140,6 +145,7 @@ def resume(
     *,
     job: JobLike | None = None,
     on_event: Callable[[Event], object] | None = None,
+    callbacks: Sequence[Callback] = (),
     **options: Unpack[RunOptions],
 ) -> Result:
     """Go on with a run from its newest checkpoint, with its job and settings, to its last step.
@@ -149,7 +155,7 @@ def resume(
     must stay.
     """
     options["resume"] = run_dir
-    return _followed(start(job, **options), on_event)
+    return _followed(job, options, on_event, callbacks)
 
 
 def start(job: JobLike | None, **options: Unpack[RunOptions]) -> LiveRun:
@@ -162,12 +168,35 @@ def start(job: JobLike | None, **options: Unpack[RunOptions]) -> LiveRun:
     return run
 
 
-def _followed(run: LiveRun, on_event: Callable[[Event], object] | None) -> Result:
-    with run:
-        if on_event is not None:
+def _followed(
+    job: JobLike | None,
+    options: RunOptions,
+    on_event: Callable[[Event], object] | None,
+    callbacks: Sequence[Callback],
+) -> Result:
+    check_callbacks(callbacks)
+    with start(job, **options) as run:
+        if on_event is None and not callbacks:
+            return run.result()
+        so_far = RunSoFar(run.run_dir, run.config, partial(_weights_at, run.job))
+        calls = Calls(callbacks, so_far, run.config.callbacks.on_error, _warn)
+        try:
             for event in run:
-                on_event(event)
+                if on_event is not None:
+                    on_event(event)
+                calls.call(event)
+        except BaseException:
+            with suppress(CallbackError):  # the first that was raised counts
+                calls.end()
+            raise
+        calls.end()
         return run.result()
+
+
+def _weights_at(job: str, place: str) -> Mapping[str, Any]:
+    from holdfast.api.model import weights_of
+
+    return weights_of(find(place), job)
 
 
 def prepare(

@@ -44,7 +44,7 @@ class TwoPhaseSaver(StageSaver):
 
         def copy() -> Mapping[str, Tensor]:
             try:
-                return {name: tensor.clone() for name, tensor in live.items()}
+                return {name: tensor.clone().cpu() for name, tensor in live.items()}
             finally:
                 self._copied.set()
 

@@ -47,6 +47,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--step", type=int, metavar="N", help="of this checkpoint (default: the newest)"
     )
     parser.add_argument("--force", action="store_true", help="replace an export that is there")
+    parser.add_argument(
+        "--ema", action="store_true", help="the average of the weights that train.ema has kept"
+    )
     parser.set_defaults(run=run)
 
 
@@ -55,7 +58,13 @@ def run(args: argparse.Namespace) -> int:
 
     place = args.run_dir if is_address(args.run_dir) else Path(args.run_dir)
     written = export(
-        place, args.to, args.out, step=args.step, force=args.force, say=lambda line: say(line)
+        place,
+        args.to,
+        args.out,
+        step=args.step,
+        force=args.force,
+        say=lambda line: say(line),
+        ema=args.ema,
     )
     sys.stdout.write(f"exported to {written}\n")
     return 0

@@ -1,5 +1,6 @@
 """Settings of how a run is kept going: workers, checkpoints, recovery, slow workers, events."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,7 @@ from holdfast.journal_address import parse_journal_address
 MAX_THREADS = 1024
 LEAST_LEASE_S, MOST_LEASE_S = 1.0, 600.0
 MOST_TIMEOUT_S = 60.0  # of heartbeats, if it follows from the length of a step
+_STEPS = re.compile(r"([0-9]{1,12}):([0-9]{1,12})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,6 +285,13 @@ class MitigationConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CallbacksConfig:
+    on_error: Literal["stop", "warn"] = "stop"
+    """A callback that raises ends the run, after its step and with a checkpoint; warn: a line tells
+    of it, and the run goes on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ObserveConfig:
     operations: bool = True
     """Record the time of every operation in events.jsonl (needed by ``holdfast trace``)."""
@@ -291,8 +300,22 @@ class ObserveConfig:
     """Most that times of operations take on disk, e.g. 1GB: the oldest are dropped; empty: no
     limit. Other events are kept."""
 
+    profile: str = ""
+    """``100:105``: torch's profiler runs on every worker from step 100 to 105; empty: in none."""
+
     def __post_init__(self) -> None:
         self.events_limit_bytes()
+        self.profiled_steps()
+
+    def profiled_steps(self) -> range | None:
+        """As the executor counts them, from 0 on; None: none are."""
+        if not self.profile:
+            return None
+        match = _STEPS.fullmatch(self.profile)
+        first, last = (int(match[1]), int(match[2])) if match else (0, 0)
+        expected = "write the first and the last step as 100:105"
+        require(0 < first <= last, "observe.profile", self.profile, expected)
+        return range(first - 1, last)
 
     def events_limit_bytes(self) -> int | None:
         """None: no limit."""

@@ -27,6 +27,7 @@ class RunConfig:
     device: training.DeviceConfig = field(default_factory=training.DeviceConfig)
     mitigation: operating.MitigationConfig = field(default_factory=operating.MitigationConfig)
     observe: operating.ObserveConfig = field(default_factory=operating.ObserveConfig)
+    callbacks: operating.CallbacksConfig = field(default_factory=operating.CallbacksConfig)
 
     def __post_init__(self) -> None:
         mode, restarts = self.recovery.mode, self.workers.restarts
@@ -39,6 +40,11 @@ class RunConfig:
         weights, emulate = self.job.weights, self.device.emulate
         expected = "needs device.emulate to be empty: emulated devices train a stand-in"
         require(not weights or not emulate, "job.weights", weights, expected)
+        profile = self.observe.profile
+        expected = "needs workers.kind=processes: a process has one profiler"
+        require(not profile or kind == "processes", "observe.profile", profile, expected)
+        expected = "needs train.ema above 0: no average of the weights is kept"
+        require(not self.validation.ema or self.train.ema > 0, "validation.ema", True, expected)
         standbys, journal = self.control.standbys, self.control.journal
         expected = "needs machines.count above 0: without agents nobody is left to take over"
         require(not standbys or spread, "control.standbys", standbys, expected)

@@ -11,6 +11,7 @@ MAX_WORKERS = 4096
 MAX_LOADERS = 64
 DEFAULT_MICROBATCHES = 4  # a pipeline
 MOST_LOSS_SCALE = 2**24
+_DEVICE_KIND = re.compile(r"[a-z][a-z0-9]*")
 _DURATION = re.compile(r"([A-Z]+)=(\d+(?:\.\d+)?)(us|ms|s)")
 _JUDGED_BY = re.compile(rf"(?:min|max) {METRIC.pattern}")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -83,6 +84,18 @@ class TrainConfig:
     loss_scale_steps: int = 2000
     """With fp16: after so many steps in a row without NaN or Inf the loss scale doubles."""
 
+    clip_value: float = 0.0
+    """Elements of the gradient are cut off here, up and down, after ``Job.clip_norm``; 0: not."""
+
+    noise: float = 0.0
+    """Standard deviation of random numbers that are added to the gradient; 0: none are."""
+
+    noise_decay: float = 0.0
+    """In step ``t`` it is ``noise / (1 + t) ** noise_decay``; 0: always the same."""
+
+    ema: float = 0.0
+    """An average of the weights is kept, of which so much stays in a step, e.g. 0.999; 0: none."""
+
     def __post_init__(self) -> None:
         at_least(1, "train.steps", self.steps)
         require(0 <= self.seed < 2**63, "train.seed", self.seed, "must be in 0 .. 2^63-1")
@@ -91,6 +104,11 @@ class TrainConfig:
         expected = f"must be a power of two from 1 to {MOST_LOSS_SCALE}"
         require(good, "train.loss_scale", scale, expected)
         at_least(1, "train.loss_scale_steps", self.loss_scale_steps)
+        for name in ("clip_value", "noise", "noise_decay"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"train.{name}", value, "must be 0 or more")
+        expected = "must be below 1, and 0 (off) or more"
+        require(0 <= self.ema < 1, "train.ema", self.ema, expected)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +153,9 @@ class ValidationConfig:
 
     min_delta: float = 0.0
     """How much less (or more, for ``max``) than the best so far a better one has to be."""
+
+    ema: bool = False
+    """With the average of the weights that ``train.ema`` keeps, instead of the weights."""
 
     def __post_init__(self) -> None:
         for name in ("every", "microbatches", "patience"):
@@ -207,14 +228,36 @@ class StageConfig:
     checkpoint_activations: bool = False
     """Keep only layer inputs and compute each layer's forward again in its backward."""
 
+    compile: bool = False
+    """Each layer by itself is compiled by ``torch.compile``: other bits, but the same in every
+    layout."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceConfig:
+    kind: str = "auto"
+    """Where workers compute: ``cpu``, ``cuda``, ``xpu``, ...; ``auto``: on what torch finds on the
+    machine."""
+
+    index: int = -1
+    """Which of a machine's devices; -1: its workers share them out among themselves."""
+
+    mixed: bool = False
+    """Workers may have devices of several models. The result then depends on who computed what."""
+
     emulate: str = ""
     """``F=20ms,B=20ms,W=20ms``: operations take this long by sleeping, on a tiny stand-in model."""
 
     def __post_init__(self) -> None:
+        good = _DEVICE_KIND.fullmatch(self.kind) is not None
+        require(good, "device.kind", self.kind, "write auto, cpu, cuda, xpu, ...")
+        at_least(-1, "device.index", self.index, "must be -1 (automatic) or more")
         self.durations_s()
+
+    @property
+    def real_kind(self) -> str:
+        """An emulated device only sleeps: its stand-in model is as well off on the processor."""
+        return "cpu" if self.emulate and self.kind == "auto" else self.kind
 
     def durations_s(self) -> dict[str, float]:
         """Seconds of each kind of operation; empty when the device is real."""

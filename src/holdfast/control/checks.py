@@ -39,10 +39,11 @@ def check_alike(fingerprints: Mapping[str, Mapping[str, str]], *, allow_mixed: b
         one, two = fingerprints[first], fingerprints[other]
         for key in sorted(one.keys() | two.keys()):
             if one.get(key) != two.get(key) and not allow_mixed:
+                switch = "device.mixed" if key == messages.DEVICE else "workers.allow_mixed"
                 raise ConfigError(
                     f"workers {first} and {other} differ in {key}: {one.get(key)} and "
                     f"{two.get(key)}; results would not be exact. Make them alike, or accept it "
-                    "with workers.allow_mixed=true"
+                    f"with {switch}=true"
                 )
 
 
@@ -78,6 +79,8 @@ def check_same_run(
     if config.gradients.mode != "exact" or config.workers.allow_mixed:
         return
     for name, then, now in _differences(origin.fingerprint, hello.fingerprint):
+        if name == messages.DEVICE and config.device.mixed:
+            continue
         raise CheckpointError(
             f"{name} is {now}, {where} {then}; the result would not be exact. Resume where it is "
             "the same, or accept it with workers.allow_mixed=true"

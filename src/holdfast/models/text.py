@@ -42,7 +42,7 @@ class CharText:
 
 
 def next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy over all positions."""
+    """Mean cross entropy over all positions, but for those whose target is -100."""
     return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 

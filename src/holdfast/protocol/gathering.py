@@ -63,6 +63,7 @@ def gathered_report(report: StepReport, epoch: int, said: int) -> Gathered:
         taken_back=report.taken_back,
         nonfinite=report.nonfinite,
         loss_scale=report.loss_scale,
+        lr=report.lr,
         num_losses=len(report.losses),
         num_operations=len(report.operations),
         num_transfers=len(report.transfers),
@@ -129,6 +130,7 @@ def reports_of(gathered: Gathered) -> Iterator[Word]:
             taken_back=row.taken_back,
             nonfinite=row.nonfinite,
             loss_scale=row.loss_scale,
+            lr=row.lr,
             operations=list(islice(operations, row.num_operations)),
             transfers=list(islice(transfers, row.num_transfers)),
         )

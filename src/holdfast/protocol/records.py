@@ -107,6 +107,7 @@ class ReportRow(NamedTuple):
     taken_back: bool
     nonfinite: bool
     loss_scale: float
+    lr: float
     num_losses: Number  # rows that are its own
     num_operations: Number  # likewise
     num_transfers: Number  # likewise

@@ -72,6 +72,7 @@ class WorkerSpec:
     resumed: str = ""  # checkpoint that the run went on from; empty: none
     launch: int = 0  # its first coordinator; 0: the one that it was started by
     relay: socket.socket | None = None  # to the agent that has forked it; None: it speaks itself
+    slot: int = 0  # which of the workers on its machine, for those that share something out
 
     @property
     def first_launch(self) -> int:
@@ -94,6 +95,7 @@ class WorkerSpec:
             "more": list(self.access.more),
             "is_standby": self.access.is_standby,
             "launch": self.launch,
+            "slot": self.slot,
         }
         return json.dumps(values)
 
@@ -118,6 +120,7 @@ def spec_from(text: str, secret: bytes) -> WorkerSpec:
         values["run_dir"],
         values["resumed"],
         values["launch"],
+        slot=values["slot"],
     )
 
 

@@ -33,6 +33,7 @@ def export(
     force: bool = False,
     say: Callable[[str], object] = lambda line: None,
     job: str = "",
+    ema: bool = False,
 ) -> Path:
     """Write the model of a run for others; returns the new folder.
 
@@ -40,12 +41,14 @@ def export(
     ``to``: ``"safetensors"``, ``"hf"`` (what ``from_pretrained`` loads; for models of
     ``transformers``) or ``"dcp"`` (``torch.distributed.checkpoint``). ``out``: None:
     ``RUN/exports/STEP-FORMAT``. ``step``: None: the newest checkpoint. ``force``: replace an export
-    that is there. ``say`` is told how far it is. ``job``: if its file is elsewhere now.
+    that is there. ``say`` is told how far it is. ``job``: if its file is elsewhere now. ``ema``:
+    the average of the weights that ``train.ema`` has kept, instead of the weights.
     """
     if to not in get_args(Format):
         raise ConfigError(Argument("to", to), f": expected {', '.join(get_args(Format))}")
     checkpoint = _checkpoint(run, step)
-    return export_checkpoint(checkpoint, to, out, own_names(checkpoint, job), force=force, say=say)
+    names = own_names(checkpoint, job)
+    return export_checkpoint(checkpoint, to, out, names, force=force, say=say, ema=ema)
 
 
 def export_checkpoint(
@@ -56,6 +59,7 @@ def export_checkpoint(
     *,
     force: bool = False,
     say: Callable[[str], object] = lambda line: None,
+    ema: bool = False,
 ) -> Path:
     """``names``: of the model, which may be other than those of the checkpoint."""
     if checkpoint.origin.settings.get("device", {}).get("emulate"):
@@ -70,10 +74,15 @@ def export_checkpoint(
             "loads; export it with ",
             Argument("to", "safetensors"),
         )
-    place = _place(checkpoint, to, out)
+    if ema and not checkpoint.origin.settings.get("train", {}).get("ema"):
+        raise ConfigError(
+            Argument("ema", True),
+            f": {checkpoint.directory} has no average of the weights; train with train.ema=0.999",
+        )
+    place = _place(checkpoint, f"{to}-ema" if ema else to, out)
     with _new_folder(place, force=force) as folder:
         wrote = _progress(_check_room(checkpoint, folder), say)
-        tensors = _tensors(checkpoint, names)
+        tensors = _tensors(checkpoint, names, average=ema)
         if to == "dcp":
             write_dcp(folder, tensors, wrote)
         elif config is not None and to == "hf":
@@ -107,12 +116,12 @@ def _all_of_run(run: str | Path, newest: Checkpoint) -> list[Checkpoint]:
     return found[::-1]
 
 
-def _tensors(checkpoint: Checkpoint, names: OwnNames) -> Named:
+def _tensors(checkpoint: Checkpoint, names: OwnNames, *, average: bool) -> Named:
     """By layer. Twins of a tied parameter may have one name: they are equal."""
     seen = set[str]()
     for part in checkpoint.parts:
         with part_folder(checkpoint, part) as folder:
-            stored = weights_in(folder, part)
+            stored = weights_in(folder, part, average=average)
             for key in sorted(stored, key=_by_layer):
                 name = names.of(key)
                 if name not in seen:

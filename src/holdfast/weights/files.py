@@ -19,6 +19,7 @@ from holdfast.weights.place import KINDS
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _OF_TORCH = (".pt", ".pth", ".bin")
 _FLOATING = ("F", "BF")
+AVERAGE = "ema"  # beside a weight, in checkpoints and copies: its running average
 
 
 class Stored(NamedTuple):
@@ -138,13 +139,26 @@ def _loaded(path: Path) -> Any:
 # --- checkpoints ---
 
 
-def weights_in(folder: Path, part: Part) -> dict[str, Stored]:
-    """Of a part of a checkpoint, without what belongs to the optimizer."""
+def weights_in(folder: Path, part: Part, *, average: bool = False) -> dict[str, Stored]:
+    """Of a part of a checkpoint, without what belongs to the optimizer. ``average``: where one of
+    the weights was kept it is in their place."""
     tensors: dict[str, Stored] = {}
     for name in sorted(part.files):
         if name.endswith(".safetensors"):
             tensors |= safetensors_in(folder / name)
-    return {key: stored for key, stored in tensors.items() if "/" not in key}
+    own = {key: stored for key, stored in tensors.items() if "/" not in key}
+    if not average:
+        return own
+    averages = {key: tensors.get(f"{key}/{AVERAGE}") for key in own}
+    return {key: _averaged(stored, averages[key]) for key, stored in own.items()}
+
+
+def _averaged(own: Stored, average: Stored | None) -> Stored:
+    """Of the type of the weight: averages are kept in fp32."""
+    if average is None:
+        return own
+    get = average.get
+    return own._replace(get=lambda: get().to(own.get().dtype))
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> WeightFiles:

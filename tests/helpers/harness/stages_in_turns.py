@@ -16,6 +16,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import config_from
 from holdfast.control.inventory.remainder import Remainders, remainders
 from holdfast.data.batches import Batches
+from holdfast.device.choosing import open_device
 from holdfast.errors import EpochPast, PeerLost
 from holdfast.job import Job
 from holdfast.job_call import load_job
@@ -139,6 +140,7 @@ class Cluster:
             check=partial(self._check, worker),
             lease=Lease(is_needed=False),
             injector=Moments(worker, self.turns),
+            device=open_device("auto", -1, 0),
         )
 
     def _hear(self, worker: WorkerId, message: messages.Message) -> None:

@@ -59,7 +59,7 @@ class Situations:
             self._plans.problem(stages),
             stages,
             {worker: inventories[worker] for worker in stages},
-            staggered=run.settings.staggered and not run.is_weighted,
+            staggered=run.settings.staggered and not run.roster.is_weighted,
             end_step=run.ending.end_step,
             heard=change.heard,
             dead=[

@@ -165,6 +165,7 @@ class Reports:
             skipped=one.skipped,
             empty=empty,
             loss_scale=one.loss_scale,
+            lr=max(report.lr for report in reports.values()),
         )
 
     def on_finished(self, finished: messages.Finished) -> None:

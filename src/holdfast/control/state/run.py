@@ -106,11 +106,6 @@ class Run:
         return self.roster.hellos
 
     @property
-    def is_weighted(self) -> bool:
-        """Whether the job's micro-batches count for what it says: nobody steps on trust then."""
-        return messages.WEIGHT in self.roster.traits
-
-    @property
     def timeouts(self) -> Timeouts:
         return self.times.timeouts
 

@@ -5,6 +5,7 @@ their steps and checkpoints. Data only; what is read is checked field by field.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, fields
@@ -31,7 +32,7 @@ from holdfast.protocol.records import SaveRule
 from holdfast.validation import Validation
 
 SNAPSHOT = "snapshot"  # the kind of record
-VERSION = 2
+VERSION = 3
 
 Phase = Literal["TRAINING", "RETURNING", "FINISHED", "FAILED"]
 WorkerPhaseName = Literal[
@@ -153,7 +154,31 @@ _BUILDERS = {
 
 def to_record(snapshot: RunSnapshot) -> dict[str, Any]:
     values = {one.name: copy(getattr(snapshot, one.name)) for one in fields(snapshot)}
+    values["validations"] = [_spelled_out(one) for one in snapshot.validations]
     return {"kind": SNAPSHOT, "version": VERSION, **values}
+
+
+def _spelled_out(value: Any) -> Any:
+    """A validation may have found NaN, which is no JSON."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case dict():
+            return {name: _spelled_out(each) for name, each in value.items()}
+        case tuple():
+            return [_spelled_out(each) for each in value]
+    return value
+
+
+def _as_found(value: Any) -> Any:
+    match value:
+        case "nan" | "inf" | "-inf":
+            return float(value)
+        case dict():
+            return {name: _as_found(each) for name, each in value.items()}
+        case list():
+            return [_as_found(each) for each in value]
+    return value
 
 
 def from_record(record: Mapping[str, Any]) -> RunSnapshot:
@@ -167,6 +192,7 @@ def from_record(record: Mapping[str, Any]) -> RunSnapshot:
     if values.keys() != _BUILDERS.keys():
         differ = sorted(values.keys() ^ _BUILDERS.keys())
         raise ProtocolError(f"a {SNAPSHOT} lacks these fields, or has them in vain: {differ}")
+    values["validations"] = _as_found(values["validations"])
     built: dict[str, Any] = {}
     try:
         for name, build in _BUILDERS.items():

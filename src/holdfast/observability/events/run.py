@@ -59,6 +59,7 @@ class StepFinished(Timed):
     skipped: bool = False  # a gradient was not finite: parameters are as before the step
     empty: bool = False  # skipped because no micro-batch had any weight: the loss is NaN
     loss_scale: float = 1.0  # of this step; after one that was skipped it is half of that
+    lr: float = 0.0  # learning rate of the first parameter group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

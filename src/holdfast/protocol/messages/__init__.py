@@ -83,6 +83,7 @@ from holdfast.protocol.messages.saving import (
     StateHashes,
 )
 from holdfast.protocol.messages.starting import (
+    DEVICE,
     METRICS,
     MICROBATCH_SIZE,
     MODEL,
@@ -127,6 +128,7 @@ Message = (
 )
 
 __all__ = [
+    "DEVICE",
     "MANIFEST",
     "METRICS",
     "MICROBATCH_SIZE",

@@ -28,6 +28,7 @@ MICROBATCH_SIZE = "Job.microbatch_size"
 WEIGHT = "Job.weight"  # only of a job that has it
 VALIDATION_SAMPLES = "len(Job.validation)"  # only of a job that has it, and so is the next one
 METRICS = "Job.metrics"  # names, each after a blank
+DEVICE = "device"  # its model, in the fingerprint of a worker that has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

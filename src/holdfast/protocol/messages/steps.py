@@ -35,6 +35,7 @@ class StepReport:
     taken_back: bool
     nonfinite: bool  # its own stage's gradient held NaN or Inf
     loss_scale: float = 1.0  # 1: none, or it cannot be lower
+    lr: float = 0.0  # of the first group of its optimizer; 0: it has none
     operations: list[OperationTime]
     transfers: list[Transfers]
 

@@ -24,7 +24,8 @@ _JIT_IS_ON = bool(torch.jit._state._enabled)  # the user may have switched it of
 
 def set_stance(config: RunConfig) -> None:
     """Whether compiled code runs as compiled. After the job is loaded: it may have set its own."""
-    torch.compiler.set_stance("force_eager" if config.gradients.mode == "exact" else "default")
+    eager = config.gradients.mode == "exact" and not config.stage.compile
+    torch.compiler.set_stance("force_eager" if eager else "default")
 
 
 def before_loading(config: RunConfig) -> None:
@@ -63,7 +64,7 @@ class _Found:
         if self.how:
             return (
                 f"{self.who} is compiled by {self.how}: the bits would depend on the layout; "
-                "remove torch.compile, or set gradients.mode=fast"
+                "remove torch.compile and set stage.compile=true, or set gradients.mode=fast"
             )
         return (
             f"{self.who} is TorchScript: the bits would depend on what a worker ran before; use "

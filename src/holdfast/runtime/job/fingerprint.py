@@ -7,7 +7,9 @@ import numpy
 import torch
 
 import holdfast
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.host import instruction_set
+from holdfast.protocol.messages import DEVICE
 from holdfast.runtime.job.torch_settings import torch_settings
 
 _SWITCHES = (
@@ -19,7 +21,8 @@ _SWITCHES = (
 )
 
 
-def fingerprint() -> dict[str, str]:
+def fingerprint(device: Device = PROCESSOR, *, mixed: bool = False) -> dict[str, str]:
+    """``mixed``: workers may have devices of several models."""
     found = {
         "holdfast": holdfast.__version__,
         "python": platform.python_version(),
@@ -33,6 +36,12 @@ def fingerprint() -> dict[str, str]:
     }
     return (
         found
-        | torch_settings()
+        | torch_settings(device)
+        | _of_device(device, mixed)
         | {name: os.environ[name] for name in _SWITCHES if name in os.environ}
     )
+
+
+def _of_device(device: Device, mixed: bool) -> dict[str, str]:
+    model = {} if mixed or not device.model else {DEVICE: device.model}
+    return model | ({f"{DEVICE} libraries": device.libraries} if device.libraries else {})

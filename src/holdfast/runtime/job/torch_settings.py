@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import ConfigError
-from holdfast.runtime.stage.precision import DEVICE_TYPE
 
 THREADS = "threads"
 
@@ -40,22 +40,29 @@ _GETTERS: dict[str, Callable[[], Any]] = {
     "nnpack enabled": torch._C._get_nnpack_enabled,
     "flash attention": torch._C._get_flash_sdp_enabled,
     "plain attention": torch._C._get_math_sdp_enabled,
-    "autocast": lambda: torch.is_autocast_enabled(DEVICE_TYPE),
-    "autocast dtype": lambda: torch.get_autocast_dtype(DEVICE_TYPE),
+    "autocast": lambda: torch.is_autocast_enabled("cpu"),
+    "autocast dtype": lambda: torch.get_autocast_dtype("cpu"),
     "flush denormal": lambda: _SMALLEST / 2 == 0,  # torch sets it for the whole thread
 }
 
 
-def torch_settings() -> dict[str, str]:
+def torch_settings(device: Device = PROCESSOR) -> dict[str, str]:
     """For the fingerprint."""
-    return {name: str(get()) for name, get in _GETTERS.items()}
+    return {name: str(get()) for name, get in (_GETTERS | device.switches()).items()}
 
 
 class SettingsWatch:
     """Compares with what was set when it was made; on the thread that made it."""
 
-    def __init__(self, *, exact: bool, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        *,
+        exact: bool,
+        say: Callable[[str], None] = lambda line: None,
+        device: Device = PROCESSOR,
+    ) -> None:
         self._exact, self._say = exact, say
+        self._getters = _GETTERS | device.switches()
         self._said: set[str] = set()
         self._known = self._now()
 
@@ -65,7 +72,7 @@ class SettingsWatch:
         if now == self._known:
             return
         before, self._known = self._known, now
-        for name, old, new in zip(_GETTERS, before, now, strict=True):
+        for name, old, new in zip(self._getters, before, now, strict=True):
             if old != new:
                 self._tell(f"{who} changed torch's {name} from {old} to {new} while training", name)
 
@@ -82,6 +89,5 @@ class SettingsWatch:
             "set gradients.mode=fast"
         )
 
-    @staticmethod
-    def _now() -> tuple[Any, ...]:
-        return tuple([get() for get in _GETTERS.values()])
+    def _now(self) -> tuple[Any, ...]:
+        return tuple([get() for get in self._getters.values()])

@@ -1,8 +1,9 @@
 """What a job is besides its file and its layers: compared between workers, and at a resume."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holdfast.config import RunConfig
@@ -18,7 +19,9 @@ from holdfast.protocol.messages import (
     VALIDATION_SAMPLES,
     WEIGHT,
 )
+from holdfast.runtime.job.naming import make_optimizer, takes_names
 
+_PARAMETERS = ("params", "param_names")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -31,6 +34,7 @@ def job_traits(job: Job, reference: str, sha256: str) -> dict[str, str]:
         MICROBATCH_SIZE: str(job.microbatch_size),
         "Job.clip_norm": str(job.clip_norm),
         **({} if job.weight is None else {WEIGHT: "given"}),
+        **({"Job.unfreeze": _unfreeze(job)} if job.unfreeze else {}),
         **_of_validation(job),
         **({} if job.model is None else {MODEL: type(job.model).__name__}),
         **_of_optimizer(job),
@@ -74,21 +78,38 @@ def _of_validation(job: Job) -> dict[str, str]:
 
 def _of_optimizer(job: Job) -> dict[str, str]:
     """Made for all parameters, as for a single stage, and thrown away."""
-    every = (p for layer in job.layers for p in layer.parameters() if p.requires_grad)
-    parameters = list(dict.fromkeys(every))
-    if not parameters:
+    keys: dict[nn.Parameter, str] = {}
+    for number, layer in enumerate(job.layers):
+        for name, parameter in layer.named_parameters():
+            if parameter.requires_grad:
+                keys.setdefault(parameter, f"{number}.{name}")
+    if not keys:
         return {}
-    made = job.optimizer(parameters)
+    made = make_optimizer(job, list(keys.values()), keys)
     if not isinstance(made, Optimizer):
         return {}  # refused when a stage is built
     usual = {name: _plain(value) for name, value in made.defaults.items()}
     traits = {f"Job.optimizer, {name}": value for name, value in usual.items()}
     for number, group in enumerate(made.param_groups):
-        own = {name: _plain(value) for name, value in group.items() if name != "params"}
+        own = {name: _plain(value) for name, value in group.items() if name not in _PARAMETERS}
+        if takes_names(job.optimizer):
+            traits[f"Job.optimizer, parameters of group {number}"] = _digest(
+                [keys[parameter] for parameter in group["params"] if parameter in keys]
+            )
         for name, value in own.items():
             if value != usual.get(name):
                 traits[f"Job.optimizer, {name} of group {number}"] = value
     return {"Job.optimizer": type(made).__name__, **traits}
+
+
+def _unfreeze(job: Job) -> str:
+    steps = ", ".join(str(after) for after in sorted(job.unfreeze))
+    told = [f"{key} {after}" for key, after in job.frozen_steps.items()]
+    return f"after {steps} steps: {_digest(told)}"
+
+
+def _digest(keys: Sequence[str]) -> str:
+    return f"{len(keys)}, sha256 {sha256(' '.join(keys).encode()).hexdigest()[:12]}"
 
 
 def _plain(value: object) -> str:

@@ -8,15 +8,17 @@ import ctypes
 import time
 from collections.abc import Mapping
 
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.schedule.operation import Kind
 
 _PR_SET_TIMERSLACK = 29
 
 
 class EmulatedDevice:
-    """With no durations it does nothing: the device is real."""
+    """With no durations it does nothing: operations take the time of the ``real`` one."""
 
-    def __init__(self, durations_s: Mapping[str, float]) -> None:
+    def __init__(self, durations_s: Mapping[str, float], real: Device = PROCESSOR) -> None:
+        self.real = real
         self._durations_s = {Kind(kind): seconds for kind, seconds in durations_s.items()}
         if durations_s:  # sleeps end 0.03 instead of 0.08 ms late
             ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)

@@ -12,6 +12,7 @@ from contextlib import suppress
 import torch
 
 from holdfast.cluster import WorkerId, parse_worker
+from holdfast.device.processor import Device
 from holdfast.errors import PeerLost
 from holdfast.protocol import messages
 from holdfast.runtime.probe.emulation import EmulatedDevice
@@ -81,7 +82,7 @@ class Prober:
             for _ in range(_NUM_EMULATED):
                 self._device.finish(Kind.F, time.monotonic())
         else:
-            _multiply()
+            _multiply(self._device.real)
         more_s = self._slowdown(time.monotonic() - start_s)
         if more_s > 0:
             time.sleep(more_s)
@@ -93,8 +94,10 @@ class Prober:
         )
 
 
-def _multiply() -> None:
+def _multiply(device: Device) -> None:
     """Of ones: the job's random numbers are left alone."""
-    matrix, result = torch.ones(_SIDE, _SIDE), torch.empty(_SIDE, _SIDE)
+    matrix = torch.ones(_SIDE, _SIDE, device=device.torch_device)
+    result = torch.empty_like(matrix)
     for _ in range(_NUM_PRODUCTS):
         torch.mm(matrix, matrix, out=result)
+    device.synchronize()

@@ -6,68 +6,21 @@ A reduction reads them and never writes: a failed one can be started again.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from holdfast.arrays import Ints
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import ConfigError
+from holdfast.runtime.reduce.device_sums import DeviceSums
+from holdfast.runtime.reduce.flat_layout import FlatLayout
 from holdfast.runtime.reduce.loss_scale import LossScale
 
-ALIGNMENT = 16  # elements: a cache line of fp32, and what one pass of a summing kernel takes
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CHUNK = 65536  # elements whose fp64 copy stays in cache
 _NO_SPILL = torch.empty((0, 3), dtype=torch.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class FlatSlot:
-    """One parameter's place in the flat vector."""
-
-    name: str
-    shape: torch.Size
-    dtype: torch.dtype
-    start: int
-    numel: int
-
-    @property
-    def stop(self) -> int:
-        """Where the next slot starts: behind this one's zero padding."""
-        return self.start + _aligned(self.numel)
-
-
-@dataclass(frozen=True, slots=True)
-class FlatLayout:
-    """All parameters of a stage in one flat vector, each start a multiple of ALIGNMENT."""
-
-    slots: tuple[FlatSlot, ...]
-
-    @staticmethod
-    def of(parameters: Iterable[Tensor], names: Iterable[str] | None = None) -> "FlatLayout":
-        listed = list(parameters)
-        labels = [f"slot {i}" for i in range(len(listed))] if names is None else list(names)
-        slots: list[FlatSlot] = []
-        for name, parameter in zip(labels, listed, strict=True):
-            _check_dtype(name, parameter)
-            start = slots[-1].stop if slots else 0
-            slots.append(FlatSlot(name, parameter.shape, parameter.dtype, start, parameter.numel()))
-        return FlatLayout(tuple(slots))
-
-    @property
-    def numel(self) -> int:
-        return self.slots[-1].stop if self.slots else 0
-
-    def padded(self, flat: Tensor, slot: int) -> Tensor:
-        """The slot's part of ``flat`` with its padding: what travels."""
-        return flat[self.slots[slot].start : self.slots[slot].stop]
-
-    def view(self, flat: Tensor, slot: int) -> Tensor:
-        """The slot's part of ``flat`` in the parameter's shape."""
-        place = self.slots[slot]
-        return flat[place.start : place.start + place.numel].view(place.shape)
 
 
 class Gradients(Protocol):
@@ -76,7 +29,12 @@ class Gradients(Protocol):
     @property
     def layout(self) -> FlatLayout: ...
     @property
-    def flat(self) -> Tensor: ...
+    def flat(self) -> Tensor:
+        """On the device; all else that is asked for or given here is on the host."""
+        ...
+
+    @property
+    def device(self) -> Device: ...
     @property
     def order_matters(self) -> bool:
         """Whether adding partial sums in another order changes bits."""
@@ -110,7 +68,11 @@ class ExactGradients:
     order_matters = False
 
     def __init__(
-        self, layout: FlatLayout, num_contributions: int, loss_scale: LossScale | None = None
+        self,
+        layout: FlatLayout,
+        num_contributions: int,
+        loss_scale: LossScale | None = None,
+        device: Device = PROCESSOR,
     ) -> None:
         from holdfast.runtime.reduce import fixed_point  # loads Numba: in exact mode only
 
@@ -119,8 +81,8 @@ class ExactGradients:
                 f"exact gradients sum 1 to {fixed_point.MAX_CONTRIBUTIONS} micro-batches a step, "
                 f"not {num_contributions}; use gradients = 'fast'"
             )
-        self.layout = layout
-        self.nonfinite = False
+        self.layout, self.device = layout, device
+        self._nonfinite = False
         self._fixed = fixed_point
         self._loss_scale = loss_scale or LossScale()
         self._num_contributions = num_contributions
@@ -134,9 +96,13 @@ class ExactGradients:
     def begin(self) -> None:
         """Sums to add to, if the last ones were taken."""
         if self._flat is None:
-            flat = self._flat = torch.zeros(self.layout.numel, dtype=torch.int64)
+            flat = self._flat = torch.zeros(
+                self.layout.numel, dtype=torch.int64, device=self.device.torch_device
+            )
             slots = range(len(self.layout.slots))
-            self._sums = [self.layout.view(flat, i).view(-1).numpy() for i in slots]
+            sums = [self.layout.view(flat, i).view(-1) for i in slots]
+            self._there = None if flat.is_cpu else DeviceSums(sums, self._limit_bits)
+            self._sums = [one.numpy() for one in sums] if flat.is_cpu else []
 
     @property
     def flat(self) -> Tensor:
@@ -151,17 +117,30 @@ class ExactGradients:
             raise ValueError(f"{self._describe(slot)} got a gradient of {tuple(gradient.shape)}")
         values = gradient.detach().to(torch.float32).contiguous().view(-1)
         exponent = self._exponents[slot] - self._loss_scale.bits
-        if self._fixed.add_scaled(
+        if self._there is not None:
+            for left_out in self._there.add(slot, values, exponent):
+                self._add_left_out(*left_out)
+        elif self._fixed.add_scaled(
             self._sums[slot], values.numpy(), 2.0**exponent, 2.0**self._limit_bits
         ):
             self._add_left_out(slot, values, exponent)
         self._touched[slot] = True
 
+    def _look_at_device(self) -> None:
+        for left_out in [] if self._there is None else self._there.left_out():
+            self._add_left_out(*left_out)
+
     def _add_left_out(self, slot: int, values: Tensor, exponent: int) -> None:
-        self.nonfinite = self.nonfinite or not bool(values.isfinite().all())
+        values = self.device.to_host(values)
+        self._nonfinite = self._nonfinite or not bool(values.isfinite().all())
         rows = self._fixed.split(values.numpy(), exponent, self._limit_bits)
         before = self._spill.get(slot)
         self._spill[slot] = rows if before is None else self._fixed.joined(before, rows)
+
+    @property
+    def nonfinite(self) -> bool:
+        self._look_at_device()
+        return self._nonfinite
 
     @property
     def touched(self) -> tuple[bool, ...]:
@@ -196,12 +175,15 @@ class ExactGradients:
         """Begin a new step."""
         if self._flat is not None:
             self._flat.zero_()
-        self.nonfinite = False
+        self._nonfinite = False
+        if self._there is not None:
+            self._there.clear()
         self._touched = [False] * len(self.layout.slots)
         self._spill.clear()
 
     def spilled(self, slot: int) -> Tensor:
         """What was too large for the slot's sums, as rows (bin, index in the slot, count)."""
+        self._look_at_device()
         rows = self._spill.get(slot)
         return _NO_SPILL if rows is None else torch.from_numpy(rows)
 
@@ -213,8 +195,9 @@ class ExactGradients:
     def take_reduced(self) -> Tensor:
         """An fp32 number takes half the room of its sum, so none is written over before it is
         read."""
-        sums = self.flat
-        self._flat, self._sums = None, []
+        self._look_at_device()
+        sums = self.device.to_host(self.flat)
+        self._flat, self._sums, self._there = None, [], None
         out = sums.view(torch.float32)[: self.layout.numel]
         for slot, place in enumerate(self.layout.slots):
             spill = self.spilled(slot)
@@ -244,8 +227,13 @@ class FastGradients:
     order_matters = True
     nonfinite = False  # not watched while adding: the reduced gradient shows it
 
-    def __init__(self, layout: FlatLayout, loss_scale: LossScale | None = None) -> None:
-        self.layout = layout
+    def __init__(
+        self,
+        layout: FlatLayout,
+        loss_scale: LossScale | None = None,
+        device: Device = PROCESSOR,
+    ) -> None:
+        self.layout, self.device = layout, device
         self._loss_scale = loss_scale or LossScale()
         self.native = all(slot.dtype == torch.float32 for slot in layout.slots)
         self.exponents = (0,) * len(layout.slots)
@@ -256,7 +244,9 @@ class FastGradients:
     def begin(self) -> None:
         """Sums to add to, if the last ones were taken: before any backward."""
         if self._flat is None:
-            flat = self._flat = torch.zeros(self.layout.numel, dtype=torch.float32)
+            flat = self._flat = torch.zeros(
+                self.layout.numel, dtype=torch.float32, device=self.device.torch_device
+            )
             self._views = [self.layout.view(flat, i).data for i in range(len(self.layout.slots))]
             self._versions = [view._version for view in self._views]
             if self._attached:
@@ -309,7 +299,7 @@ class FastGradients:
             parameter.grad = None
         if self._loss_scale.bits:
             flat.mul_(2.0**-self._loss_scale.bits)
-        return flat
+        return self.device.to_host(flat)
 
     def measure(self, values: Tensor) -> tuple[float, float]:
         """Sum of squares in fp64, and the largest magnitude, of a padded slot."""
@@ -328,14 +318,3 @@ def rows_within(spill: Tensor, low: int, high: int) -> Tensor:
     if not len(spill):
         return spill
     return spill[(spill[:, 1] >= low) & (spill[:, 1] < high)] - torch.tensor([0, low, 0])
-
-
-def _aligned(numel: int) -> int:
-    return -(-numel // ALIGNMENT) * ALIGNMENT
-
-
-def _check_dtype(name: str, parameter: Tensor) -> None:
-    if parameter.dtype not in _DTYPES:
-        raise ConfigError(
-            f"{name} is {parameter.dtype}; gradients are summed for float32, bfloat16 and float16"
-        )

@@ -16,7 +16,8 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, ProtocolError
 from holdfast.runtime.reduce.buckets import Bucket
-from holdfast.runtime.reduce.gradients import ALIGNMENT, FlatLayout, Gradients, rows_within
+from holdfast.runtime.reduce.flat_layout import ALIGNMENT, FlatLayout
+from holdfast.runtime.reduce.gradients import Gradients, rows_within
 from holdfast.transport.base import Channel, Tag, Transport
 
 _Arrival = tuple[WorkerId, Tensor]
@@ -197,7 +198,7 @@ class _Part:
         self._others = [member for member in bucket.members if member != me]
         self._vector = _Vector(gradients.layout, bucket.groups)
         self._shards = _cut(self._vector.numel, bucket.members)
-        self._sums = self._vector.read(gradients.flat)
+        self._sums = gradients.device.to_host(self._vector.read(gradients.flat))
         self._notes = [self._own_note()]
         self._shard = torch.empty(_size(self._shards[me]), dtype=torch.float32)
 

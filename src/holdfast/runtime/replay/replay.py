@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.data.batches import Batches
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import CheckpointError
 from holdfast.faults.injection import Injector
 from holdfast.job import Job
@@ -79,6 +80,7 @@ class Replayer:
         own_host: str,
         may_write: Callable[[], None] = lambda: None,
         weights: StartingWeights | None = None,
+        device: Device = PROCESSOR,
     ) -> None:
         """``check`` raises when this worker is to stop, ``may_write`` waits until it may write or
         raises; ``log``: its own, for what no log has."""
@@ -87,8 +89,8 @@ class Replayer:
         self._own_host = own_host
         self._crew = [parse_worker(name) for name in order.crew]
         self._ranges = stage_ranges(order.cut, len(job.layers))
-        self._code, self._may_write = JobCode(check), may_write
-        builder = Builder(job, config, order.cut, self._code, weights)
+        self._code, self._may_write, self._device = JobCode(check), may_write, device
+        builder = Builder(job, config, order.cut, self._code, weights, device)
         self._built = builder.build(order.stages, first_step=order.first_step, keeps_old=False)
         self._operations = StageOperations(
             self._built, loading(batches, config.data, self._code), self._code
@@ -178,7 +180,7 @@ class Replayer:
             ),
             ledger=Ledger(),
             injector=Injector((), lambda *_: None),
-            device=self._device(),
+            device=self._emulated(),
             check=self._code.check,
         )
 
@@ -189,10 +191,12 @@ class Replayer:
         wait_s = self._order.wait_s
         return Epoch(self._me, own, stages, self._transport, built.parts, wait_s, ties)
 
-    def _device(self) -> EmulatedDevice:
+    def _emulated(self) -> EmulatedDevice:
         """As long as the stages take one after the other."""
         durations_s, num = self._config.device.durations_s(), len(self._order.stages)
-        return EmulatedDevice({k: num * s for k, s in durations_s.items() if k != Kind.R})
+        return EmulatedDevice(
+            {k: num * s for k, s in durations_s.items() if k != Kind.R}, self._device
+        )
 
     def _told(self, committed: Committed) -> list[StepLosses]:
         step, totals = committed.step, committed.result.totals

@@ -71,7 +71,7 @@ class LayerBuffers:
         """Add to the buffers, once a step; the mapping is by path."""
         for place in self._changing:
             if place.path in mean_changes:
-                value = place.tensor.double() + mean_changes[place.path]
+                value = place.tensor.cpu().double() + mean_changes[place.path]
                 place.tensor.copy_(value if place.tensor.is_floating_point() else value.round())
 
     def _learn(self, written: Mapping[int, Tensor]) -> None:
@@ -124,8 +124,10 @@ def _was_written(now: Tensor, copy: Tensor, original: Tensor) -> bool:
 def _change(before: Tensor, after: Tensor) -> Tensor:
     """In fp64, on a grid given by ``before``: sums of changes are exact, so in any order the same.
 
-    The grid is 2^-32 of the largest value, which leaves 2^21 times that value for the sum.
+    The grid is 2^-32 of the largest value, which leaves 2^21 times that value for the sum. On the
+    host, where they are summed.
     """
+    before, after = before.cpu(), after.cpu()
     largest = before.double().abs().max() if before.numel() else torch.zeros(())
     exponent = torch.frexp(largest if largest > 0 else torch.ones(())).exponent - _GRID_BITS
     grid = torch.ldexp(torch.ones((), dtype=torch.float64), exponent)

@@ -13,8 +13,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import ConfigError
 from holdfast.runtime.stage.buffers import LayerBuffers, untouched
+from holdfast.runtime.stage.compiled import Compiled, uncompiled
 from holdfast.runtime.stage.seeding import seed_layer
 from holdfast.runtime.stage.split import DeferWeights
 from holdfast.runtime.stage.weighing import Weigh, checked_weight
@@ -42,15 +44,19 @@ class LayerStack:
         unpack: bool,
         checkpoint_activations: bool,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+        device: Device = PROCESSOR,
         ran: Callable[[str], None] = lambda who: None,
+        compiled: bool = False,
     ) -> None:
         """``autocast`` is around each layer and the loss. ``ran`` is told of every layer that has
         run, and of the loss; it may raise."""
         self._layers = tuple(layers)
+        self._calls = tuple(map(Compiled, layers)) if compiled else self._layers
+        self._around_loss = uncompiled if compiled else nullcontext
         self._first_layer = first_layer
         self._seed = seed
         self._unpack = unpack
-        self._autocast, self._ran = autocast, ran
+        self._autocast, self._ran, self._device = autocast, ran, device
         self._checkpoint_activations = checkpoint_activations
         self._buffers = tuple(LayerBuffers(layer) for layer in layers)
         self._writes_to_inputs: bool | None = None  # learnt in the first forward
@@ -74,22 +80,22 @@ class LayerStack:
         values = tuple(_presented(tensor, copied=True) for tensor in inputs)
         for index, layer in enumerate(self._layers):
             number = self._first_layer + index
-            seed_layer(self._seed, run.step, run.microbatch, number)
+            seed_layer(self._seed, run.step, run.microbatch, number, device=self._device)
             with untouched(layer), named(number, layer, values):
-                result = self._applied(layer, values)
+                result = self._applied(self._calls[index], values)
             self._ran(f"layer {number} ({type(layer).__name__})")
             values = _as_received(flat(number, result, self._unpack))
         return values
 
-    def _applied(self, layer: nn.Module, values: Tensors) -> Any:
+    def _applied(self, layer: Callable[..., Any], values: Tensors) -> Any:
         with self._autocast():
             return layer(*values) if self._unpack else layer(joined(values))
 
     def run_loss(self, run: ForwardPass, loss: Callable[[Any, Any], Tensor], given: Any) -> Tensor:
         """A loss draws its random numbers as one more layer would, in backward too."""
         after_last = self._first_layer + len(self._layers)
-        seed_layer(self._seed, run.step, run.microbatch, after_last)
-        with self._autocast():
+        seed_layer(self._seed, run.step, run.microbatch, after_last, device=self._device)
+        with self._around_loss(), self._autocast():
             value = loss(*given)
         self._ran("Job.loss")
         self._hook(run, after_last, (value,))
@@ -108,7 +114,7 @@ class LayerStack:
         for output, tensor in enumerate(values):
             if tensor.requires_grad and tensor.grad_fn is not None:
                 key = (self._seed, run.step, run.microbatch, number, output)
-                _hook_first(tensor, partial(_begin_backward, key))
+                _hook_first(tensor, partial(_begin_backward, self._device, key))
 
     def apply_buffer_changes(self, mean_changes: Mapping[str, Tensor]) -> None:
         for number, buffers in enumerate(self._buffers, self._first_layer):
@@ -119,11 +125,11 @@ class LayerStack:
     def _run_layer(self, run: ForwardPass, index: int, *values: Tensor) -> Tensors:
         number = self._first_layer + index
         layer = self._layers[index]
-        seed_layer(self._seed, run.step, run.microbatch, number)
+        seed_layer(self._seed, run.step, run.microbatch, number, device=self._device)
         if run.mode is not None:
             run.mode.enter_layer()
         with self._buffers[index].private() as changes, named(number, layer, values):
-            result = self._applied(layer, values)
+            result = self._applied(self._calls[index], values)
         self._ran(f"layer {number} ({type(layer).__name__})")
         run.buffer_changes.update((f"{number}.{path}", c) for path, c in changes.items())
         return flat(number, result, self._unpack)
@@ -207,8 +213,8 @@ def _hook_first(tensor: Tensor, hook: Callable[[Tensor], Tensor]) -> None:
         hooks[key] = hooks.pop(key)
 
 
-def _begin_backward(key: tuple[int, ...], gradient: Tensor) -> Tensor:
-    seed_layer(*key)
+def _begin_backward(device: Device, key: tuple[int, ...], gradient: Tensor) -> Tensor:
+    seed_layer(*key, device=device)
     return gradient.contiguous()
 
 

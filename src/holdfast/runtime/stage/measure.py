@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.data.batches import Batches
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.job import Job
 from holdfast.runtime.stage.layers import Tensors, flat, named
 from holdfast.runtime.stage.precision import FP32, Precision
@@ -22,19 +23,22 @@ _ENOUGH_S = 0.5  # for all layers: no round beyond the least is begun after a la
 _Times: TypeAlias = tuple[list[float], list[float]]
 
 
-def measure_layers(job: Job, batches: Batches, precision: Precision = FP32) -> _Times:
+def measure_layers(
+    job: Job, batches: Batches, precision: Precision = FP32, *, device: Device = PROCESSOR
+) -> _Times:
     """Seconds of each layer. Leaves parameters, gradients and buffers as they were.
 
     One layer after the other, so that only one has to be held.
     """
     unpack = not isinstance(job.layers, nn.Sequential)
-    values, target = batches.load(0, 0)
+    values, target = device.place_all(batches.load(0, 0))
     enough_s = _ENOUGH_S / len(job.layers)
     forward_s: list[float] = []
     backward_s: list[float] = []
     for number, layer in enumerate(job.layers):
         loss = job.loss if number == len(job.layers) - 1 else None
-        one_round = partial(_one_round, number, layer, values, loss, target, unpack, precision)
+        given = (values, loss, target)
+        one_round = partial(_one_round, number, layer, *given, unpack, precision, device)
         with held(layer), _left_as_it_was(layer):
             values, _, _ = one_round()  # warms up
             rounds = _timed(one_round, enough_s)
@@ -77,25 +81,32 @@ def _one_round(
     target: Any,
     unpack: bool,
     precision: Precision,
+    device: Device,
 ) -> _Round:
     leaves = (v.detach().requires_grad_(v.requires_grad) for v in values)
     inputs = tuple(leaf.clone() for leaf in leaves)  # a layer may write to its input
-    start_s = time.perf_counter()
+    run, judge = device.lent(layer), device.lent(loss)
+    start_s = _now_s(device)
     with named(number, layer, inputs), precision.autocast():
-        out = layer(*inputs) if unpack or len(inputs) == 1 else layer(inputs)
-    if loss is not None:
+        out = run(*inputs) if unpack or len(inputs) == 1 else run(inputs)
+    if judge is not None:
         with precision.autocast():
-            out = loss(out, target)
-    forward_s = time.perf_counter() - start_s
+            out = judge(out, target)
+    forward_s = _now_s(device) - start_s
     outputs = flat(number, out, unpack)
-    backward_s = _backward_s(outputs)
+    backward_s = _backward_s(outputs, device)
     kept = tuple(v.detach().requires_grad_(v.requires_grad) for v in outputs)
     return _Round(kept, forward_s, backward_s)
 
 
-def _backward_s(outputs: Sequence[Tensor]) -> float:
+def _backward_s(outputs: Sequence[Tensor], device: Device) -> float:
     roots = [output for output in outputs if output.requires_grad]
-    start_s = time.perf_counter()
+    start_s = _now_s(device)
     if roots:
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-    return time.perf_counter() - start_s
+    return _now_s(device) - start_s
+
+
+def _now_s(device: Device) -> float:
+    device.synchronize()
+    return time.perf_counter()

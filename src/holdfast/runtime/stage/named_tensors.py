@@ -1,7 +1,7 @@
 """Parameters and buffers of layers as named tensors: "3.attention.weight" is of layer 3."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -18,9 +18,11 @@ POSITION = "stream/position"  # of a stream of data, where a worker has last see
 ASIDE = "/not persistent"  # marks buffers that are no part of a model's state_dict()
 
 
-def state_tensors(layers: Layers) -> dict[str, Tensor]:
+def state_tensors(
+    layers: Layers, copy: Callable[[Tensor], Tensor] = Tensor.clone
+) -> dict[str, Tensor]:
     """Copies, so that training can go on while they are written."""
-    return {key: tensor.clone() for key, tensor in live_tensors(layers).items()}
+    return {key: copy(tensor) for key, tensor in live_tensors(layers).items()}
 
 
 def live_tensors(layers: Layers) -> dict[str, Tensor]:
@@ -191,7 +193,7 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return raw.numpy().data
 
 

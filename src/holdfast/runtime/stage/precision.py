@@ -1,4 +1,4 @@
-"""In which floating type layers and loss compute, and on which kind of device: said here alone.
+"""In which floating type layers and loss compute.
 
 Mixed precision as torch has it: autocast around each layer and the loss. Parameters stay as the
 job has built them.
@@ -12,8 +12,6 @@ import torch
 
 from holdfast.errors import ConfigError
 
-DEVICE_TYPE = "cpu"
-
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -22,10 +20,10 @@ class Precision:
     dtype: torch.dtype | None = None
     """None: as the layers compute by themselves."""
 
-    device_type: str = DEVICE_TYPE
+    device_type: str = "cpu"
 
     @staticmethod
-    def of(name: Literal["fp32", "bf16", "fp16"], device_type: str = DEVICE_TYPE) -> "Precision":
+    def of(name: Literal["fp32", "bf16", "fp16"], device_type: str = "cpu") -> "Precision":
         """ConfigError if the device does not compute in it."""
         precision = Precision(_DTYPES[name], device_type)
         if precision.dtype is not None and not _is_supported(device_type, precision.dtype):

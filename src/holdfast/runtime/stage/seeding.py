@@ -15,6 +15,8 @@ from hashlib import blake2b
 import numpy
 import torch
 
+from holdfast.device.processor import PROCESSOR, Device
+
 DRAWING = threading.RLock()
 """Held while random numbers may be drawn: a process has one generator, which all of its workers
 share if they are threads."""
@@ -33,24 +35,26 @@ def seed_for(seed: int, step: int, microbatch: int, layer: int, *output: int) ->
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") & _LARGEST_SEED
 
 
-def seed_layer(seed: int, step: int, microbatch: int, layer: int, *output: int) -> None:
+def seed_layer(
+    seed: int, step: int, microbatch: int, layer: int, *output: int, device: Device = PROCESSOR
+) -> None:
     """Make every random number drawn from here on depend on the arguments alone."""
     value = seed_for(seed, step, microbatch, layer, *output)
     # Not torch.manual_seed: it seeds every kind of device and takes 80 times as long.
     torch.default_generator.manual_seed(value)
     random.seed(value)  # e.g. for layers that are left out at random
     numpy.random.seed(value & _LARGEST_NUMPY_SEED)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed(value)
+    device.seed(value)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def undisturbed(device: Device = PROCESSOR) -> Iterator[None]:
     """What is drawn inside does not show afterwards."""
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy_state = numpy.random.get_state()
     try:
-        yield
+        with device.undisturbed():
+            yield
     finally:
         torch.set_rng_state(torch_state)
         random.setstate(python_state)

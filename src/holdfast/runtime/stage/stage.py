@@ -1,7 +1,8 @@
 """One part of the model and its micro-batches in flight: forward, and backward whole or split.
 
-The two parts together leave exactly the bits of the whole. Tensors come in, tensors go out,
-weight gradients go to a sink. Knows nothing of schedules, peers or optimizers.
+The two parts together leave exactly the bits of the whole. Tensors of the host come in, tensors of
+the host go out, whatever the device; weight gradients go to a sink. Knows nothing of schedules,
+peers or optimizers.
 """
 
 from collections import deque
@@ -13,10 +14,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import ConfigError, ScheduleError
 from holdfast.runtime.stage.deferred_ops import Deferred, Piece
 from holdfast.runtime.stage.layers import ForwardPass, LayerStack, Tensors, joined
 from holdfast.runtime.stage.seeding import DRAWING, undisturbed
+from holdfast.runtime.stage.slots import Freezing, slots_of
 from holdfast.runtime.stage.split import DeferWeights, run_backward, weight_gradients
 from holdfast.runtime.stage.weighing import Weigh, WeightedLoss
 
@@ -37,21 +40,6 @@ class GradientSink(Protocol):
     def add(self, slot: int, gradient: Tensor) -> None:
         """All that one micro-batch contributes to one parameter: called once for each pair."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterSlot:
-    """A trainable parameter of a stage."""
-
-    layer: int
-    name: str
-    """Path inside the layer."""
-
-    parameter: nn.Parameter
-
-    @property
-    def key(self) -> str:
-        return f"{self.layer}.{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +89,21 @@ class Stage:
         weight: Weigh | None = None,
         loss_scale: Callable[[int], float] = lambda step: 1.0,
         checkpoint_activations: bool = False,
+        compiled: bool = False,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         sink: GradientSink | None = None,
+        device: Device = PROCESSOR,
         ran: Callable[[str], None] = lambda who: None,
+        frozen_steps: Mapping[str, int] | None = None,
     ) -> None:
         """``unpack``: several tensors between two layers are passed as several arguments, not
         as one tuple. ``loss``, of the last stage, is called with its output and the target;
         gradients are those of the loss times ``weight`` of the target (None: 1) and times
-        ``loss_scale`` of the step. ``autocast`` is around each layer and the loss. ``ran`` is
-        told of every layer that has run, and of the loss; it may raise.
+        ``loss_scale`` of the step. ``autocast`` is around each layer and the loss. ``layers`` are
+        on the ``device``. ``ran`` is told of every layer that has run, and of the loss; it may
+        raise. ``frozen_steps``: of some parameters, by key: they get no gradient before.
         """
-        self.slots = _slots(layers, first_layer)
+        self.slots = slots_of(layers, first_layer)
         self.sink = sink
         self._stack = LayerStack(
             layers,
@@ -119,13 +111,17 @@ class Stage:
             seed=seed,
             unpack=unpack,
             checkpoint_activations=checkpoint_activations,
+            compiled=compiled,
             autocast=autocast,
+            device=device,
             ran=ran,
         )
+        self._device = device
         self._is_first = first_layer == 0
         self._loss, self._weight = _checked_loss(loss), weight
         self._loss_scale = loss_scale
-        self._slot_of = {id(slot.parameter): index for index, slot in enumerate(self.slots)}
+        own = {slot.key: slot.parameter for slot in self.slots}
+        self._freezing = Freezing(own, frozen_steps or {})
         self._forwarded: dict[int, _Forwarded] = {}
         self._halfway: dict[int, _Halfway] = {}
         self._losses: dict[int, tuple[Tensor, float]] = {}  # with the weight
@@ -153,11 +149,12 @@ class Stage:
         """
         if microbatch in self._forwarded or microbatch in self._halfway:
             raise ScheduleError(f"forward of micro-batch {microbatch}, which is in flight already")
-        run = ForwardPass(step, microbatch, DeferWeights(self._slot_of) if split else None, {})
+        slots = self._freezing.slots_in(step)
+        run = ForwardPass(step, microbatch, DeferWeights(slots) if split else None, {})
         with DRAWING, torch.enable_grad():
             leaves = tuple(
-                tensor.detach() if index in constants else self._leaf(tensor)
-                for index, tensor in enumerate(inputs)
+                tensor if index in constants else self._leaf(tensor)
+                for index, tensor in enumerate(self._placed(inputs))
             )
             with run.mode or nullcontext():
                 outputs, weight = self._stack.forward(run, leaves), 1.0
@@ -167,14 +164,16 @@ class Stage:
         self._buffer_changes[microbatch] = run.buffer_changes
         if self._loss is not None:
             return ()
-        return tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs)
+        return tuple(self._device.to_host(t).requires_grad_(t.requires_grad) for t in outputs)
 
     def evaluate(self, microbatch: int, inputs: Tensors) -> Tensors:
-        """The outputs of the last layer, of the last stage too. Nothing stays of it here; whoever
-        calls has put the layers into the mode they are to be in."""
+        """The outputs of the last layer, of the last stage too, where they stay on the device.
+        Nothing else stays of it; whoever calls has put the layers into the mode they are to be in.
+        """
         run = ForwardPass(_NO_STEP, microbatch, None, {})
-        with DRAWING, torch.no_grad(), undisturbed():
-            return self._stack.evaluate(run, inputs)
+        with DRAWING, torch.no_grad(), undisturbed(self._device):
+            outputs = self._stack.evaluate(run, self._placed(inputs))
+            return outputs if self._loss is not None else tuple(map(self._device.to_host, outputs))
 
     def score(
         self, microbatch: int, outputs: Tensors, target: Any, metrics: Mapping[str, Metric]
@@ -182,7 +181,8 @@ class Stage:
         """Loss and metrics of what the last stage has evaluated."""
         assert self._loss is not None, "only the last stage has it"
         run = ForwardPass(_NO_STEP, microbatch, None, {})
-        with DRAWING, torch.no_grad(), undisturbed():
+        with DRAWING, torch.no_grad(), undisturbed(self._device):
+            target = self._device.place_all(target)
             self._run_loss(self._loss, run, outputs, target)
             loss, output = self.take_loss(microbatch), joined(outputs)
             if not loss.weight:
@@ -216,9 +216,9 @@ class Stage:
         sink = self._require_sink()
         with DRAWING:
             if sink.native:
-                return forwarded.run_backward(self._roots(forwarded, output_gradients))
+                return self._run_backward(forwarded, output_gradients)
             with self._own_gradients() as gradients:
-                input_gradients = forwarded.run_backward(self._roots(forwarded, output_gradients))
+                input_gradients = self._run_backward(forwarded, output_gradients)
             self._hand_over(gradients.items())
         return input_gradients
 
@@ -230,7 +230,7 @@ class Stage:
         deferred = Deferred() if forwarded.mode is None else forwarded.mode.deferred
         deferred.deferring = True
         with DRAWING, self._own_gradients() as gradients:
-            input_gradients = forwarded.run_backward(self._roots(forwarded, output_gradients))
+            input_gradients = self._run_backward(forwarded, output_gradients)
         self._halfway[microbatch] = _Halfway(gradients, deferred.pieces)
         return input_gradients
 
@@ -255,7 +255,10 @@ class Stage:
             self.drop(microbatch)
 
     def _leaf(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().requires_grad_(not self._is_first and carries_gradient(tensor))
+        return tensor.requires_grad_(not self._is_first and carries_gradient(tensor))
+
+    def _placed(self, tensors: Tensors) -> Tensors:
+        return tuple(self._device.place(tensor.detach()) for tensor in tensors)
 
     def _run_loss(
         self, loss: Callable[[Any, Any], Tensor], run: ForwardPass, outputs: Tensors, target: Any
@@ -268,7 +271,7 @@ class Stage:
         if not weight:
             self._losses[run.microbatch] = torch.zeros(()), weight
             return outputs, weight
-        value = self._stack.run_loss(run, loss, (joined(outputs), target))
+        value = self._stack.run_loss(run, loss, (joined(outputs), self._device.place_all(target)))
         if value.numel() != 1:
             raise ConfigError(
                 f"the loss has shape {tuple(value.shape)}; it must be a single number"
@@ -276,16 +279,21 @@ class Stage:
         self._losses[run.microbatch] = value.detach(), weight
         return (value,), weight
 
-    def _roots(self, forwarded: _Forwarded, given: BoundaryGradients) -> BoundaryGradients:
+    def _run_backward(self, forwarded: _Forwarded, given: BoundaryGradients) -> BoundaryGradients:
         if self._loss is None:
-            return given
-        seed = forwarded.weight * self._loss_scale(forwarded.step)
-        return tuple(torch.full_like(output, seed) for output in forwarded.outputs)
+            roots = tuple(None if g is None else self._device.place(g) for g in given)
+        else:
+            seed = forwarded.weight * self._loss_scale(forwarded.step)
+            roots = tuple(torch.full_like(output, seed) for output in forwarded.outputs)
+        gradients = forwarded.run_backward(roots)
+        return tuple(None if g is None else self._device.to_host(g) for g in gradients)
 
     def _take_forwarded(self, microbatch: int) -> _Forwarded:
         if microbatch not in self._forwarded:
             raise ScheduleError(f"backward of micro-batch {microbatch} before its forward")
-        return self._forwarded.pop(microbatch)
+        forwarded = self._forwarded.pop(microbatch)
+        self._freezing.slots_in(forwarded.step)
+        return forwarded
 
     def _require_sink(self) -> GradientSink:
         assert self.sink is not None, "set Stage.sink before the first backward"
@@ -327,17 +335,6 @@ def _take_gradient(tensor: Tensor) -> Tensor | None:
     if not tensor.requires_grad:
         return None
     return tensor.new_empty(0) if tensor.grad is None else tensor.grad
-
-
-def _slots(layers: Sequence[nn.Module], first_layer: int) -> tuple[ParameterSlot, ...]:
-    slots: dict[int, ParameterSlot] = {}
-    for number, layer in enumerate(layers, first_layer):
-        for name, parameter in layer.named_parameters():
-            slot = ParameterSlot(number, name, parameter)
-            other = slots.setdefault(id(parameter), slot) if parameter.requires_grad else slot
-            if other is not slot:
-                raise ConfigError(f"{slot.key} is the same parameter as {other.key}; untie them")
-    return tuple(slots.values())
 
 
 def _checked_loss(

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import CheckpointError
 from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
@@ -22,7 +23,7 @@ from holdfast.runtime.stage.named_tensors import (
     load_state_tensors,
     state_tensors,
 )
-from holdfast.runtime.stage.stage import ParameterSlot
+from holdfast.runtime.stage.slots import ParameterSlot
 from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.storage.checkpoint import read_layers
 from holdfast.storage.contents import Checkpoint
@@ -49,7 +50,9 @@ class StageState:
         optimizer: StageOptimizer,
         gradients: ExactGradients | FastGradients,
         loss_scale: LossScale | None = None,
+        device: Device = PROCESSOR,
     ) -> None:
+        self._device = device
         self._layers, self._slots = layers, slots
         self._loss_scale = loss_scale or LossScale()
         self._optimizer, self._gradients = optimizer, gradients
@@ -78,10 +81,11 @@ class StageState:
             self._exponents = self._gradients.next_exponents(maxima)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies, by layer."""
-        changed = {key: tensor.clone() for key, tensor in self._built.changed().items()}
-        own = state_tensors(self._layers) | changed
-        return self._whole(own | self._optimizer.state_tensors())
+        """Copies on the host, by layer."""
+        copy = self._device.host_copy
+        changed = {key: copy(tensor) for key, tensor in self._built.changed().items()}
+        own = state_tensors(self._layers, copy) | changed
+        return self._whole(own | self._optimizer.state_tensors(copy))
 
     def live_tensors(self) -> dict[str, Tensor]:
         """The same, but not copied: they are true until the next step is applied."""

@@ -5,17 +5,23 @@ and no order of operations.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
 from holdfast.config import RunConfig
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.job import Job
 from holdfast.runtime.job.job_code import JobCode
+from holdfast.runtime.job.naming import first_keys, make_optimizer
 from holdfast.runtime.reduce.buckets import ParameterName
-from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.reduce.step_sums import StepSums
+from holdfast.runtime.stage.compiled import can_compile
 from holdfast.runtime.stage.named_tensors import (
     Layers,
     buffer_shapes,
@@ -23,13 +29,15 @@ from holdfast.runtime.stage.named_tensors import (
     names_of_each,
 )
 from holdfast.runtime.stage.precision import Precision
+from holdfast.runtime.stage.slots import ParameterSlot
 from holdfast.runtime.stage.sparing import hold_only
-from holdfast.runtime.stage.stage import ParameterSlot, Stage
+from holdfast.runtime.stage.stage import Stage
 from holdfast.runtime.stage.ties import Tie, untie
 from holdfast.runtime.state.results import StageForm
 from holdfast.runtime.state.stage_state import StageState
 from holdfast.runtime.step.epoch import Parts
 from holdfast.runtime.update.commit import StageCommit
+from holdfast.runtime.update.finishing import Finishing
 from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.schedule.cut import stage_ranges
 from holdfast.weights.starting import StartingWeights
@@ -53,6 +61,10 @@ class StageParts:
     def is_first(self) -> bool:
         return self.number == 0
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """Its layers with the average of their weights, for a while."""
+        return self.optimizer.average.in_place_of([slot.parameter for slot in self.stage.slots])
+
     @property
     def fed(self) -> set[int]:
         """Layers here that data come to: the first of the model, and the last, for targets."""
@@ -69,6 +81,7 @@ class Builder:
     cut: Sequence[int]
     code: JobCode
     weights: StartingWeights | None = None  # instead of parameters as the job makes them
+    device: Device = PROCESSOR
 
     def build(
         self,
@@ -89,7 +102,7 @@ class Builder:
         stage = self._stage(self._started(layers, first_step), scale)
         twins = [tie.members for tie in ties]
         gradients = self._gradients(stage, max([1, *map(len, twins)]), scale)
-        optimizer = self._optimizer(stage)
+        optimizer = self._optimizer(stage, twins)
         commit = StageCommit(
             optimizer,
             stage,
@@ -115,7 +128,7 @@ class Builder:
             stage=stage,
             again=self._stage(layers, scale),
             optimizer=optimizer,
-            state=StageState(layers, stage.slots, optimizer, gradients, scale),
+            state=StageState(layers, stage.slots, optimizer, gradients, scale, self.device),
             commit=commit,
             parts=Parts(slots, twins, gradients, sums, StageForm(gradients.layout, shapes)),
             is_last=is_last,
@@ -127,11 +140,14 @@ class Builder:
         return self.config.optimizer.mode == "staggered" and self.job.weight is None
 
     def _started(self, layers: Layers, first_step: int) -> Layers:
-        """With the weights that the run starts from; in a later step others have a later state."""
+        """On the device, with the weights that the run starts from; in a later step others have a
+        later state."""
         if self.weights is not None and not first_step:
             names = names_of_each(dict(enumerate(self.job.layers)))
             self.weights.fill(live_tensors(layers), names)
-        return layers
+        if isinstance(self.job.loss, nn.Module):
+            self.device.place_layer(self.job.loss)
+        return {number: self.device.place_layer(layer) for number, layer in layers.items()}
 
     def _loss_scale(self, first_step: int) -> LossScale:
         train = self.config.train
@@ -152,17 +168,25 @@ class Builder:
             weight=self.job.weight,
             loss_scale=lambda step: scale.at(step) / microbatches,
             checkpoint_activations=config.stage.checkpoint_activations,
-            autocast=Precision.of(config.train.precision).autocast,
+            compiled=config.stage.compile and can_compile(),
+            autocast=Precision.of(config.train.precision, self.device.kind).autocast,
+            device=self.device,
             ran=self.code.ran,
+            frozen_steps=self.job.frozen_steps,
         )
 
-    def _optimizer(self, stage: Stage) -> StageOptimizer:
+    def _optimizer(self, stage: Stage, twins: Sequence[Sequence[ParameterName]]) -> StageOptimizer:
+        keys, train = [slot.key for slot in stage.slots], self.config.train
+        one_for_twins = first_keys(keys, twins)
         return StageOptimizer(
             [slot.parameter for slot in stage.slots],
-            [slot.key for slot in stage.slots],
-            self.job.optimizer,
+            keys,
+            partial(make_optimizer, self.job, one_for_twins),
             self.job.lr_schedule,
             masters=self.config.optimizer.masters,
+            finishing=Finishing(one_for_twins, train),
+            ema=train.ema,
+            place=self.device.place,
         )
 
     def _gradients(
@@ -172,12 +196,12 @@ class Builder:
         layout = FlatLayout.of(parameters, [slot.key for slot in stage.slots])
         gradients: ExactGradients | FastGradients
         if self.config.gradients.mode == "fast":
-            gradients = FastGradients(layout, scale)
+            gradients = FastGradients(layout, scale, self.device)
             if gradients.native:
                 gradients.attach(parameters)
         else:
             num = self.config.parallel.microbatches * num_twins
-            gradients = ExactGradients(layout, num, scale)
+            gradients = ExactGradients(layout, num, scale, self.device)
         stage.sink = gradients
         return gradients
 

@@ -245,17 +245,20 @@ class Executor:
 
     def _run(self, op: Op, at: Attempt, incoming: Tensors) -> None:
         ledger, start_s, cpu_s = self._ledger, time.monotonic(), time.thread_time()
+        span = self._device.real.begin()
         outgoing: Tensors = ()
         if op.kind is Kind.R:
             self._ending.reduce(at)
         else:
             outgoing = self._operations.run(op, at, incoming)
+        if span is not None:
+            span.end()
         self._device.finish(op.kind, start_s)
         if op.kind is not Kind.R:  # whose time is mostly spent waiting for others
             self._slow_down(time.monotonic() - start_s)
         took = (start_s, time.monotonic(), time.thread_time() - cpu_s)
         size = self._operations.crossings.size_of(at.step, op.microbatch)
-        ledger.took(at.step, OperationTime(str(op), *took, size))
+        ledger.took(at.step, OperationTime(str(op), *took, size), span)
         if op.kind is not Kind.R:
             self._boundary.keep(op, at, outgoing)
             ledger.ran(op)

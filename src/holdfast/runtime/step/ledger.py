@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from holdfast.device.processor import DeviceSpan
 from holdfast.planner.remainder.lineage import MicrobatchProgress
 from holdfast.protocol.records import OperationTime
 from holdfast.schedule.operation import Fact, Kind, Op, What
@@ -46,7 +47,7 @@ class Ledger:
         self.peak_bytes = 0
         self._progress: dict[int, MicrobatchProgress] = {}
         self._kept: dict[int, KeptTensors] = {}
-        self._times: dict[int, list[OperationTime]] = {}
+        self._times: dict[int, list[tuple[OperationTime, DeviceSpan | None]]] = {}
         self._bytes = 0
         self._done_before = (-1, 0)  # step, operations of it
         self._attempt_before = 0
@@ -95,13 +96,14 @@ class Ledger:
         if op.microbatch is not None:
             self._progress[op.microbatch] = _AFTER[op.kind]
 
-    def took(self, step: int, time: OperationTime) -> None:
+    def took(self, step: int, time: OperationTime, span: DeviceSpan | None = None) -> None:
         """Also of an attempt that is abandoned later, and before an epoch ends."""
-        self._times.setdefault(step, []).append(time)
+        self._times.setdefault(step, []).append((time, span))
 
     def take_times(self, step: int) -> Sequence[OperationTime]:
         """Of a step that is committed. Can be taken once."""
-        return self._times.pop(step, [])
+        taken = self._times.pop(step, [])
+        return [time if span is None else _by_device(time, span) for time, span in taken]
 
     def keep(self, step: int, op: Op, tensors: Tensors) -> None:
         """``tensors``: what ``op`` made for a neighbouring stage."""
@@ -128,3 +130,7 @@ class Ledger:
         dropped = self._kept.pop(step, None)
         if dropped is not None:
             self._bytes -= dropped.num_bytes
+
+
+def _by_device(time: OperationTime, span: DeviceSpan) -> OperationTime:
+    return time._replace(end_s=max(time.start_s, time.end_s + span.longer_s()))

@@ -5,12 +5,14 @@ of its own runs each epoch.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
+from pathlib import Path
 
 from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.data.batches import Batches
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import EpochPast
 from holdfast.faults.injection import Injector
 from holdfast.job import Job
@@ -23,6 +25,7 @@ from holdfast.runtime.link.activity import Activity
 from holdfast.runtime.link.lease import Lease
 from holdfast.runtime.probe.emulation import EmulatedDevice
 from holdfast.runtime.probe.probing import Prober
+from holdfast.runtime.probe.profiling import Profiling
 from holdfast.runtime.reduce.verdict import Verdict, VerdictExchange
 from holdfast.runtime.stage.named_tensors import layer_digest
 from holdfast.runtime.stage.sparing import trim
@@ -78,6 +81,7 @@ class StageTraining:
         injector: Injector,
         ran: Callable[[str], None] = lambda who: None,
         weights: StartingWeights | None = None,
+        device: Device = PROCESSOR,
     ) -> None:
         """``check`` raises when this worker is to stop at the next operation boundary, ``ran`` if
         the code of the job that has just run did what it may not."""
@@ -88,10 +92,9 @@ class StageTraining:
         self._may_commit = partial(lease.wait, check)
         may_write = partial(lease.wait, partial(_unless_past, check))
         saver = _saver(me, keeping, assign, places, tell, may_write)
-        builder = Builder(job, config, assign.cut, self._code, weights)
+        builder = Builder(job, config, assign.cut, self._code, weights, device)
         self.built = built = self._build(builder, assign, saver)
         self._operations = self._operating(batches, config)
-        hidden = HiddenState(job, built.layers, built.optimizer.plain)
         self.log = self._open_log(config, assign, places, tell)
         if assign.checkpoint:
             built.state.load_checkpoint(*places.open_state(assign.checkpoint))
@@ -103,14 +106,13 @@ class StageTraining:
         self._follower = Follower(
             me, built, self._copies, transport, reach=injector.reach, tell=tell, wait_s=self._wait_s
         )
-        self._device = EmulatedDevice(config.device.durations_s())
+        self._device = EmulatedDevice(config.device.durations_s(), device)
         self._prober = Prober(me, transport, self._device, injector.slowdown, tell)
-        told = config.observe.operations or config.mitigation.watches
-        self._reports = StepReports(me, transport, hidden, tell, with_operations=told)
+        self._reports = self._reporting(job, config, tell)
+        self._profiling = self._profiler(config, places, tell)
         self._validator = self._validating(job, config, tell)
-        self._boundary = TransportBoundary(
-            me, transport, self.ledger, self.log, self._operations.crossings, assign.wait_s
-        )
+        kept = (self.ledger, self.log, self._operations.crossings)
+        self._boundary = TransportBoundary(me, transport, *kept, assign.wait_s)
 
     def _operating(self, batches: Batches, config: RunConfig) -> StageOperations:
         return StageOperations(self.built, loading(batches, config.data, self._code), self._code)
@@ -126,10 +128,29 @@ class StageTraining:
             due=self._injector.due,
         )
 
+    def _reporting(self, job: Job, config: RunConfig, tell: SendMessage) -> StepReports:
+        hidden = HiddenState(job, self.built.layers, self.built.optimizer.plain)
+        told = config.observe.operations or config.mitigation.watches
+        lr = self.built.optimizer.learning_rate
+        return StepReports(self._me, self._transport, hidden, lr, tell, with_operations=told)
+
+    def _profiler(self, config: RunConfig, places: Places, tell: SendMessage) -> Profiling:
+        me = str(self._me)
+        return Profiling(
+            me,
+            config.observe.profiled_steps(),
+            Path(places.run_dir),
+            lambda line: tell(messages.WorkerWarning(worker=me, reason=line)),
+            lambda: places.home.is_here,
+        )
+
     def _validating(self, job: Job, config: RunConfig, tell: SendMessage) -> Validator:
         mine = (self._me, self.built.stage, self.built.layers)
         running = (self._code, self._device)
-        return Validator(*mine, job, config, *running, tell=tell, reach=self._reach)
+        weights = self.built.averaged if config.validation.ema else nullcontext
+        return Validator(
+            *mine, job, config, *running, tell=tell, reach=self._reach, weights=weights
+        )
 
     def _open_log(
         self, config: RunConfig, assign: messages.Assign, places: Places, tell: SendMessage
@@ -159,12 +180,14 @@ class StageTraining:
                 case FirstOperation():
                     self._reports.resumed(proceed.epoch)
                 case StepBegins(step):
+                    self._profiling.begin_step(step)
                     self._prober.begin_step(step)
                 case StepSettled():
                     self._after(happened, saves, epoch)
                 case StandsStill(version):
                     validations.run(version, saves.save)
             del happened  # it holds a gradient
+        self._profiling.end()
         self.saves.ended(saves)
 
     def _enter(self, proceed: messages.Proceed) -> Epoch:
@@ -299,6 +322,7 @@ class StageTraining:
 
     def close(self) -> None:
         """Another stage takes its place."""
+        self._profiling.end()
         self.sender.forget(self.sender.joiners)
         self._operations.close()
         self.log.close()

@@ -26,11 +26,13 @@ class StepReports:
         me: WorkerId,
         transport: Transport,
         hidden: HiddenState,
+        lr: Callable[[], float],
         tell: Callable[[messages.Message], None],
         *,
         with_operations: bool,
     ) -> None:
         self._me, self._transport, self._hidden, self._tell = me, transport, hidden, tell
+        self._lr = lr
         self._with_operations = with_operations
 
     def resumed(self, epoch: int) -> None:
@@ -56,6 +58,7 @@ class StepReports:
             taken_back=committed.taken_back,
             nonfinite=committed.result.reduced.nonfinite,
             loss_scale=committed.loss_scale,
+            lr=self._lr(),
             operations=told_operations(*turn, operations),
             transfers=self._transfers() if tells_operations(*turn) else [],
         )

@@ -255,6 +255,8 @@ class StageCommit:
 
     def _settled(self, step: int, verdict: Verdict) -> None:
         self._loss_scale.note(step, skipped=verdict.skip and not verdict.is_empty)
+        if not verdict.skip:
+            self._optimizer.average.follow()
         self.verdicts[step] = verdict
         self.verdicts = {s: v for s, v in self.verdicts.items() if s > step - 2}
         self._rollback.committed(step)

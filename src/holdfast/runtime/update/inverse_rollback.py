@@ -2,7 +2,7 @@
 
 The gradient of a step is kept for others anyway; beside it only the residual stays, under a
 byte a parameter. An optimizer step goes chunk by chunk of the parameters, so that the values
-before it are there for a moment and for a few of them only.
+before it are there for a moment and for a few of them only. All of it is done on the host.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from holdfast.runtime.reduce.reduction import Reduced
 from holdfast.runtime.update.inverse import Inverse, check_undoable, inverse_of
-from holdfast.runtime.update.optimizer import StageOptimizer, scaled
+from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.runtime.update.residual import Floats, Residual, correct, residual_of
 from holdfast.runtime.update.rollback import Update
 
@@ -55,11 +55,6 @@ class _Stepped:
 class _Record:
     update: Update
     stepped: dict[int, _Stepped]  # by parameter
-
-    def gradient(self, index: int) -> Floats:
-        reduced = self.update.reduced
-        assert reduced is not None
-        return _flat(scaled(reduced.layout.view(reduced.flat, index), self.update.scale))
 
     @property
     def num_bytes(self) -> int:
@@ -123,7 +118,7 @@ class InverseRollback:
     ) -> _Stepped:
         inverse = inverse_of(self._optimizer.group_of(index), self._optimizer.state_of(index))
         new, now = self._present(index, inverse)
-        gradient = record.gradient(index)
+        gradient = self._gradient(record, index)
         estimate = inverse.parameter(new, gradient, now)
         residuals = {
             name: residual_of(_flat(state[name]), inverse.state(name, now[name], gradient, before))
@@ -132,6 +127,12 @@ class InverseRollback:
         }
         rest = {name: value for name, value in state.items() if name not in residuals}
         return _Stepped(inverse, residual_of(before, estimate), residuals, rest, is_first)
+
+    def _gradient(self, record: _Record, index: int) -> Floats:
+        step, reduced, scale = record.update
+        assert reduced is not None
+        view = reduced.layout.view(reduced.flat, index)
+        return _flat(self._optimizer.gradient(step, index, view, scale))
 
     def _present(self, index: int, inverse: Inverse) -> tuple[Floats, _Flats]:
         state = self._optimizer.state_of(index)
@@ -144,7 +145,7 @@ class InverseRollback:
 
     def _undo(self, record: _Record) -> None:
         for index, one in record.stepped.items():
-            gradient = record.gradient(index)
+            gradient = self._gradient(record, index)
             new, now = self._present(index, one.inverse)
             before = one.parameter_before(new, gradient, now)
             states = one.state_before(gradient, now, before)
@@ -188,13 +189,13 @@ class InverseRollback:
                 continue
             if values is None:
                 values, state = self._present(index, one.inverse)
-            gradient = record.gradient(index)
+            gradient = self._gradient(record, index)
             values = one.parameter_before(values, gradient, state)
             state = one.state_before(gradient, state, values)
         if values is None:
             return parameter.detach()
         out = torch.from_numpy(values).view(parameter.shape)
-        if parameter.is_contiguous():
+        if parameter.is_contiguous() and parameter.is_cpu:
             return out
         return torch.empty_like(parameter, requires_grad=False).copy_(out)
 
@@ -222,8 +223,8 @@ class InverseRollback:
 
 
 def _flat(tensor: Tensor) -> Floats:
-    """In the order of its elements, whatever that of its memory is."""
-    flat: Floats = tensor.detach().reshape(-1).numpy()
+    """On the host, in the order of its elements, whatever that of its memory is."""
+    flat: Floats = tensor.detach().cpu().reshape(-1).numpy()
     return flat
 
 

@@ -15,13 +15,11 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holdfast.errors import CheckpointError, ConfigError
+from holdfast.runtime.update.average import Average
+from holdfast.runtime.update.finishing import Finishing
+from holdfast.runtime.update.kept_state import as_kept, as_tensor, cloned
 from holdfast.runtime.update.masters import MASTER, Masters
-
-_SCALAR_DTYPES: dict[type, torch.dtype] = {
-    bool: torch.bool,
-    int: torch.int64,
-    float: torch.float64,
-}
+from holdfast.weights.files import AVERAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,18 @@ class StageOptimizer:
         make_schedule: Callable[[Optimizer], LRScheduler] | None,
         *,
         masters: bool = False,
+        place: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+        finishing: Finishing | None = None,
+        ema: float = 0.0,
     ) -> None:
-        """``masters``: parameters of less than 32 bits are updated in fp32, and rounded."""
+        """``masters``: parameters of less than 32 bits are updated in fp32, and rounded.
+        ``place`` puts gradients and state where the parameters are. ``ema``: what stays of an
+        average of the weights in a step; 0: there is none."""
         self.masters = Masters(parameters, wanted=masters)
         self._parameters = self.masters.trained
-        self._keys = tuple(keys)
+        self._keys, self._place = tuple(keys), place
+        self._finishing = finishing or Finishing()
+        self.average = Average(self._parameters, self._keys, ema)
         self._optimizer = make_optimizer(list(self._parameters)) if parameters else None
         self._schedule: LRScheduler | None = None
         self._schedule_step = 0
@@ -61,7 +66,7 @@ class StageOptimizer:
             groups = self._optimizer.param_groups
             self._group_of = {id(p): group for group in groups for p in group["params"]}
         self._make_schedule = make_schedule
-        self._first_groups = tuple(_cloned(group) for group in self._groups())
+        self._first_groups = tuple(cloned(group) for group in self._groups())
         self._begin_schedule()
 
     def _begin_schedule(self) -> None:
@@ -78,6 +83,10 @@ class StageOptimizer:
     def kind(self) -> str | None:
         """For checkpoints; None: the stage has no trainable parameters."""
         return None if self._optimizer is None else type(self._optimizer).__name__
+
+    def learning_rate(self) -> float:
+        """Of the newest step, in the first group; 0: the stage has no trainable parameters."""
+        return 0.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
 
     def check_wrote(self, kinds: Iterable[str | None]) -> None:
         """Another optimizer's state is of no use: refuse a checkpoint that holds one."""
@@ -129,7 +138,7 @@ class StageOptimizer:
                 parameter.grad = None
             for chunk in self._chunks(gradients, chunk_bytes):
                 with around(chunk):
-                    self._step_chunk(chunk, gradients, scale)
+                    self._step_chunk(step, chunk, gradients, scale)
         finally:
             for parameter, accumulator in zip(self._parameters, accumulators, strict=True):
                 parameter.grad = accumulator
@@ -152,13 +161,26 @@ class StageOptimizer:
         if chunk:
             yield chunk
 
+    def gradient(
+        self, step: int, index: int, reduced: Tensor | None, scale: float | None
+    ) -> Tensor:
+        """What a parameter is updated with: made when it is needed, ``reduced`` stays."""
+        assert reduced is not None
+        scaled = reduced if scale is None else reduced * scale
+        return self._finishing.finished(step, index, scaled)
+
     def _step_chunk(
-        self, chunk: Sequence[int], gradients: Sequence[Tensor | None], scale: float | None
+        self,
+        step: int,
+        chunk: Sequence[int],
+        gradients: Sequence[Tensor | None],
+        scale: float | None,
     ) -> None:
         assert self._optimizer is not None
         copy = scale is None and not _only_reads_gradients(self._optimizer)
         for index in chunk:
-            parameter, gradient = self._parameters[index], scaled(gradients[index], scale)
+            parameter = self._parameters[index]
+            gradient = self._place(self.gradient(step, index, gradients[index], scale))
             gradient = gradient.to(parameter.dtype, copy=copy)
             parameter.grad = _laid_out_as(parameter, gradient)
         self._optimizer.step()
@@ -176,8 +198,8 @@ class StageOptimizer:
         self._follow_schedule(step)
         return Snapshot(
             parameters=tuple(p.detach().clone() for p in self._parameters),
-            states=tuple(_cloned(self._state(p)) for p in self._parameters),
-            groups=tuple(_cloned(group) for group in self._groups()),
+            states=tuple(cloned(self._state(p)) for p in self._parameters),
+            groups=tuple(cloned(group) for group in self._groups()),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -186,27 +208,27 @@ class StageOptimizer:
                 parameter.copy_(old)
         self.masters.round_off()
         for parameter, state in zip(self._parameters, snapshot.states, strict=True):
-            self._set_state(parameter, _cloned(state))
+            self._set_state(parameter, cloned(state))
         if self._optimizer is not None:
             for group, old_group in zip(self._optimizer.param_groups, snapshot.groups, strict=True):
-                group.update(_cloned(old_group))
+                group.update(cloned(old_group))
 
     def _groups(self) -> list[dict[str, Any]]:
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return [{k: v for k, v in group.items() if k != "params"} for group in groups]
 
-    def state_tensors(self) -> dict[str, Tensor]:
+    def state_tensors(self, copy: Callable[[Tensor], Tensor] = Tensor.clone) -> dict[str, Tensor]:
         """Copies of all state, under "<parameter key>/<name>"; a number as "<name>#"."""
-        return {name: tensor.clone() for name, tensor in self.live_tensors().items()}
+        return {name: copy(tensor) for name, tensor in self.live_tensors().items()}
 
     def live_tensors(self) -> dict[str, Tensor]:
         """The same, but not copied."""
         return {
-            f"{key}/{name}" if isinstance(value, Tensor) else f"{key}/{name}#": _as_tensor(value)
+            f"{key}/{name}" if isinstance(value, Tensor) else f"{key}/{name}#": as_tensor(value)
             for key, parameter in zip(self._keys, self._parameters, strict=True)
             for name, value in self._state(parameter).items()
             if value is not None
-        } | self.masters.live_tensors(self._keys)
+        } | {**self.masters.live_tensors(self._keys), **self.average.live_tensors()}
 
     def _rewind_schedule(self) -> None:
         """It only goes forward: for a state of an earlier step it begins anew."""
@@ -215,16 +237,17 @@ class StageOptimizer:
         for group, first in zip(self._optimizer.param_groups, self._first_groups, strict=True):
             parameters = group["params"]
             group.clear()
-            group.update(_cloned(first), params=parameters)
+            group.update(cloned(first), params=parameters)
         self._begin_schedule()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._rewind_schedule()
         self.masters.load(tensors, self._keys)
+        self.average.load(tensors)
         by_key: dict[str, dict[str, Any]] = {}
         for full, value in tensors.items():
             key, _, name = full.rpartition("/")
-            if name != MASTER:
+            if name not in (MASTER, AVERAGE):
                 by_key.setdefault(key, {})[name] = value
         for key, parameter in zip(self._keys, self._parameters, strict=True):
             state = by_key.get(key, {})
@@ -234,8 +257,14 @@ class StageOptimizer:
                         f"checkpoint has {key}/{name} of shape {tuple(value.shape)}, the job's "
                         f"parameter has {tuple(parameter.shape)}; resume with the same job"
                     )
-            kept = {n: _laid_out_as(parameter, v) for n, v in state.items()}
-            self._set_state(parameter, dict(_as_kept(n, v) for n, v in kept.items()))
+            kept = {n: _laid_out_as(parameter, self._placed(n, v)) for n, v in state.items()}
+            self._set_state(parameter, dict(as_kept(n, v) for n, v in kept.items()))
+
+    def _placed(self, name: str, value: Tensor) -> Tensor:
+        """torch's own keep numbers on the host, unless steps are recorded or fused."""
+        groups = self._groups()
+        there = any(group.get("capturable") or group.get("fused") for group in groups)
+        return self._place(value) if value.dim() or (there and not name.endswith("#")) else value
 
     # --- for whoever takes a step back without a snapshot ---
 
@@ -272,12 +301,6 @@ class StageOptimizer:
             self._optimizer.state.pop(parameter, None)
 
 
-def scaled(gradient: Tensor | None, scale: float | None) -> Tensor:
-    """A clipped step's gradient, made when it is needed: the reduced one is never changed."""
-    assert gradient is not None
-    return gradient if scale is None else gradient * scale
-
-
 def _only_reads_gradients(optimizer: Optimizer) -> bool:
     """True of torch's own on a CPU, but not of all their foreach variants (SGD with Nesterov)."""
     own = type(optimizer).__module__.startswith("torch.optim.")
@@ -305,23 +328,3 @@ def _checked_schedule(schedule: object) -> LRScheduler:
             "that depends on the step alone, e.g. LambdaLR"
         )
     return schedule
-
-
-def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: v.detach().clone() if isinstance(v, Tensor) else v for n, v in state.items()}
-
-
-def _as_tensor(value: object) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if type(value) not in _SCALAR_DTYPES:
-        raise ConfigError(
-            f"the optimizer keeps a {type(value).__name__}, which a checkpoint cannot hold; "
-            "use one whose state is tensors and numbers"
-        )
-    return torch.tensor(value, dtype=_SCALAR_DTYPES[type(value)])
-
-
-def _as_kept(name: str, value: Tensor) -> tuple[str, object]:
-    """Name and value as the optimizer had them: numbers as numbers."""
-    return (name[:-1], value.item()) if name.endswith("#") else (name, value)

@@ -6,7 +6,7 @@ the coordinator has every score: nobody changes a parameter that others still ne
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Real
 from typing import Any
 
@@ -50,8 +50,11 @@ class Validator:
         *,
         tell: Callable[[messages.Message], None],
         reach: Callable[[int, str], None],
+        weights: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """``reach`` is told when a fault may be injected."""
+        """``reach`` is told when a fault may be injected. ``weights`` puts other ones into the
+        layers meanwhile."""
+        self._weights = weights
         self.me, self._stage, self._layers = me, stage, layers
         self._is_first, self.is_last = 0 in layers, len(job.layers) - 1 in layers
         self._code, self._device, self._tell, self._reach = code, device, tell, reach
@@ -128,7 +131,8 @@ class Validator:
         try:
             for part in parts:
                 part.eval()
-            yield
+            with self._weights():
+                yield
         finally:
             for module, mode in modes:
                 module.training = mode

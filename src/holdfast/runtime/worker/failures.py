@@ -3,6 +3,7 @@
 import traceback
 
 from holdfast.cluster import WorkerId
+from holdfast.device.running_out import explained
 from holdfast.errors import (
     CheckpointError,
     ConfigError,
@@ -23,6 +24,7 @@ def one_line(why: BaseException) -> str:
 
 def worker_failed(worker: WorkerId, why: BaseException) -> messages.Failed:
     """It ends."""
+    why = explained(str(worker), why)
     return messages.Failed(
         worker=str(worker),
         lost=why.worker if isinstance(why, PeerLost) else "",
@@ -35,7 +37,7 @@ def worker_failed(worker: WorkerId, why: BaseException) -> messages.Failed:
 
 def job_failed(worker: WorkerId, epoch: int, why: JobError) -> messages.JobFailed:
     """All that it holds is whole: it waits to be told to save it."""
-    cause = why.__cause__ or why
+    cause = explained(str(worker), why.__cause__ or why)
     return messages.JobFailed(
         worker=str(worker),
         epoch=epoch,
@@ -52,9 +54,10 @@ def replay_failed(
     # Without its checkpoint, or a place for the state, no version can be had.
     reached = order.first_step - 1 if isinstance(why, CheckpointError) else why.step
     # What the job raises may be over when all train these steps again, or ends the run.
-    cause = why.__cause__ if isinstance(why, JobError) else None
+    is_job = isinstance(why, JobError)
+    cause = explained(str(worker), why.__cause__ or why) if is_job else why
     return messages.ReplayFailed(
-        worker=str(worker), epoch=order.epoch, reached=reached, reason=one_line(cause or why)
+        worker=str(worker), epoch=order.epoch, reached=reached, reason=one_line(cause)
     )
 
 

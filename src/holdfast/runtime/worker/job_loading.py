@@ -10,6 +10,8 @@ import torch
 
 from holdfast.bundle.unpacking import import_folders
 from holdfast.data.batches import Batches
+from holdfast.device.choosing import CPU, open_device
+from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import ConfigError
 from holdfast.job import Job
 from holdfast.job_call import load_job
@@ -46,6 +48,7 @@ class JobLoader:
         self._built: dict[int, str] = {}  # of what of them is in no checkpoint
         self.warnings: list[str] = []
         self.weights: StartingWeights | None = None  # None: parameters are as the job makes them
+        self.device: Device = PROCESSOR  # until the job is loaded, which may bring another one
         self.settings = self._watch()
 
     def load(self) -> Job:
@@ -60,6 +63,7 @@ class JobLoader:
                     self._config.job.args,
                 )
             check_validation(job, self._config)
+            self._open_device()
             self.settings = self._watch()  # what is set while loading is told by the fingerprint
             if self._config.device.emulate:
                 torch.manual_seed(self._config.train.seed)
@@ -111,8 +115,10 @@ class JobLoader:
 
     def measured(self, job: Job) -> messages.LayerCosts:
         with DRAWING:
-            precision = Precision.of(self._config.train.precision)
-            forward_s, backward_s = measure_layers(job, self.batches(job), precision)
+            precision = Precision.of(self._config.train.precision, self.device.kind)
+            forward_s, backward_s = measure_layers(
+                job, self.batches(job), precision, device=self.device
+            )
         self.settings.check("a layer or Job.data")
         worker = str(self._spec.worker)
         return messages.LayerCosts(worker=worker, forward_s=forward_s, backward_s=backward_s)
@@ -133,5 +139,12 @@ class JobLoader:
             if folder not in sys.path:
                 sys.path.insert(0, folder)
 
+    def _open_device(self) -> None:
+        """Of those that the job brings, too; the same one each time."""
+        settings = self._config.device
+        if self.device is PROCESSOR and settings.real_kind != CPU:
+            self.device = open_device(settings.real_kind, settings.index, self._spec.slot)
+
     def _watch(self) -> SettingsWatch:
-        return SettingsWatch(exact=self._config.gradients.mode == "exact", say=self._warn)
+        exact = self._config.gradients.mode == "exact"
+        return SettingsWatch(exact=exact, say=self._warn, device=self.device)

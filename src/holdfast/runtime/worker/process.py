@@ -15,6 +15,7 @@ import torch
 
 from holdfast.auth.handshake import WORKER_ROLE
 from holdfast.config import RunConfig
+from holdfast.device.choosing import make_deterministic
 from holdfast.errors import HoldfastError, PeerLost, TransportClosed
 from holdfast.faults.duty_cycle import DutyCycle
 from holdfast.faults.injection import (
@@ -189,6 +190,7 @@ def prepare_torch(config: RunConfig) -> None:
     if config.workers.compute_threads > 1 and config.gradients.mode == "exact":
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    make_deterministic(config.device.real_kind)
     # Each worker writes its own part of a checkpoint, without a process group.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     # After a resume, or a first step that was skipped, the schedule moves before the optimizer.

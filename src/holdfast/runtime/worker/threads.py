@@ -32,7 +32,7 @@ class WorkerThreads:
     def start(self, access: Access, order: StartWorkers) -> None:
         config = order.config
         prepare_torch(config)
-        for name in order.workers:
+        for slot, name in enumerate(order.workers, len(self._threads)):
             worker = parse_worker(name)
             spec = WorkerSpec(
                 worker,
@@ -43,6 +43,7 @@ class WorkerThreads:
                 order.run_dir,
                 order.resumed,
                 order.launch,
+                slot=slot,
             )
             transport = LocalTransport(spec.worker, self._hub, limits=transport_limits(config))
             thread = threading.Thread(

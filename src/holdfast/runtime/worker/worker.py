@@ -145,7 +145,7 @@ class Worker:
         hello = messages.Hello(
             worker=str(self._spec.worker),
             pid=os.getpid(),
-            fingerprint=fingerprint(),
+            fingerprint=fingerprint(self._loader.device, mixed=self._config.device.mixed),
             traits=self._loader.traits,
             num_layers=len(job.layers),
             layer_hashes=list(self._loader.hashes.values()),
@@ -179,6 +179,7 @@ class Worker:
             injector=self._faults.injector(assign.faults),
             ran=self._loader.settings.check,
             weights=self._loader.weights,
+            device=self._loader.device,
         )
         self._log = self.training.log
         self._heartbeats.start(assign.beat_s, self._beat)
@@ -228,6 +229,7 @@ class Worker:
             own_host=self._host,
             may_write=lambda: self._lease.wait(lambda: self._link.check(self._epoch)),
             weights=self._loader.weights,
+            device=self._loader.device,
         )
 
     def _open_log(self, order: messages.Replay) -> BoundaryLog:

@@ -54,7 +54,7 @@ def train(job, num_steps, num_microbatches=2):
 
 
 @pytest.mark.parametrize(
-    ("name", "num_steps", "share"), [("tiny_gpt", 16, 0.85), ("convnet", 16, 0.5)]
+    ("name", "num_steps", "share"), [("tiny_gpt", 16, 0.85), ("resnet", 16, 0.5)]
 )
 def test_an_example_learns_in_a_plain_loop(name, num_steps, share):
     job = load_job(EXAMPLES / f"{name}.py", seed=0)
@@ -65,7 +65,7 @@ def test_an_example_learns_in_a_plain_loop(name, num_steps, share):
 
 def test_an_example_built_twice_from_one_seed_learns_the_same_bits():
     def once():
-        job = load_job(EXAMPLES / "convnet.py", seed=3)
+        job = load_job(EXAMPLES / "resnet.py", seed=3)
         return train(job, 2), [p.detach() for p in parameters(job.layers)]
 
     (losses, ours), (losses_again, theirs) = once(), once()

@@ -6,7 +6,8 @@ from torch import nn
 
 from holdfast.cluster import WorkerId
 from holdfast.runtime.reduce.buckets import Bucket
-from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.reduce.reduction import reduce_gradients
 from holdfast.transport.local.transport import LocalHub, LocalTransport

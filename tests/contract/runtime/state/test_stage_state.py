@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn, optim
 
 from holdfast.errors import CheckpointError
-from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
-from holdfast.runtime.stage.stage import ParameterSlot
+from holdfast.runtime.stage.slots import ParameterSlot
 from holdfast.runtime.state.stage_state import OPTIMIZER, StageState
 from holdfast.runtime.update.optimizer import StageOptimizer
 from holdfast.storage.checkpoint import write_part

@@ -10,7 +10,8 @@ from torch import Tensor, nn, optim
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost
-from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import FastGradients
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.reduce.reduction import Reduced, conclude
 from holdfast.runtime.reduce.step_sums import Totals
@@ -178,14 +179,14 @@ def test_reducing_changes_nothing_and_tells_the_other_stage_the_squares():
     reduced = stage.reduce(2, attempt=1)
     assert stage.bits() == before
     told = stage.peer.receive(ME, Tag(Channel.VERDICT, 2, 1), TIMEOUT_S)
-    assert told.tolist() == [0.0, *reduced.squares]
+    assert told.tolist() == [0.0, 1.0, *reduced.squares]
 
 
 def test_a_later_twin_of_a_tied_parameter_does_not_count_for_the_norm():
     stage = OneStage(counted=(True, False, True, True))
     squares = stage.reduce(0).squares
     told = stage.peer.receive(ME, Tag(Channel.VERDICT, 0, 0), TIMEOUT_S)
-    assert told.tolist() == [0.0, squares[0], 0.0, *squares[2:]]
+    assert told.tolist() == [0.0, 1.0, squares[0], 0.0, *squares[2:]]
 
 
 def test_settling_without_trust_applies_gradient_and_buffer_changes_once():
@@ -500,7 +501,7 @@ def test_what_was_told_in_a_past_epoch_is_told_again_in_the_next(trust):
     stage.advance(1)
     stage.enter()
     told = stage.peer.receive(ME, Tag(Channel.VERDICT, 0, 0), TIMEOUT_S)
-    assert told.tolist() == [0.0, *reduced.squares]
+    assert told.tolist() == [0.0, 1.0, *reduced.squares]
     assert len(stage.missing()) == 1
     stage.hear(0, CLIPPED)
     assert stage.commit_step().taken_back == trust

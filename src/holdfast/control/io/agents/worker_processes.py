@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from holdfast.cluster import WorkerId
@@ -41,6 +42,7 @@ class _Child:
     worker: str
     pid: int
     pidfd: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class WorkerProcesses:
     def _fork(self, spec: WorkerSpec) -> int:
         """OSError: there is no such process, nor a trace of it."""
         parent, name = os.getpid(), str(spec.worker)
+        spec = replace(spec, slot=self._free_slot())
         if spec.config.is_gathered:
             spec = replace(spec, relay=self._gathering.open(name))
         pid = os.fork()
@@ -119,21 +122,25 @@ class WorkerProcesses:
         if spec.relay is not None:
             spec.relay.close()
         try:
-            self._watch(name, pid)
+            self._watch(name, pid, spec.slot)
         except OSError:  # nobody would see it end
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
         return pid
 
-    def _watch(self, worker: str, pid: int) -> None:
+    def _free_slot(self) -> int:
+        taken = {child.slot for child in self._children.values()}
+        return next(slot for slot in count() if slot not in taken)
+
+    def _watch(self, worker: str, pid: int, slot: int) -> None:
         pidfd = os.pidfd_open(pid)
         try:
             self._selector.register(pidfd, selectors.EVENT_READ)
         except OSError:
             os.close(pidfd)
             raise
-        self._children[pidfd] = _Child(worker, pid, pidfd)
+        self._children[pidfd] = _Child(worker, pid, pidfd, slot)
 
     def _become_worker(self, spec: WorkerSpec, parent: int) -> None:
         code = 1

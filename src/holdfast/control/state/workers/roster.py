@@ -27,6 +27,11 @@ class Roster:
         return self._hellos[self.first].traits
 
     @property
+    def is_weighted(self) -> bool:
+        """Whether micro-batches count for what the job says: nobody steps on trust then."""
+        return messages.WEIGHT in self.traits
+
+    @property
     def hosts(self) -> Sequence[str]:
         """Of all who have ever come."""
         return tuple(self._hosts)
