@@ -46,6 +46,7 @@ LATE_IMPORTS = {
         "callbacks/tensorboard_logger.py", "imports torch.utils.tensorboard in _writer_class"
     ): "optional, and torch",
     Finding("api/record.py", "imports for the type checker"): "torch: who reads events needs none",
+    Finding("runtime/stage/compiled.py", "imports torch._inductor in can_compile"): "slow to load",
     Finding("api/record.py", "imports holdfast.api.model in model"): "torch",
     Finding("api/record.py", "imports holdfast.weights.exporting in export"): "torch",
     Finding("cli/export.py", "imports holdfast.weights.exporting in run"): "torch",
