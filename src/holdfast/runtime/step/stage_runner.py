@@ -5,7 +5,7 @@ of its own runs each epoch.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.data.batches import Batches
 from holdfast.device.processor import PROCESSOR, Device
-from holdfast.errors import EpochPast
 from holdfast.faults.injection import Injector
 from holdfast.job import Job
 from holdfast.protocol import messages, records
@@ -49,7 +48,7 @@ from holdfast.runtime.step.following import Follower
 from holdfast.runtime.step.ledger import Ledger
 from holdfast.runtime.step.operations import StageOperations
 from holdfast.runtime.step.schedule_switch import Lanes
-from holdfast.runtime.step.stage_saves import EpochSaves, StageSaves
+from holdfast.runtime.step.stage_saves import EpochSaves, StageSaves, stage_saver
 from holdfast.runtime.step.step_reports import StepReports
 from holdfast.runtime.validation.validating import Validator
 from holdfast.storage.places import Places
@@ -90,8 +89,7 @@ class StageTraining:
         self.ledger, self.activity, self.lanes = Ledger(), Activity(), Lanes(check)
         self._code = JobCode(check, ran, self.activity)
         self._may_commit = partial(lease.wait, check)
-        may_write = partial(lease.wait, partial(_unless_past, check))
-        saver = _saver(me, keeping, assign, places, tell, may_write)
+        saver = stage_saver(me, keeping, assign, places, tell, lease=lease, check=check)
         builder = Builder(job, config, assign.cut, self._code, weights, device)
         self.built = built = self._build(builder, assign, saver)
         self._operations = self._operating(batches, config)
@@ -333,25 +331,3 @@ class StageTraining:
 
     def _reach(self, step: int, point: str) -> None:
         self._injector.reach(step, point, self.ledger.done_of(step))
-
-
-def _unless_past(check: Callable[[], None]) -> None:
-    """What is written outlives an epoch."""
-    with suppress(EpochPast):
-        check()
-
-
-def _saver(
-    me: WorkerId,
-    keeping: StateKeeping,
-    assign: messages.Assign,
-    places: Places,
-    tell: SendMessage,
-    may_write: Callable[[], None],
-) -> StageSaver:
-    def failed(version: int, reason: str) -> None:
-        tell(messages.PartFailed(worker=str(me), step=version, reason=reason))
-
-    saver = keeping.saver(places.store(), assign.part, assign.wait_s, failed)
-    saver.may_write = may_write
-    return saver
