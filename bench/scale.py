@@ -40,7 +40,7 @@ from holdfast.control.reconfigure.policies import OURS
 from holdfast.errors import HoldfastError
 from holdfast.job_reference import JobSource
 from holdfast.observability import events
-from holdfast.planner.service import warm_up
+from holdfast.planner.warm_up import warm_up
 from holdfast.protocol import messages
 from holdfast.protocol.connection import Connection
 from holdfast.protocol.spec import Access

@@ -78,7 +78,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(calm, tmp_path):
 
 def test_twins_of_a_tied_parameter_stay_equal_and_the_groups_matter(calm):
     tensors = all_tensors(calm.checkpoints[-1])
-    for name in ("weight", "weight/ema", "weight/exp_avg"):
+    for name in ("weight", "weight/holdfast.ema", "weight/exp_avg"):
         assert torch.equal(tensors[f"0.{name}"], tensors[f"4.{name}"])
     assert train(made=job.ungrouped).parameters_sha256 != calm.parameters_sha256
 
@@ -87,11 +87,11 @@ def test_the_average_is_exported_and_validated_with(calm):
     tensors = all_tensors(calm.checkpoints[-1])
     written = load_file(calm.export(ema=True) / "model.safetensors")
     assert written.keys() == load_file(calm.export() / "model.safetensors").keys()
-    assert torch.equal(written["2.linear.weight"], tensors["2.linear.weight/ema"])
+    assert torch.equal(written["2.linear.weight"], tensors["2.linear.weight/holdfast.ema"])
     assert not torch.equal(written["2.linear.weight"], tensors["2.linear.weight"])
     model = calm.model().eval()
     model.load_state_dict(written, strict=False)
-    data = job.Waves(9, 100)
+    data = job.Waves(9, 100, job.WIDTH)
     inputs, targets = map(torch.stack, zip(*(data[i] for i in range(9)), strict=True))
     loss = torch.nn.functional.mse_loss(model(inputs), targets).item()
     assert calm.validation[-1].loss == pytest.approx(loss, rel=1e-5)

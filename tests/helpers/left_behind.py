@@ -41,7 +41,7 @@ def a_snapshot(address: str) -> RunSnapshot:
         compared_from=0,
         log=s.LogRow([], {}, 0, 0),
         times=s.TimesRow([], 0.0, 0.0),
-        nonfinite=s.NonfiniteRow(-1, -1, "", 0, 0, 0, ""),
+        nonfinite=s.NonfiniteRow(-1, -1, "", 0, 0, 0, 0, ""),
         validations=[],
         validated=-1,
     )

@@ -7,21 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from helpers.validated_job import Waves
 from holdfast import Job
 
 WIDTH = 6
-
-
-class Waves:
-    def __init__(self, number: int, first: int) -> None:
-        self._number, self._first = number, first
-
-    def __len__(self) -> int:
-        return self._number
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        phase = torch.arange(WIDTH) * (index + self._first) * 0.37
-        return phase.sin(), phase.cos()
 
 
 class Block(nn.Module):
@@ -59,10 +48,10 @@ def job() -> Job:
         loss=nn.functional.mse_loss,
         optimizer=grouped,
         lr_schedule=schedule,
-        data=Waves(50, 1),
+        data=Waves(50, 1, WIDTH),
         microbatch_size=2,
         clip_norm=1.0,
-        validation=Waves(9, 100),
+        validation=Waves(9, 100, WIDTH),
     )
 
 

@@ -10,14 +10,14 @@ NUM_VALIDATED = 13
 
 
 class Waves:
-    def __init__(self, number: int, first: int) -> None:
-        self._number, self._first = number, first
+    def __init__(self, number: int, first: int, width: int = WIDTH) -> None:
+        self._number, self._first, self._width = number, first, width
 
     def __len__(self) -> int:
         return self._number
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        phase = torch.arange(WIDTH) * (index + self._first) * 0.37
+        phase = torch.arange(self._width) * (index + self._first) * 0.37
         return phase.sin(), phase.cos()
 
 

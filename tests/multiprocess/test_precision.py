@@ -183,9 +183,9 @@ def test_parameters_in_bf16_have_masters_that_survive_too(tmp_path, layout, faul
     assert sorted(other.summary["faults_fired"]) == sorted(faults)
     assert_same_result(other, one)
     state = one.state()
-    masters = [key for key in state if key.endswith("/master")]
+    masters = [key for key in state if key.endswith("/holdfast.master")]
     for key in masters:
-        parameter = state[key.removesuffix("/master")]
+        parameter = state[key.removesuffix("/holdfast.master")]
         assert (state[key].dtype, parameter.dtype) == (torch.float32, torch.bfloat16)
         assert torch.equal(state[key].bfloat16(), parameter)
     exact = [torch.equal(state[key].bfloat16().float(), state[key]) for key in masters]

@@ -111,10 +111,11 @@ def train(
     file: write it to one, or set ``workers.kind`` to ``threads``, where functions of any kind are
     called in this process.
 
-    ``on_event`` is called in this thread, for one event after the other. If it raises, the run
-    ends after its step, with a checkpoint, and then the exception is raised. Ctrl-C is treated in
-    the same way; no signal handler is set, so that any thread may call this. While a run is under
-    way, new files of this process are for its user only (umask 077). ``callbacks`` likewise.
+    ``on_event`` is called in this thread, for one event after the other, and so are ``callbacks``.
+    If one raises, the run ends after its step, with a checkpoint, and then the exception is raised
+    (of callbacks: if ``callbacks.on_error`` says so). Ctrl-C is treated in the same way; no signal
+    handler is set, so that any thread may call this. While a run is under way, new files of this
+    process are for its user only (umask 077).
 
     All else that goes wrong is a :class:`HoldfastError`, after everything was stopped.
 

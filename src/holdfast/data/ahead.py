@@ -6,7 +6,6 @@ it one micro-batch after the other.
 """
 
 import multiprocessing
-import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +19,7 @@ from holdfast.data.batches import Batch, Batches
 from holdfast.data.loader_process import run_loader
 from holdfast.data.parcel import receive
 from holdfast.errors import DataError
+from holdfast.host.parentage import Forker
 
 Key = tuple[int, int]
 """Step and micro-batch."""
@@ -125,7 +125,7 @@ class LoadingAhead:
             context = multiprocessing.get_context("fork")
             here, there = context.Pipe()
             process = context.Process(
-                target=run_loader, args=(self._batches, there, os.getpid()), daemon=True
+                target=run_loader, args=(self._batches, there, Forker.me()), daemon=True
             )
             with self._quiet:
                 process.start()

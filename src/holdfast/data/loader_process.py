@@ -11,10 +11,10 @@ import torch
 from holdfast.data.batches import Batches
 from holdfast.data.parcel import Parcel
 from holdfast.errors import ConfigError, DataError
-from holdfast.host.parentage import end_with
+from holdfast.host.parentage import Forker, end_with
 
 
-def run_loader(batches: Batches, connection: Connection, parent: int) -> None:
+def run_loader(batches: Batches, connection: Connection, parent: Forker) -> None:
     """Until the worker closes the connection, or is gone."""
     end_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it is the worker that is meant

@@ -17,7 +17,7 @@ def encode(value: Any, *, indent: int | None = None) -> str:
             return _ONE_LINE.encode(value)
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError:
-        return json.dumps(_spelled_out(value), allow_nan=False, indent=indent)
+        return json.dumps(spelled_out(value), allow_nan=False, indent=indent)
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = None) -> None:
@@ -34,11 +34,12 @@ def write_json(path: Path, value: Any, *, indent: int | None = None) -> None:
         raise
 
 
-def _spelled_out(value: Any) -> Any:
+def spelled_out(value: Any) -> Any:
+    """With text for NaN and infinity, which are no JSON."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _spelled_out(item) for key, item in value.items()}
+        return {key: spelled_out(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_spelled_out(item) for item in value]
+        return [spelled_out(item) for item in value]
     return value

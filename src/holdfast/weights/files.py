@@ -19,7 +19,7 @@ from holdfast.weights.place import KINDS
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _OF_TORCH = (".pt", ".pth", ".bin")
 _FLOATING = ("F", "BF")
-AVERAGE = "ema"  # beside a weight, in checkpoints and copies: its running average
+AVERAGE = "holdfast.ema"  # beside a weight, in checkpoints and copies: its running average
 
 
 class Stored(NamedTuple):

@@ -701,6 +701,7 @@ REPORT = {
     "taken_back": False,
     "nonfinite": False,
     "loss_scale": 1.0,
+    "lr": 1e-3,
     "operations": [],
     "transfers": [],
 }

@@ -16,21 +16,21 @@ from holdfast.errors import ConfigError
 from holdfast.launch.keeping import Keeper, agent_words, ticket_descriptor
 from holdfast.launch.orders import STOP, AgentOrder, outlives, read_order
 
-SLEEPS = "echo up; trap 'echo bye; exit 5' TERM; sleep 60 & wait"
+SLEEPS = "trap 'echo bye; exit 5' TERM; echo up; sleep 60 & wait"
 DEAF = "trap '' TERM; echo up; sleep 60"
 
 
 @contextmanager
 def kept(script, order=None, label=""):
     """A keeper in a thread of its own, what it wrote, and the launcher's end of its input."""
-    order = order or AgentOrder("", grace_s=0.3)
+    order = order or AgentOrder("", grace_s=60)
     written, ours = bytearray(), {}
     theirs, said = os.pipe()
     keeper = Keeper(order, ["sh", "-c", script], written.extend, label=label)
     thread = threading.Thread(target=lambda: ours.update(code=keeper.run(theirs)))
     thread.start()
     try:
-        yield keeper, written, said, lambda limit_s=20: (thread.join(limit_s), ours["code"])[1]
+        yield keeper, written, said, lambda limit_s=60: (thread.join(limit_s), ours["code"])[1]
     finally:
         keeper.pass_on(signal.SIGKILL)
         thread.join()
@@ -39,7 +39,7 @@ def kept(script, order=None, label=""):
 
 
 def is_up(written):
-    wait_until(lambda: b"up\n" in written, "the agent", 20)
+    wait_until(lambda: b"up\n" in written, "the agent", 60)
 
 
 def test_the_agent_ends_by_itself_and_its_code_is_ours():
@@ -70,14 +70,14 @@ def test_it_is_ended_when_the_launcher_is_gone():
 
 
 def test_one_that_does_not_end_is_killed():
-    with kept(DEAF) as (_, written, said, code):
+    with kept(DEAF, AgentOrder("", grace_s=0.3)) as (_, written, said, code):
         is_up(written)
         os.write(said, STOP)
         assert code() == 128 + signal.SIGKILL
 
 
 def test_where_there_are_standbys_it_outlives_its_launcher():
-    order = AgentOrder("", outlives=True, grace_s=0.3)
+    order = AgentOrder("", outlives=True, grace_s=60)
     with kept(f"{SLEEPS}", order) as (keeper, written, said, code):
         is_up(written)
         os.dup2(os.open(os.devnull, os.O_RDONLY), said)

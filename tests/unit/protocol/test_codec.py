@@ -35,7 +35,12 @@ transfers = st.builds(
     num_bytes=st.integers(0, 10**12),
     moved_s=st.floats(-1e9, 1e9),
 )
-losses = st.builds(MicrobatchLoss, microbatch=st.integers(0, 99), loss=st.floats(allow_nan=False))
+losses = st.builds(
+    MicrobatchLoss,
+    microbatch=st.integers(0, 99),
+    loss=st.floats(allow_nan=False),
+    weight=st.floats(allow_nan=False),
+)
 verdicts = st.builds(
     VerdictRow,
     norm=st.floats(allow_nan=False),

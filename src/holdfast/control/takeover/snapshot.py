@@ -5,13 +5,13 @@ their steps and checkpoints. Data only; what is read is checked field by field.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 from holdfast.errors import ProtocolError
+from holdfast.observability.jsonfile import spelled_out
 from holdfast.protocol.build import Misfit, builder
 from holdfast.protocol.fields import (
     Hash,
@@ -154,23 +154,12 @@ _BUILDERS = {
 
 def to_record(snapshot: RunSnapshot) -> dict[str, Any]:
     values = {one.name: copy(getattr(snapshot, one.name)) for one in fields(snapshot)}
-    values["validations"] = [_spelled_out(one) for one in snapshot.validations]
+    values["validations"] = spelled_out(snapshot.validations)  # one may have found NaN
     return {"kind": SNAPSHOT, "version": VERSION, **values}
 
 
-def _spelled_out(value: Any) -> Any:
-    """A validation may have found NaN, which is no JSON."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else str(value)
-        case dict():
-            return {name: _spelled_out(each) for name, each in value.items()}
-        case tuple():
-            return [_spelled_out(each) for each in value]
-    return value
-
-
 def _as_found(value: Any) -> Any:
+    """What was spelled out."""
     match value:
         case "nan" | "inf" | "-inf":
             return float(value)

@@ -103,7 +103,8 @@ class LayerStack:
 
     def run_weight(self, run: ForwardPass, weigh: Weigh, target: Any) -> float:
         """Seeded as the loss: a weight is the same whoever asks for it."""
-        seed_layer(self._seed, run.step, run.microbatch, self._first_layer + len(self._layers))
+        after_last = self._first_layer + len(self._layers)
+        seed_layer(self._seed, run.step, run.microbatch, after_last, device=self._device)
         value = weigh(target)
         self._ran("Job.weight")
         step = f" of step {run.step + 1}" if run.step >= 0 else ""  # a validation adds its own

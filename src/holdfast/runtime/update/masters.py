@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import CheckpointError
 
-MASTER = "master"  # beside a parameter's optimizer state, in checkpoints and copies
+MASTER = "holdfast.master"  # beside a parameter's optimizer state, in checkpoints and copies
 _ROUNDED = (torch.bfloat16, torch.float16)
 
 

@@ -127,7 +127,7 @@ DECAY = 0.8
 
 
 def averages(stage: StageOptimizer) -> dict[str, Tensor]:
-    return {k: t for k, t in stage.state_tensors().items() if k.endswith("/ema")}
+    return {k: t for k, t in stage.state_tensors().items() if k.endswith("/holdfast.ema")}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -156,13 +156,13 @@ def test_it_is_state_and_begins_with_the_weights_where_there_was_none():
             mine.copy_(theirs)
     loaded.load_state_tensors(stage.state_tensors())
     assert bits(loaded) == bits(stage)
-    without = {k: t for k, t in stage.state_tensors().items() if not k.endswith("/ema")}
+    without = {k: t for k, t in stage.state_tensors().items() if not k.endswith("/holdfast.ema")}
     loaded.load_state_tensors(without)
     for average, weight in zip(averages(loaded).values(), own, strict=True):
         assert torch.equal(average, weight)
     made(TrainConfig())[1].load_state_tensors(stage.state_tensors())  # no use for it: left out
-    wrong = {**without, "1.weight/ema": torch.zeros(2)}
-    with pytest.raises(CheckpointError, match=r"1.weight/ema of shape \(2,\)"):
+    wrong = {**without, "1.weight/holdfast.ema": torch.zeros(2)}
+    with pytest.raises(CheckpointError, match=r"1.weight/holdfast.ema of shape \(2,\)"):
         loaded.load_state_tensors(wrong)
 
 

@@ -69,8 +69,8 @@ def test_parameters_are_the_rounded_ones_of_a_plain_loop_in_fp32():
 
 def test_a_parameter_in_fp32_has_no_master():
     _, stage = stepped(1)
-    named = [key for key in stage.state_tensors() if key.endswith("/master")]
-    assert named == ["0.weight/master", "2.weight/master"]
+    named = [key for key in stage.state_tensors() if key.endswith("/holdfast.master")]
+    assert named == ["0.weight/holdfast.master", "2.weight/holdfast.master"]
 
 
 def loaded(own: list[nn.Parameter], tensors: dict[str, Tensor]):
@@ -94,7 +94,7 @@ def test_whoever_gets_the_state_goes_on_with_the_same_bits():
 
 def test_parameters_that_were_trained_without_masters_are_their_own():
     own, stage = stepped(2)
-    tensors = {k: v for k, v in stage.state_tensors().items() if not k.endswith("/master")}
+    tensors = {k: v for k, v in stage.state_tensors().items() if not k.endswith("/holdfast.master")}
     _, taker = loaded(own, tensors)
     assert torch.equal(taker.parameters[0], own[0].float())
 
@@ -103,13 +103,13 @@ def test_masters_are_left_out_by_whoever_wants_none():
     own, stage = stepped(2)
     alone = StageOptimizer(own, KEYS, FACTORY, None)
     alone.load_state_tensors(stage.state_tensors())
-    assert not any(key.endswith("/master") for key in alone.state_tensors())
+    assert not any(key.endswith("/holdfast.master") for key in alone.state_tensors())
 
 
 def test_a_master_of_another_shape_is_refused():
     own, stage = stepped(1)
-    tensors = stage.state_tensors() | {"0.weight/master": torch.zeros(2)}
-    with pytest.raises(CheckpointError, match=r"0\.weight/master of shape \(2,\)"):
+    tensors = stage.state_tensors() | {"0.weight/holdfast.master": torch.zeros(2)}
+    with pytest.raises(CheckpointError, match=r"0\.weight/holdfast\.master of shape \(2,\)"):
         loaded(own, tensors)
 
 
