@@ -168,6 +168,7 @@ class _Kitchen:
         self._recipes: OrderedDict[int, Recipe] = OrderedDict()  # written longest ago: first
         self._may_go: set[int] = set()  # memory of parameters
         self._held_bytes = 0
+        self._gap_bytes = 0  # given back to the heap, not yet to the system
 
     def register(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         recipe = None if parameter is None else self.recipe_of(parameter)
@@ -200,10 +201,15 @@ class _Kitchen:
         self._recipes.move_to_end(_place(newest))
         for place, recipe in self._recipes.items():
             if self._held_bytes <= self._limit_bytes:
-                return
+                break
             if recipe.is_held and place in self._may_go:
                 recipe.release()
-                self._held_bytes -= 0 if recipe.is_held else recipe.num_bytes
+                freed = 0 if recipe.is_held else recipe.num_bytes
+                self._held_bytes -= freed
+                self._gap_bytes += freed
+        if self._gap_bytes > self._limit_bytes // 4:
+            self._gap_bytes = 0
+            trim()
 
 
 class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
