@@ -301,7 +301,7 @@ class StageTraining:
             commits=self._copies.versions,
         )
 
-    def finished(self, peak_memory_bytes: int) -> messages.Finished:
+    def finished(self, peak_memory_bytes: int, peak_device_bytes: int) -> messages.Finished:
         layers = self.built.layers
         return messages.Finished(
             worker=str(self._me),
@@ -310,6 +310,7 @@ class StageTraining:
             kept_bytes=self.ledger.peak_bytes,
             log_bytes=self.log.num_bytes,
             old_bytes=self.built.commit.peak_kept_bytes,
+            peak_device_bytes=peak_device_bytes,
         )
 
     def restore(self, version: int) -> None:
