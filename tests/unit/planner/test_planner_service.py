@@ -160,7 +160,9 @@ def test_refining_ends_with_the_best_plan(planner):
 
 
 @pytest.mark.parametrize("most", [5, 6])
-def test_refining_rests_between_trials_if_the_cluster_is_large(planner, monkeypatch, own_time, most):
+def test_refining_rests_between_trials_if_the_cluster_is_large(
+    planner, monkeypatch, own_time, most
+):
     pauses: list[float] = []
     own_time.sleep = pauses.append
     monkeypatch.setattr(service, "MOST_PREPARED", most)
