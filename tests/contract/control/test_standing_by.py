@@ -30,7 +30,6 @@ from holdfast.storage.copied_states import copies_of
 from holdfast.storage.local_store import LocalStore
 from holdfast.storage.manifest import file_digest
 
-
 PORT = held_port()
 HERE = f"127.0.0.1:{PORT}"  # nobody answers there
 FAR = {

@@ -258,8 +258,9 @@ def test_one_that_does_not_know_whether_it_leads_is_looked_past(clock) -> None:
             linked.agent.send(renewals(0, leads=False))
             linked.link.send(beat())
             linked.coordinator.send(by_itself)
-            heard = lambda num=number: linked.aside.count(by_itself) == num
-            wait_until(heard, "what the coordinator says itself")
+            wait_until(
+                lambda num=number: linked.aside.count(by_itself) == num, "its own words to be heard"
+            )
         assert others.looked.wait(LIMIT_S), "nobody is looked for"
         assert others.elsewhere[0], "one that talks is not asked who it is"
         assert renewed in linked.aside
