@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from helpers.debian import fetched
+from helpers.ports import held_port
 
 LIMIT_S = 60.0
 
@@ -38,7 +39,7 @@ class EtcdNode:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self._folder = name, folder
-        self.port, self.peer_port = _free_port(), _free_port()
+        self.port, self.peer_port = held_port(), held_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -107,9 +108,3 @@ def etcd_cluster(folder: Path, num: int) -> Iterator[EtcdCluster]:
         yield cluster
     finally:
         cluster.kill()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

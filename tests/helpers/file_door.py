@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from helpers.certificates import secured_by
+from helpers.certificates import LIMIT_S, secured_by
 from holdfast.auth.certificate import TlsKey
 from holdfast.auth.handshake import COORDINATOR, Identity, answer
 from holdfast.auth.tls import TlsServer
@@ -36,12 +36,12 @@ class Door:
                 binding = b""
                 if self._tls is not None:
                     sock, binding = secured_by(self._tls, sock), self._tls.binding
-                peer, stamps = answer(sock, SECRET, me, 5.0, binding)
+                peer, stamps = answer(sock, SECRET, me, LIMIT_S, binding)
                 self.service.take(peer, sock, stamps)
                 continue
             sock.close()
 
-    def courier(self, *, generation: int = GENERATION, limit_s: float = 10.0) -> Courier:
+    def courier(self, *, generation: int = GENERATION, limit_s: float = LIMIT_S) -> Courier:
         certificate = "" if self._key is None else self._key.fingerprint
         return Courier(
             *("127.0.0.1", self.port, SECRET, generation, "1.0", self._role, limit_s),
@@ -61,5 +61,5 @@ def file_door(serve: Answer, role: str = COORDINATOR, key: TlsKey | None = None)
             yield door
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            thread.join(5)
+            thread.join(LIMIT_S)
             service.close()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from helpers.debian import fetched
+from helpers.ports import held_port
 
 LIMIT_S = 30.0
 _PACKAGES = ("openssh-server", "libwrap0")
@@ -98,8 +99,7 @@ def _server(folder: Path, name: str, binaries: Path) -> Sshd:
     own = folder / name
     own.mkdir()
     _make_key(own / "host_key")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = held_port()
     (own / "keys").write_text((folder / "key.pub").read_text())
     (own / "passwd").write_text(
         Path("/etc/passwd").read_text() + "sshd:x:65534:65534::/run/sshd:/usr/sbin/nologin\n"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 READY = "ready\n"
-_LIMIT_S = 10.0
+_LIMIT_S = 60.0
 
 
 def environment() -> dict[str, str]:
