@@ -29,7 +29,8 @@ from torch import Tensor, nn, optim
 from holdfast.host import instruction_set
 from holdfast.models.gpt import gpt_layers
 from holdfast.models.text import VOCABULARY, CharText, next_token_loss
-from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import FastGradients
 from holdfast.runtime.reduce.reduction import Reduced, conclude
 from holdfast.runtime.update.inverse import inverse_of
 from holdfast.runtime.update.inverse_rollback import InverseRollback

@@ -159,7 +159,7 @@ def test_nothing_is_installed_when_told_not_to(tmp_path: Path) -> None:
         [sys.executable, str(BENCH), "--skip-install", "--venv", str(venv)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == 1
     assert "run once without it" in done.stderr

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from helpers.debian import fetched
-from helpers.ports import reserved_port
+from helpers.ports import held_port
 
 LIMIT_S = 60.0
 
@@ -39,8 +39,7 @@ class EtcdNode:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self._folder = name, folder
-        (client, self.port), (peer, self.peer_port) = reserved_port(), reserved_port()
-        self._holders = (client, peer)
+        self.port, self.peer_port = held_port(), held_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -72,11 +71,6 @@ class EtcdNode:
             self._process.wait()
             self._process = None
 
-    def close(self) -> None:
-        self.kill()
-        for holder in self._holders:
-            holder.close()
-
 
 class EtcdCluster:
     def __init__(self, folder: Path, num: int) -> None:
@@ -105,10 +99,6 @@ class EtcdCluster:
         for node in self.nodes:
             node.kill()
 
-    def close(self) -> None:
-        for node in self.nodes:
-            node.close()
-
 
 @contextlib.contextmanager
 def etcd_cluster(folder: Path, num: int) -> Iterator[EtcdCluster]:
@@ -117,4 +107,4 @@ def etcd_cluster(folder: Path, num: int) -> Iterator[EtcdCluster]:
         cluster.start()
         yield cluster
     finally:
-        cluster.close()
+        cluster.kill()

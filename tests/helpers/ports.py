@@ -1,15 +1,18 @@
-"""Ports for programs that must be told one."""
+"""Ports of this machine that nobody else gets as long as this process lives."""
 
 import socket
 
+_held: list[socket.socket] = []
 
-def reserved_port() -> tuple[socket.socket, int]:
-    """Nobody else is given it until the socket is closed; a server may bind it all the same.
 
-    Bound, not listening: whoever calls is refused, and a server that sets SO_REUSEADDR, as nearly
-    all do, can have it. A port that is closed again may be anybody's a moment later.
+def held_port() -> int:
+    """Nobody answers there. Whoever reuses addresses, as all servers here do, may listen there.
+
+    A port that is only looked for and given back may be somebody else's a moment later: tests run
+    side by side, and thousands of connections of theirs have ports of their own.
     """
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
-    return holder, holder.getsockname()[1]
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    _held.append(sock)
+    return int(sock.getsockname()[1])

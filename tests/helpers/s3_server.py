@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from helpers.ports import reserved_port
+from helpers.ports import held_port
 
 LIMIT_S = 60.0
 NEEDED = ("moto", "flask", "obstore")  # pip install 'holdfast[dev-s3]'
@@ -27,8 +27,7 @@ class S3Server:
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """``host``: perhaps of another machine; then somebody else starts it, by its ``words``."""
-        self._holder, free = (None, port) if port else reserved_port()
-        self.port = free
+        self.port = port or held_port()
         self._host, self.url = host, f"http://{host}:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -68,11 +67,6 @@ class S3Server:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-    def close(self) -> None:
-        self.kill()
-        if self._holder is not None:
-            self._holder.close()
 
 
 def use(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,7 @@ EVENTS: list[Event] = [
         at_s=3.1,
         parameters_sha256="ab12",
         peak_memory_bytes={"1.0": 5_000},
+        peak_device_bytes={"1.0": 4_000},
         kept_bytes={"1.0": 700},
     ),
 ]

@@ -12,7 +12,7 @@ import pytest
 from helpers import jobs, runs
 from helpers.hosts import why_not
 from helpers.live import wait_until
-from helpers.ports import reserved_port
+from helpers.ports import held_port
 from helpers.wide import first, where
 
 pytestmark = pytest.mark.multiprocess
@@ -25,7 +25,7 @@ NAMED = ["--name", "m7"]
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """A run that waits for its machines, and tickets that are not quite its own."""
     folder = tmp_path_factory.mktemp("waiting")
-    holder, free = reserved_port()
+    free = held_port()
     words = ["train", str(jobs.small(folder)), "--run-dir", str(folder / "run"), "--machines", "2"]
     with open(folder / "out", "wb") as out:
         process = subprocess.Popen(
@@ -53,7 +53,6 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
     yield SimpleNamespace(folder=folder, at=f"127.0.0.1:{free}")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    holder.close()
 
 
 def told(waiting: SimpleNamespace, cache: Path, *words: str, before: Sequence[str] = ()) -> str:

@@ -25,7 +25,7 @@ def server(monkeypatch):
     started.start("bucket")
     s3_server.use(started, monkeypatch)
     yield started
-    started.close()
+    started.kill()
 
 
 def saved(run):

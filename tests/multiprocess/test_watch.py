@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.ports import reserved_port
+from helpers.ports import held_port
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
@@ -86,27 +86,25 @@ dist.destroy_process_group()
 """
 
 
-def environment(port):
+def environment():
     return {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(held_port()),
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def run(words, stderr=subprocess.PIPE):
-    holder, port = reserved_port()
-    with holder:
-        done = subprocess.run(
-            list(map(str, words)),
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            timeout=LIMIT_S,
-            env=environment(port),
-        )
+    done = subprocess.run(
+        list(map(str, words)),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        timeout=LIMIT_S,
+        env=environment(),
+    )
     assert done.returncode == 0, done
     return done
 

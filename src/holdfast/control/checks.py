@@ -37,7 +37,7 @@ def check_alike(fingerprints: Mapping[str, Mapping[str, str]], *, allow_mixed: b
     first, *others = fingerprints
     for other in others:
         one, two = fingerprints[first], fingerprints[other]
-        for key in sorted(one.keys() | two.keys()):
+        for key in _sorted(one, two):
             if one.get(key) != two.get(key) and not allow_mixed:
                 switch = "device.mixed" if key == messages.DEVICE else "workers.allow_mixed"
                 raise ConfigError(
@@ -90,9 +90,14 @@ def check_same_run(
 def _differences(
     then: Mapping[str, str], now: Mapping[str, str]
 ) -> Iterator[tuple[str, str | None, str | None]]:
-    for name in sorted(then.keys() | now.keys()) if then else ():
+    for name in _sorted(then, now) if then else ():
         if then.get(name) != now.get(name):
             yield name, then.get(name), now.get(name)
+
+
+def _sorted(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The device first: settings of torch depend on it."""
+    return sorted(one.keys() | other.keys(), key=lambda name: (name != messages.DEVICE, name))
 
 
 def check_built_alike(built: Mapping[str, Sequence[str]]) -> None:

@@ -77,8 +77,12 @@ def unreached(addresses: Mapping[str, tuple[str, int]], limit_s: float) -> list[
                 tried.connect_ex(address)
                 selector.register(tried, selectors.EVENT_WRITE, name)
         deadline_s = time.monotonic() + limit_s
-        while selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
+        while selector.get_map():
+            left_s = deadline_s - time.monotonic()
+            ready = selector.select(max(0.0, left_s))
+            if not ready and left_s <= 0:  # who has answered while we were not on is reached
+                break
+            for key, _ in ready:
                 selector.unregister(key.fileobj)
                 assert isinstance(key.fileobj, socket.socket)
                 if key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:

@@ -48,6 +48,7 @@ class Summary:
     counted: str = "tokens"  # or "samples": what these are, if the job has no tokens
     workers: tuple[str, ...]
     peak_memory_bytes: Mapping[str, int]  # of each worker
+    peak_device_bytes: Mapping[str, int]  # of each worker with a device of its own
     kept_bytes: Mapping[str, int]  # of each worker: most that kept boundary tensors ever took
     num_taken_back: int
     skipped_steps: tuple[int, ...]
@@ -94,6 +95,7 @@ def summarize(events: Iterable[happened.Event], *, config: Mapping[str, Any]) ->
         counted=counted(started[-1] if started else None, _warm(steps)),
         workers=tuple(sorted(ready)),
         peak_memory_bytes=finished[-1].peak_memory_bytes if finished else {},
+        peak_device_bytes=finished[-1].peak_device_bytes if finished else {},
         kept_bytes=finished[-1].kept_bytes if finished else {},
         num_taken_back=len(_of(events, happened.StepTakenBack)),
         skipped_steps=tuple(event.step for event in steps if event.skipped),

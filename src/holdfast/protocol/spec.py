@@ -135,7 +135,8 @@ def worker_environment(config: RunConfig) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "MKL_NUM_THREADS": threads,
         # Freed tensors stay with the process: page faults cost up to 10 % otherwise.
-        "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+        # Not the largest: sums of a whole stage leave gaps that nothing else fits into.
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
         "MALLOC_TOP_PAD_": str(16 << 20),
     }

@@ -6,6 +6,7 @@ other cut can load them. Knows nothing of training: a flat dict of tensors in, a
 
 import logging
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -27,18 +28,29 @@ from holdfast.storage.stores import OpenPart, part_folder
 # torch logs each call at DEBUG, to nobody; pytest shows it all when a test fails.
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
 
+FILE_BYTES = 64 << 20  # a file is made in memory, twice, before it is written
+
 
 def write_part(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Write the tensors of some layers; returns the SHA-256 of each file. All is on disk then."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = {key: tensor.contiguous() for key, tensor in tensors.items()}  # safetensors want that
-    save(plain, storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
+    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_files_of(plain))
+    save(plain, storage_writer=writer, no_dist=True)
     files = sorted(folder.iterdir())
     for path in files:
         sync_file(path)  # the writer leaves out the index
     for directory in (folder, folder.parent, folder.parent.parent):
         sync_directory(directory)
     return {path.name: file_digest(path) for path in files}
+
+
+def _files_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Key -> number of its file, from 1 on."""
+    ends = accumulate(tensor.nbytes for tensor in tensors.values())
+    places = [(end - 1) // FILE_BYTES for end in ends]
+    numbers = {place: number for number, place in enumerate(dict.fromkeys(places), start=1)}
+    return {key: numbers[place] for key, place in zip(tensors, places, strict=True)}
 
 
 def read_layers(

@@ -6,7 +6,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.watch import hooks, startup
@@ -15,6 +16,7 @@ NOT_FOUND = 127  # as a shell says it
 CANNOT_RUN = 126
 _PR_SET_PDEATHSIG = 1
 _KEYBOARD = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}  # a terminal tells the whole group
+_PASSED_ON = {*_KEYBOARD, signal.SIGTERM}
 
 
 def prepare(folder: Path) -> dict[str, str]:
@@ -29,13 +31,27 @@ def socket_in(folder: Path) -> Path:
     return folder / "socket"
 
 
+@contextmanager
+def signals_held() -> Iterator[Collection[int]]:
+    """Those to be passed on wait, until there is somebody to pass them on to. Yields those that
+    have waited before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class WatchedCommand:
     """A running command. It dies with this process."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._libc = ctypes.CDLL(None)
+    def __init__(
+        self, words: Sequence[str], environment: Mapping[str, str], held: Collection[int]
+    ) -> None:
+        """``held``: signals that wait in the command, too."""
+        self._libc, self._held = ctypes.CDLL(None), held
         self._parent = os.getpid()
-        self._process = subprocess.Popen(words, env=environment, preexec_fn=self._die_with_parent)
+        self._process = subprocess.Popen(words, env=environment, preexec_fn=self._begin)
         self.pidfd = os.pidfd_open(self._process.pid)  # readable once it has ended
 
     def wait(self) -> int:
@@ -52,11 +68,14 @@ class WatchedCommand:
             return  # the terminal has told the command as well
         self._process.send_signal(number)
 
-    def _die_with_parent(self) -> None:
+    def _begin(self) -> None:
         """If this process is killed, the command is asked to end."""
         self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != self._parent:
             os._exit(128 + signal.SIGTERM)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # as it is in the command
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._held)
 
 
 def _in_foreground() -> bool:

@@ -45,6 +45,7 @@ class Gathering:
     def join(self, hello: RankHello) -> None:
         self.world_size = hello.world_size
         self.streams[hello.rank] = Stream()
+        self._gone.discard(hello.rank)  # the end of the one before may have been heard just now
 
     def leave(self, rank: int) -> None:
         """It tells no more; iterations that only it has not told are not waited for."""

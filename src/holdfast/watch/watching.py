@@ -5,19 +5,28 @@ import selectors
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 from holdfast.errors import ConfigError
 from holdfast.watch.collector import Collector, ProcessEnded, Said
-from holdfast.watch.command import CANNOT_RUN, NOT_FOUND, WatchedCommand, prepare, socket_in
+from holdfast.watch.command import (
+    CANNOT_RUN,
+    NOT_FOUND,
+    WatchedCommand,
+    prepare,
+    signals_held,
+    socket_in,
+)
 from holdfast.watch.findings import WatchReport
 from holdfast.watch.keeping import keep_hook_faults, keep_traceback
 from holdfast.watch.records import Lost, RankHello, Record
 
 _SOCKET_LIMIT_BYTES = 100  # of its path: the kernel's limit is 108
-_LAST_WORDS_S = 1.0  # for what is still on its way when the command has ended
+# For what is still on its way when the command has ended: of our own time, so that nothing is lost
+# because others had the processor.
+_LAST_WORDS_S = 1.0
 
 
 class CannotStart(ConfigError):
@@ -68,16 +77,16 @@ def _run(
     findings: WatchReport,
     signals_to: Callable[[PassOn], AbstractContextManager[None]],
 ) -> int:
-    command = _started(words, folder)
     ranks: dict[int, int] = {}  # number of a process -> its rank
-    try:
-        with signals_to(command.pass_on):
-            selector.register(command.pidfd, selectors.EVENT_READ, command)
-            _listen(selector, collector, findings, ranks)
-            selector.unregister(command.pidfd)
-            code = command.wait()
-    finally:
-        command.close()
+    with ExitStack() as stack:
+        with signals_held() as held:
+            command = _started(words, folder, held)
+            stack.callback(command.close)
+            stack.enter_context(signals_to(command.pass_on))
+        selector.register(command.pidfd, selectors.EVENT_READ, command)
+        _listen(selector, collector, findings, ranks)
+        selector.unregister(command.pidfd)
+        code = command.wait()
     _hear_last_words(selector, collector, findings, ranks)
     findings.unread(collector.num_dropped, keep_hook_faults(folder))
     return code
@@ -103,9 +112,9 @@ def _hear_last_words(
     findings: WatchReport,
     ranks: dict[int, int],
 ) -> None:
-    until = time.monotonic() + _LAST_WORDS_S
+    until = time.thread_time() + _LAST_WORDS_S
     try:
-        while selector.select(0.0) and time.monotonic() < until:
+        while selector.select(0.0) and time.thread_time() < until:
             _turn(selector, collector, findings, ranks, 0.0)
     except Exception as why:  # the command has run: its exit code stands
         _give_up(findings, why)
@@ -116,9 +125,9 @@ def _give_up(findings: WatchReport, why: Exception) -> None:
         findings.give_up(why, keep_traceback(why))
 
 
-def _started(words: Sequence[str], folder: Path) -> WatchedCommand:
+def _started(words: Sequence[str], folder: Path, held: Collection[int]) -> WatchedCommand:
     try:
-        return WatchedCommand(words, prepare(folder))
+        return WatchedCommand(words, prepare(folder), held)
     except FileNotFoundError as why:
         raise CannotStart(f"watch: {words[0]}: command not found", NOT_FOUND) from why
     except (OSError, ValueError) as why:

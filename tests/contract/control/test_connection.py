@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.harness.transport_harness import Background
+from helpers.harness.transport_harness import LIMIT_S, Background
+from helpers.ports import held_port
 from helpers.stamps import stamps_of_both
 from holdfast.auth.handshake import AGENT
 from holdfast.config import RunConfig
@@ -112,7 +113,7 @@ def test_sending_to_a_peer_that_is_gone_ends_with_peer_lost(ends):
     bare.close()
 
     def send_often() -> None:
-        for _ in range(100):  # the kernel takes some before it knows
+        while True:  # the kernel takes some before it knows
             connection.send(MESSAGES[2])
 
     with pytest.raises(PeerLost, match="broke while sending"):
@@ -136,10 +137,9 @@ def test_garbage_is_a_protocol_error_and_not_a_lost_peer(ends):
 
 
 def test_a_launcher_that_is_not_there_is_named():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        host, port = listener.getsockname()
+    host, port = "127.0.0.1", held_port()
     with pytest.raises(HoldfastError, match=f"cannot reach the launcher at {host}:{port}"):
-        connect(Access(host, port, bytes(32), 1), AGENT, "", 5.0)
+        connect(Access(host, port, bytes(32), 1), AGENT, "", LIMIT_S)
 
 
 @pytest.mark.parametrize(("source", "is_within"), [("127.0.0.1", True), ("127.0.0.2", False)])

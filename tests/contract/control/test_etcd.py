@@ -170,7 +170,7 @@ def test_a_full_etcd_refuses_records_and_the_leader_stays(tmp_path, opened):
         assert numbers(journal) == found == list(range(len(found)))
         wait_until_it_leads(journal)
     finally:
-        cluster.close()
+        cluster.kill()
 
 
 # --- who may ask ---
@@ -218,4 +218,4 @@ def test_with_tls(tmp_path: Path, opened, monkeypatch):
         with pytest.raises(Deposed):
             opened(address).append({"number": 1})
     finally:
-        node.close()
+        node.kill()

@@ -11,7 +11,8 @@ import pytest
 
 from helpers.file_door import GENERATION, SECRET, file_door
 from helpers.left_behind import JOB_SHA256, RUN_ID, a_record
-from helpers.live import wait_until
+from helpers.live import LIMIT_S, wait_until
+from helpers.ports import held_port
 from holdfast.api.settings import own_place
 from holdfast.api.standing_by import Standby
 from holdfast.api.taking_over import Heir, heir_at
@@ -29,13 +30,7 @@ from holdfast.storage.copied_states import copies_of
 from holdfast.storage.local_store import LocalStore
 from holdfast.storage.manifest import file_digest
 
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-PORT = free_port()
+PORT = held_port()
 HERE = f"127.0.0.1:{PORT}"  # nobody answers there
 FAR = {
     "machines": {"count": 2},
@@ -116,7 +111,7 @@ def waiting(standby: Standby) -> Iterator[list[object]]:
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     yield found
-    thread.join(10)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
 
 
@@ -146,7 +141,7 @@ def test_copies_of_another_run_go_at_the_beginning_and_its_own_when_the_run_has_
     note.write_text("the user's")
     journal, shown = a_run(heir.shared), []
     with waiting(Standby(heir, warn=print, show=shown.append)) as found:
-        wait_until(lambda: shown and "launch 1" in shown[-1].leader, "the standby", 10)
+        wait_until(lambda: shown and "launch 1" in shown[-1].leader, "the standby")
         assert not other.exists()
         assert own.exists()
         journal.append({"ended": True})
@@ -203,7 +198,7 @@ def test_a_standby_in_the_run_directory_leaves_a_fixed_port_to_who_leads(tmp_pat
     with socket.create_server(("127.0.0.1", PORT)):  # the coordinator's
         journal = a_run(heir.run_dir, machines={}, control={"port": PORT})
         with waiting(Standby(heir, warn=print, show=shown.append)) as found:
-            wait_until(lambda: shown or found, "the standby", 10)
+            wait_until(lambda: shown or found, "the standby")
             journal.append({"ended": True})
             journal.close()
     assert found == [None]
@@ -217,9 +212,9 @@ def test_one_that_leads_and_has_not_said_where_it_is_is_looked_for_again(tmp_pat
         file_door(EventCopies([step], no_files).answer) as door,
         waiting(Standby(heir, warn=print, show=shown.append)),
     ):
-        wait_until(lambda: shown and "refused" in shown[-1].trouble, "its trouble", 10)
+        wait_until(lambda: shown and "refused" in shown[-1].trouble, "its trouble")
         journal.append(a_record(config_from(FAR), f"127.0.0.1:{door.port}", launch=GENERATION))
-        wait_until(lambda: shown[-1].step == 7, "the event", 10)
+        wait_until(lambda: shown[-1].step == 7, "the event")
         journal.append({"ended": True})
         journal.close()
 
@@ -247,10 +242,10 @@ def test_it_leads_by_the_lease_of_the_run_also_of_one_that_begins_later(tmp_path
     journal.claim()
     journal.append({"ended": True})  # an earlier run of the same name
     with waiting(Standby(heir, warn=print, show=shown.append)):
-        wait_until(lambda: shown, "the standby", 10)
+        wait_until(lambda: shown, "the standby")
         assert heir.leases_s == [2.0]
         journal.append(a_record(config_from(FAR), HERE))
-        wait_until(lambda: len(heir.opened) == 2, "the run to be known", 10)
+        wait_until(lambda: len(heir.opened) == 2, "the run to be known")
         journal.append({"ended": True})
         journal.close()
     assert heir.leases_s == [2.0, 7.0]

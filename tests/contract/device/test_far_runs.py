@@ -33,6 +33,8 @@ def test_a_run_ends_with_the_bits_of_the_processor(train, near, layout, words, f
     faults = ["--fault", fault] if fault else []
     far = train("far", layout, *faults, *runs.settings(*words))
     assert_same(far, near)
+    assert far.summary["peak_device_bytes"].keys() == far.summary["peak_memory_bytes"].keys()
+    assert near.summary["peak_device_bytes"] == {}
     assert far.summary["faults_fired"] == ([fault] if fault else [])
 
 

@@ -10,7 +10,8 @@ from helpers.wide import first
 from holdfast.device.choosing import open_device
 from holdfast.device.processor import PROCESSOR
 from holdfast.models.gpt import gpt_layers
-from holdfast.runtime.reduce.gradients import ExactGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients
 from holdfast.runtime.stage.seeding import seed_layer, undisturbed
 from holdfast.runtime.stage.stage import Stage
 

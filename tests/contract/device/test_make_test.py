@@ -10,9 +10,10 @@ import pytest
 from helpers import far_device
 
 HERE = Path(__file__).parent
-LIMIT_S = 110
+LIMIT_S = 500
 
 
+@pytest.mark.timeout(LIMIT_S + 20)
 def test_what_needs_a_device_works_on_the_test_device():
     if why := far_device.why_not():
         pytest.skip(why)

@@ -14,6 +14,7 @@ from helpers.live import is_running, wait_until
 
 WHY_NOT = why_not()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+LIMIT_S = 60.0  # nothing takes this long unless it fails
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 ECHO = """
 import socket, threading
@@ -29,7 +30,7 @@ while True:
 ASK = """
 import socket, sys
 try:
-    with socket.create_connection((sys.argv[1], 9000), 0.4) as s:
+    with socket.create_connection((sys.argv[1], 9000), float(sys.argv[2])) as s:
         s.sendall(b"e")
         print("yes" if s.recv(1) else "closed")
 except TimeoutError:
@@ -39,7 +40,7 @@ except OSError as why:
 """
 TALK = """
 import socket, sys
-s = socket.create_connection((sys.argv[1], 9000), 5)
+s = socket.create_connection((sys.argv[1], 9000), 60)
 s.settimeout(float(sys.argv[2]))
 try:
     while True:
@@ -63,8 +64,13 @@ print(time.perf_counter() - start)
 """
 
 
-def ask(source: Host, to: Host, address: str = "") -> str:
-    return source.run([*PYTHON, ASK, address or to.ipv4]).strip()
+def ask(source: Host, to: Host, address: str = "", limit_s: float = LIMIT_S) -> str:
+    return source.run([*PYTHON, ASK, address or to.ipv4, str(limit_s)]).strip()
+
+
+def is_silent(source: Host, to: Host, address: str = "") -> bool:
+    """Who would answer does so sooner."""
+    return ask(source, to, address, 0.4) == "silence"
 
 
 def assert_reaches(source: Host, to: Host) -> None:
@@ -117,12 +123,12 @@ def test_they_reach_each_other_by_both_addresses_and_by_name(four):
 
 def test_output_goes_to_files_and_a_signal_to_the_command_itself(four, tmp_path):
     script = (
-        "trap 'echo bye; exit 7' TERM; echo hello; echo trouble >&2; while :; do sleep 0.02; done"
+        "trap 'echo bye; exit 7' TERM; echo trouble >&2; echo hello; while :; do sleep 0.02; done"
     )
     program = four[0].start(["sh", "-c", script], tmp_path, "loop")
     wait_until(lambda: program.stdout == "hello\n", "its first line")
     program.signal(signal.SIGTERM)
-    assert program.wait(10) == 7
+    assert program.wait(LIMIT_S) == 7
     assert (tmp_path / "loop.out").read_text() == "hello\nbye\n"
     assert program.stderr == "trouble\n"
 
@@ -130,14 +136,15 @@ def test_output_goes_to_files_and_a_signal_to_the_command_itself(four, tmp_path)
 def test_a_cut_cable_is_silent_and_heals(four):
     a, b, c, _ = four
     b.cut()
-    assert (ask(a, b), ask(a, c)) == ("silence", "yes")
+    assert is_silent(a, b)
+    assert ask(a, c) == "yes"
     b.plug_in()
     assert_reaches(a, b)
 
 
 def test_a_connection_outlives_a_cut_of_a_while(four, tmp_path):
     a, b, *_ = four
-    talk = a.start([*PYTHON, TALK, b.ipv6, "20"], tmp_path)
+    talk = a.start([*PYTHON, TALK, b.ipv6, str(LIMIT_S)], tmp_path)
     wait_until(lambda: talk.stdout, "the first echo")
     b.cut(for_s=0.3)
     before = len(talk.stdout)
@@ -149,10 +156,11 @@ def test_a_partition_lies_between_groups_only(four):
     a, b, c, d = four
     a.network.partition([a, b], [c, d])
     assert (ask(a, b), ask(c, d)) == ("yes", "yes")
-    assert (ask(a, c), ask(d, b)) == ("silence", "silence")
+    assert is_silent(a, c)
+    assert is_silent(d, b)
     a.network.partition([a, b, c], [d])
     assert_reaches(a, c)
-    assert ask(c, d) == "silence"
+    assert is_silent(c, d)
     a.network.heal()
     assert_reaches(a, d)
     assert_reaches(d, b)
@@ -173,7 +181,8 @@ def test_one_direction_can_be_blocked(four, tmp_path):
     ears = {host: host.start([*PYTHON, LISTEN], tmp_path) for host in (a, b)}
     wait_until(lambda: all(ear.stdout for ear in ears.values()), "both to listen")
     a.block(b)
-    assert (ask(a, b), ask(a, b, b.ipv6)) == ("silence", "silence")
+    assert is_silent(a, b)
+    assert is_silent(a, b, b.ipv6)
     assert (ask(a, c), ask(c, b)) == ("yes", "yes")
     a.run([*PYTHON, SHOUT, b.ipv4])
     b.run([*PYTHON, SHOUT, a.ipv4])
@@ -196,7 +205,7 @@ def test_a_rate_holds_both_ways_and_is_lifted(four):
     assert how_long_s(a, b, "x", 1_000_000) > 0.1  # 0.2 s, less what the buffers take
     assert how_long_s(b, a, "x", 1_000_000) > 0.1
     b.limit_rate(None)
-    assert min(how_long_s(a, b, "x", 1_000_000) for _ in range(3)) < 0.1
+    wait_until(lambda: how_long_s(a, b, "x", 1_000_000) < 0.1, "a quick one")
 
 
 def test_a_delay_holds_each_way_and_is_lifted(four):
@@ -204,24 +213,29 @@ def test_a_delay_holds_each_way_and_is_lifted(four):
     b.delay(0.05)
     assert how_long_s(a, b, "e", 1) >= 0.1
     a.network.partition([a], [b])
-    assert ask(a, b) == "silence"
+    assert is_silent(a, b)
     a.network.heal()
     assert_reaches(a, b)
     b.delay(0)
-    assert min(how_long_s(a, b, "e", 1) for _ in range(3)) < 0.1
+    wait_until(lambda: how_long_s(a, b, "e", 1) < 0.1, "a quick one")
 
 
 def test_a_power_cut_is_silent_and_an_orderly_end_is_not(tmp_path):
     with hosts(3, clocks_s=(-5, 0, 7)) as (a, b, c):
         for host in (b, c):
             start_echo(host, tmp_path)
-        talks = [a.start([*PYTHON, TALK, host.ipv4, "0.5"], tmp_path) for host in (b, c)]
+        # Of the one who is not silent, silence would be wrong however slow this machine is.
+        limits_s = {b: 1.0, c: LIMIT_S}
+        talks = [
+            a.start([*PYTHON, TALK, host.ipv4, str(limit_s)], tmp_path)
+            for host, limit_s in limits_s.items()
+        ]
         wait_until(lambda: all(talk.stdout for talk in talks), "both to talk")
         inside = b.pid
         b.power_off()
         c.power_off(silently=False)
         assert not is_running(inside)
-        assert [talk.wait(10) for talk in talks] == [0, 0]
+        assert [talk.wait(LIMIT_S) for talk in talks] == [0, 0]
         last = [talk.stdout.splitlines()[-1] for talk in talks]
         assert last[0] == "silence"
         assert last[1] in ("closed", "reset")
@@ -263,7 +277,7 @@ def test_nothing_is_left_when_the_process_that_made_them_is_killed(tmp_path):
         made = descendants(maker.pid)
         assert len(made) >= 8  # three holders and what each holds, the wire, the program
         maker.kill()
-    wait_until(lambda: not any(map(is_running, made)), "all to be gone", 10)
+    wait_until(lambda: not any(map(is_running, made)), "all to be gone")
 
 
 def test_what_cannot_be_had_is_said(monkeypatch):

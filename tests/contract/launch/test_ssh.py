@@ -20,10 +20,10 @@ LIMIT_S = 60.0
 # Stands for the agent: says who it is, and what is in the ticket, and stays.
 AGENT = """\
 #!/bin/sh
+trap 'echo told to end; exit 0' TERM
 echo "$@" | sed 's,/proc/self/fd/[0-9]*,TICKET,'
 echo "ticket $(cat "$5")"
 echo $$ > "{folder}/$7.pid"
-trap 'echo told to end; exit 0' TERM
 sleep 100 & wait
 """
 
@@ -115,8 +115,8 @@ def command_lines():
 
 
 def test_an_agent_whose_launcher_is_killed_ends(world):
+    (world.folder / "s0.pid").unlink(missing_ok=True)  # of a test before this one
     with _Launched(world, HOST.format(name="s0")) as launched:
-        (world.folder / "s0.pid").unlink(missing_ok=True)
         launched.wait(lambda: pid_of(world, "s0") is not None, "the agent")
         pid = pid_of(world, "s0")
         [session] = [each for each in children() if "ssh -T" in each[1]]
@@ -135,8 +135,8 @@ def children():
 
 
 def test_an_agent_that_ends_is_named(world):
+    (world.folder / "s1.pid").unlink(missing_ok=True)
     with _Launched(world, HOST.format(name="s1")) as launched:
-        (world.folder / "s1.pid").unlink(missing_ok=True)
         launched.wait(lambda: pid_of(world, "s1") is not None, "the agent")
         os.kill(pid_of(world, "s1"), 9)
         launched.wait(lambda: bool(launched.ended), "its end")

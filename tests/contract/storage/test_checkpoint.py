@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast.errors import CheckpointError
 from holdfast.host import scarce
+from holdfast.storage import checkpoint as storage
 from holdfast.storage import manifest
 from holdfast.storage.checkpoint import read_layers, write_part
 from holdfast.storage.manifest import Checkpoint, Part, load_manifest, partial_directory, seal
@@ -63,6 +64,14 @@ def layers_of(*layers: int) -> dict[str, Tensor]:
 def test_every_type_comes_back_with_all_its_bits(tmp_path):
     checkpoint = written(tmp_path, [[0]])
     assert_same_bits(read_layers(checkpoint, [0]), of_layer(0))
+
+
+def test_a_large_part_is_several_files_and_reads_as_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "FILE_BYTES", 100)
+    checkpoint = written(tmp_path, [[0, 1], [2]])
+    files = [name for name in checkpoint.parts[0].files if name.endswith(".safetensors")]
+    assert len(files) > 3
+    assert_same_bits(read_layers(checkpoint, [0, 2]), layers_of(0, 2))
 
 
 def test_nothing_is_logged_when_all_is_well(tmp_path):

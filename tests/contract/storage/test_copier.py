@@ -60,7 +60,7 @@ def door(there: Places) -> Iterator[Door]:
 
 
 def copy_of(door: Door, here: Places) -> MachineCopy:
-    return MachineCopy(MACHINE, [door.courier(limit_s=5.0)], lambda: here.log_copy(MACHINE))
+    return MachineCopy(MACHINE, [door.courier()], lambda: here.log_copy(MACHINE))
 
 
 def pull(copy: MachineCopy) -> int:

@@ -420,7 +420,7 @@ def test_a_limit_of_the_kernel_on_a_real_file_stops_the_log_and_nothing_else(tmp
         [sys.executable, "-c", FULL, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([here, *sys.path])},
     )
     assert done.returncode == 0, done.stderr

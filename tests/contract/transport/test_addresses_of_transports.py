@@ -16,7 +16,7 @@ from holdfast.transport.base import Limits
 from holdfast.transport.tcp import dialing
 from holdfast.transport.tcp.transport import TcpTransport
 
-LIMITS = Limits(reconnect_limit_s=5.0)
+LIMITS = Limits(reconnect_limit_s=LIMIT_S)
 
 
 @pytest.fixture

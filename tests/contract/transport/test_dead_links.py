@@ -127,7 +127,11 @@ def test_whoever_is_dropped_in_its_own_epoch_is_meant(cluster):
 
 
 def test_a_sender_that_reaches_nobody_tells_although_it_only_waits(cluster, deaf_address):
-    alice, carol = cluster.start(ALICE, CAROL, limits=QUICK)
+    [carol] = cluster.start(CAROL, limits=Limits(reconnect_limit_s=LIMIT_S))
+    [alice] = cluster.start(ALICE, limits=QUICK)
+    # Here, as often as it takes: this machine may be slower than Alice is patient.
+    carol.send(ALICE, activation(0), SEVEN)
+    assert alice.receive(CAROL, activation(0), LIMIT_S) == 7
     told = Told(alice)
     alice.connect({BOB: deaf_address})
     try_to_send(alice, BOB)

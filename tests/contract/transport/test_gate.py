@@ -126,10 +126,11 @@ def test_a_connection_speaks_only_for_the_name_that_it_proved(cluster):
 
 def test_s4_a_slow_talker_gains_nothing_by_a_byte_now_and_then(cluster):
     """The limit is one for the whole handshake."""
-    alice, bob = cluster.start(ALICE, BOB, limits=Limits(connect_limit_s=0.3))
+    limits = Limits(connect_limit_s=0.3, reconnect_limit_s=LIMIT_S)
+    alice, bob = cluster.start(ALICE, BOB, limits=limits)
     hello = handshake.Caller(SECRET, worker(ALICE), "worker").hello
     with Caller(cluster.addresses[BOB]) as slow:
-        slow.socket.settimeout(0.05)
+        slow.socket.settimeout(0.25)
         for byte in hello:
             slow.say(bytes([byte]))
             try:
@@ -182,7 +183,7 @@ def test_s4_who_has_proven_itself_is_not_pushed_out_by_who_has_not(cluster, monk
         return visitors[-1]
 
     monkeypatch.setattr(transport, "Visitor", noted)
-    [bob] = cluster.start(BOB)
+    [bob] = cluster.start(BOB, limits=Limits(connect_limit_s=2 * LIMIT_S))
     with Caller(cluster.addresses[BOB]).introduce(ALICE) as alice:
         wait_until(lambda: [visitor.rank for visitor in visitors] == [2])
         strangers = [socket.create_connection(cluster.addresses[BOB]) for _ in range(200)]

@@ -200,7 +200,7 @@ def test_a_delay_shows_in_the_time_under_way_and_only_to_that_peer(cluster):
 
 def test_messages_are_delayed_side_by_side(pair):
     alice, bob = pair
-    num_messages, delay_s = 50, 0.1
+    num_messages, delay_s = 500, 0.1
     alice.shape_link(BOB, delay_s)
     for step in range(num_messages):
         alice.send(BOB, activation(step), torch.tensor(step))
@@ -435,15 +435,19 @@ def test_the_end_of_a_receiver_reaches_the_sender_of_held_messages(pair):
     wait_until(is_refused)
 
 
-def test_in_memory_a_held_message_is_delivered_by_a_sender_of_todays_epoch():
+def test_in_memory_a_held_message_is_delivered_by_a_sender_of_todays_epoch(monkeypatch):
+    start, lines = DelayedLink.start, []
+    monkeypatch.setattr(DelayedLink, "start", lambda line: lines.append(line))
     with running(LocalCluster) as cluster:
         alice, bob = cluster.start(ALICE, BOB)
         meet(alice, bob)
-        alice.shape_link(BOB, 2 * DELAY_S)
+        alice.shape_link(BOB, DELAY_S)
         alice.send(BOB, state(1), torch.tensor(7))
         for transport in (alice, bob):
             transport.advance(1)
         bob.disconnect([])  # whoever comes back must be in this epoch
+        [line] = lines
+        start(line)  # held until now, whatever its delay
         assert bob.receive(ALICE, state(1), LIMIT_S) == 7
 
 

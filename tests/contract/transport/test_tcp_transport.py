@@ -136,7 +136,8 @@ def test_a_caller_that_breaks_the_rules_is_hung_up_on_and_the_others_go_on(clust
 
 
 def test_a_caller_that_says_nothing_is_hung_up_on(cluster):
-    alice, bob = cluster.start(ALICE, BOB, limits=Limits(connect_limit_s=0.05))
+    limits = Limits(connect_limit_s=0.3, reconnect_limit_s=LIMIT_S)
+    alice, bob = cluster.start(ALICE, BOB, limits=limits)
     with call(cluster, BOB) as stranger:
         assert stranger.is_hung_up()
     wait_until(lambda: bob.statistics.refused_connections == 1)
@@ -173,7 +174,7 @@ import signal, socket, sys
 from holdfast.auth.handshake import Identity, call
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 secret, *opening = map(bytes.fromhex, sys.argv[2:])
-_, stamps = call(connection, secret, Identity("worker", "1.0"), "worker", 10)
+_, stamps = call(connection, secret, Identity("worker", "1.0"), "worker", 60)
 connection.sendall(b"".join(map(stamps.stamped, opening)) + bytes(20 << 20))
 connection.recv(24)  # else the kernel would reset the connection, not end it
 print("sent", flush=True)
@@ -570,7 +571,7 @@ def test_close_leaves_no_file_no_thread_and_no_port_behind(cluster):
     wait_until(lambda: len(holdfast_threads()) == 3 * (1 + 3 + 3))
     cluster.close()
     assert not holdfast_threads()
-    assert open_files() == files
+    assert open_files() <= files  # what a test before this one had left may be closed by now
     host, port = cluster.addresses[ALICE]
     again = TcpTransport(ALICE, SECRET, host, listen_port=port)
     assert again.listen() == (host, port)
@@ -604,9 +605,9 @@ def test_a_message_that_has_left_in_part_is_finished_in_the_next_epoch(cluster) 
 
 
 @pytest.fixture
-def meddled(cluster) -> Iterator[tuple[TcpTransport, TcpTransport, Meddler]]:
-    """Alice and Bob, and somebody between them."""
-    limits = Limits(reconnect_limit_s=2.0)
+def meddled(cluster, request) -> Iterator[tuple[TcpTransport, TcpTransport, Meddler]]:
+    """Alice and Bob, and somebody between them. Its parameter: when they give each other up."""
+    limits = Limits(reconnect_limit_s=getattr(request, "param", LIMIT_S))
     alice, bob = cluster.start(ALICE, BOB, limits=limits)
     meddler = Meddler(cluster.addresses[BOB])
     alice.connect({BOB: meddler.address})
@@ -632,12 +633,13 @@ def test_s5_a_damaged_message_is_sent_again(meddled, where):
     assert torch.equal(bob.receive(ALICE, activation(1), LIMIT_S), tensor)
     assert meddler.change is None, "nothing was damaged: this test proves nothing"
     assert meddler.num_connections == num_before + 1
-    assert alice.statistics.reconnections == 1
+    wait_until(lambda: alice.statistics.reconnections == 1)
     if where == -1:
         wait_until(lambda: bob.statistics.damaged_messages == 1)
     check_still_works(alice, bob)
 
 
+@pytest.mark.parametrize("meddled", [2.0], indirect=True)
 def test_s5_a_message_that_is_damaged_every_time_loses_the_peer_in_the_end(meddled):
     alice, bob, meddler = meddled
 

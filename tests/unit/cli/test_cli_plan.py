@@ -307,7 +307,7 @@ def test_help_loads_neither_compiler_nor_solver_nor_torch():
         "except SystemExit:\n    pass\n"
         "print(sorted({'numba', 'ortools', 'torch'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 

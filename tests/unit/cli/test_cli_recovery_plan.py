@@ -227,7 +227,7 @@ def test_the_command_is_there_with_its_example_and_exit_code_two_on_bad_input():
             [sys.executable, "-m", "holdfast", "recovery-plan", *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
         )
 
     shown = holdfast("--help")
@@ -245,4 +245,4 @@ def test_help_does_not_load_the_compiler():
         "recovery_plan.add_parser(argparse.ArgumentParser().add_subparsers())\n"
         "sys.exit('numba' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0

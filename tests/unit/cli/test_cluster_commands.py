@@ -1,6 +1,7 @@
 """Commands beside a run: what they refuse, and what they say if nobody is to be found."""
 
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,13 +21,12 @@ def test_a_standby_in_a_run_directory_has_no_other_one(tmp_path, capsys):
 
 
 @pytest.fixture
-def nobody() -> tuple[int, int]:
-    """Two ports that nobody listens at."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as first,
-        socket.create_server(("127.0.0.1", 0)) as second,
-    ):
-        return first.getsockname()[1], second.getsockname()[1]
+def nobody() -> Iterator[tuple[int, int]]:
+    """Two ports that nobody listens at: they are taken, so that nobody else can."""
+    with socket.socket() as first, socket.socket() as second:
+        for one in (first, second):
+            one.bind(("127.0.0.1", 0))
+        yield first.getsockname()[1], second.getsockname()[1]
 
 
 def test_a_drain_in_vain_says_why_the_coordinator_was_not_reached(tmp_path, capsys, nobody):

@@ -112,7 +112,7 @@ def test_another_process_with_another_order_of_sets_finds_the_same_faults():
             env={"PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
             check=True,
         ).stdout.strip()
         for seed in ("1", "2")

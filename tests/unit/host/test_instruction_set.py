@@ -37,6 +37,12 @@ ILLEGAL = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 LIMIT_S = 60
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """However slow the machine is, a child that ends by itself is waited for."""
+    monkeypatch.setattr(instruction_set, "PROBE_LIMIT_S", LIMIT_S)
+
+
 def cpu(flags):
     return Cpu(frozenset(flags.split()), "made up")
 

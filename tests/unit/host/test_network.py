@@ -2,6 +2,8 @@
 
 import socket
 from contextlib import ExitStack
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,7 +72,7 @@ def test_a_silent_peer_is_borne_for_the_limit_whether_it_is_sent_to_or_waited_fo
     assert values == [15, 15, 3, 60_000]
 
 
-def test_who_does_not_answer_in_time_is_not_reached() -> None:
+def test_who_does_not_answer_in_time_is_not_reached(monkeypatch) -> None:
     """A listener whose queue is full takes no call: as if its machine said nothing."""
     with ExitStack() as stack:
         here = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -82,3 +84,6 @@ def test_who_does_not_answer_in_time_is_not_reached() -> None:
         addresses = {"here": here.getsockname(), "silent": full.getsockname()}
         assert network.unreached(addresses, 0.3) == ["silent"]
         assert network.unreached({}, 0.3) == []
+        passed_s = count(0.0, 60.0)  # this process was not on
+        monkeypatch.setattr(network, "time", SimpleNamespace(monotonic=passed_s.__next__))
+        assert network.unreached(addresses, 0.3) == ["silent"]

@@ -87,15 +87,17 @@ def test_where_there_are_standbys_it_outlives_its_launcher():
         assert code() == 5
 
 
-def test_nobody_reads_any_more_and_the_agent_goes_on():
-    seen = []
+def test_nobody_reads_any_more_and_the_agent_goes_on(tmp_path):
+    seen, told = [], tmp_path / "told"
 
     def broken(lines):
         seen.append(lines)
+        told.touch()
         raise BrokenPipeError
 
     theirs, said = os.pipe()
-    keeper = Keeper(AgentOrder(""), ["sh", "-c", "echo 1; sleep 0.1; echo 2; exit 4"], broken)
+    script = f"echo 1; until [ -e {told} ]; do sleep 0.01; done; echo 2; exit 4"
+    keeper = Keeper(AgentOrder(""), ["sh", "-c", script], broken)
     assert keeper.run(theirs) == 4
     assert seen == [b"1\n"]
     os.close(theirs)

@@ -35,8 +35,12 @@ def test_the_script_is_as_it_was_looked_at_and_bash_reads_it(name, capsys):
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-def ran(folder, script, restart, *, python, state="RUNNING"):
-    """What the script did with programs of ours in place of Slurm's: the words of each."""
+def ran(folder, script, restart, *, python, state="RUNNING", bash=""):
+    """What the script did with programs of ours in place of Slurm's: the words of each.
+
+    ``bash``: what every bash begins with.
+    """
+    (folder / "begins").write_text(bash)
     programs = {
         "python": python,
         "hostname": "echo n1",
@@ -49,8 +53,9 @@ def ran(folder, script, restart, *, python, state="RUNNING"):
         path.write_text(f"#!/bin/bash\n{body}\n")
         path.chmod(0o700)
     env = {"PATH": f"{folder}/bin:/usr/bin:/bin", "SLURM_JOB_ID": "20001", "USER": "ada"}
+    env["BASH_ENV"] = f"{folder}/begins"
     env |= {"SLURM_RESTART_COUNT": str(restart)} if restart else {}
-    done = subprocess.run(["bash", str(script)], cwd=folder, env=env, timeout=30)
+    done = subprocess.run(["bash", str(script)], cwd=folder, env=env, timeout=60)
     did = folder / "did"
     return done.returncode, did.read_text().splitlines() if did.exists() else []
 
@@ -85,10 +90,17 @@ def test_the_first_start_trains_and_a_later_one_resumes(tmp_path, script):
     assert (tmp_path / "runs" / "job-20001.before-2").is_dir()
 
 
-def test_told_to_end_it_passes_that_on_and_goes_back_into_the_queue(tmp_path, script):
+# The script itself is not on while what it has started begins.
+SLOW = r"""
+case "$0" in *.sbatch) trap '[ "$BASH_COMMAND" != "train=\$!" ] || sleep 1' DEBUG ;; esac
+"""
+
+
+@pytest.mark.parametrize("bash", ["", SLOW], ids=["running", "being started"])
+def test_told_to_end_it_passes_that_on_and_goes_back_into_the_queue(tmp_path, script, bash):
     saves = f"trap 'echo saved >> {tmp_path}/did; exit 1' TERM; kill -TERM $PPID; sleep 20 & wait"
     python = SAYS.format(found=1, folder=tmp_path) + saves
-    code, did = ran(tmp_path, script, 0, python=python)
+    code, did = ran(tmp_path, script, 0, python=python, bash=bash)
     assert (code, did[1:]) == (1, ["saved", "scontrol requeue 20001"])
 
 

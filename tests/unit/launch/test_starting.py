@@ -44,7 +44,7 @@ def heard(cluster, *ends):
         cluster.ends.put(end)
     for _ in range(2):  # workers that come later
         agents.start(None, None)
-    wait_until(lambda: cluster.num_polled > 1, "two polls", 10)
+    wait_until(lambda: cluster.num_polled > 1, "two polls", 60)
     agents.stop()
     return complaints, agents.ended()
 

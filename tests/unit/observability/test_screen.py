@@ -11,7 +11,7 @@ from helpers.scarce import refuse_threads
 from holdfast.cli.terminal import screen as module
 from holdfast.cli.terminal.screen import Screen
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ DONE = RunFinished(
     at_s=9.0,
     parameters_sha256="ab12",
     peak_memory_bytes={"0.0": 10, "0.1": 20},
+    peak_device_bytes={"0.1": 15},
     kept_bytes={"0.0": 3, "0.1": 4},
 )
 BACK = WentBack(
@@ -82,6 +83,7 @@ def test_a_finished_run_is_told_whole():
     assert summary.parameters_sha256 == "ab12"
     assert summary.workers == ("0.0", "0.1")
     assert summary.peak_memory_bytes == {"0.0": 10, "0.1": 20}
+    assert summary.peak_device_bytes == {"0.1": 15}
     assert summary.kept_bytes == {"0.0": 3, "0.1": 4}
     assert summary.num_taken_back == 1
     assert summary.versions == {"torch": "2.6"}

@@ -105,6 +105,16 @@ def test_a_rank_that_has_ended_is_not_waited_for():
     assert [finding["subject"] for finding in job.found] == ["rank 3"]
 
 
+def test_a_rank_that_starts_again_is_waited_for_though_its_end_was_heard_after_others_had():
+    job = Job().run(20)
+    for rank in (0, 1, 2):
+        job.findings.join(RankHello(rank, 4, 200 + rank))
+    job.findings.leave(3)
+    job.findings.join(RankHello(3, 4, 203))
+    job.run(30).run(8, slow=3, factor=2.0)
+    assert [finding["subject"] for finding in job.found] == ["rank 3"]
+
+
 def test_another_phase_of_the_job_is_not_taken_for_slowness():
     job = Job().run(30)
     job.calls = {rank: [Call("all_gather", "", 8), GRADIENTS] for rank in job.ranks}

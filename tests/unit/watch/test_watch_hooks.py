@@ -172,6 +172,8 @@ def test_a_watching_process_that_does_not_read_blocks_nobody(job, hooked):
         "print('done', flush=True); sys.stdin.read(); dist.all_reduce(1)"
     )
     environment = prepare(hooked)
+    hooks = hooked / "holdfast_watch_hooks.py"  # what is unsent at the end is read, if slowly
+    hooks.write_text(hooks.read_text() + f"\nLAST_WORD_S = {LIMIT_S}\n")
     environment["PYTHONPATH"] += os.pathsep + str(job)
     words = [sys.executable, "-c", "import torch.distributed as dist\n" + code]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

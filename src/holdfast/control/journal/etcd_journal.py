@@ -37,7 +37,7 @@ from holdfast.journal_address import JournalAddress
 
 PIECE_BYTES = 128 << 10  # of one value; what is larger is put in pieces first
 _PAGE = 24  # entries that are read at once: of that size, below what a message may have
-_CLOSE_LIMIT_S = 1.0
+CLOSE_LIMIT_S = 1.0
 _REGAIN_PAUSE_S = 0.02
 _DIGITS = 12
 
@@ -101,10 +101,10 @@ class EtcdJournal:
 
     def close(self) -> None:
         keeper, self._keeper = self._keeper, None
-        term = keeper.stop(_CLOSE_LIMIT_S) if keeper is not None else None
+        term = keeper.stop(CLOSE_LIMIT_S) if keeper is not None else None
         if term is not None:
             with contextlib.suppress(JournalError):
-                give_up(self._calls, self._lead_keys, term, _CLOSE_LIMIT_S)
+                give_up(self._calls, self._lead_keys, term, CLOSE_LIMIT_S)
         self._calls.close()
 
     # --- writing ---

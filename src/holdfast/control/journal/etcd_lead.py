@@ -26,7 +26,7 @@ from holdfast.control.journal.etcd_calls import (
     put,
 )
 from holdfast.control.journal.frames import compact_json
-from holdfast.errors import JournalDamaged, JournalError, JournalHeld
+from holdfast.errors import JournalAway, JournalDamaged, JournalError, JournalHeld
 
 _RENEWALS = 4  # in the time of a lease
 _MARGIN = 0.05  # of a lease: by so much a clock may run faster than another
@@ -89,6 +89,19 @@ def take_lead(
     calls: EtcdCalls, keys: LeadKeys, name: str, *, above: int, lease_s: float, limit_s: float
 ) -> tuple[Term, Seen]:
     """And what was there before. JournalHeld: somebody leads."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        left_s = max(0.01, deadline_s - time.monotonic())
+        try:
+            return _try_to_lead(calls, keys, name, above=above, lease_s=lease_s, limit_s=left_s)
+        except NoSuchLease as why:  # this process slept until it had run out
+            if time.monotonic() > deadline_s:
+                raise JournalAway(f"etcd {keys.leader}: the new lease has run out") from why
+
+
+def _try_to_lead(
+    calls: EtcdCalls, keys: LeadKeys, name: str, *, above: int, lease_s: float, limit_s: float
+) -> tuple[Term, Seen]:
     deadline_s = time.monotonic() + limit_s
     before = Seen.of(calls.txn([], keys.read(), limit_s=limit_s), keys)
     if before.leader is not None:

@@ -193,6 +193,7 @@ class Reports:
             at_s=at_s,
             parameters_sha256=self.parameters_sha256(),
             peak_memory_bytes={f.worker: f.peak_memory_bytes for f in ended},
+            peak_device_bytes={f.worker: f.peak_device_bytes for f in ended if f.peak_device_bytes},
             kept_bytes=dict(sorted(self._kept_bytes.items())),
             old_bytes={f.worker: f.old_bytes for f in ended},
             log_bytes={worker: n for worker, n in sorted(self._log_bytes.items()) if n},

@@ -120,14 +120,20 @@ def _round_trip_s(talk: Talk) -> float:
 
 
 def _bytes_per_s(talk: Talk) -> float:
-    """More and more, until it takes a while."""
+    """More and more, until it takes a while; twice, as a machine may be busy for a moment."""
     length = _FIRST_BYTES
     while True:
-        start_s = time.monotonic()
-        talk.send(do="take", bytes=length)
-        talk.send_bytes(length, _ANSWER_LIMIT_S)
-        talk.read(_ANSWER_LIMIT_S)
-        took_s = time.monotonic() - start_s
+        took_s = _taken_s(talk, length)
+        if took_s >= _LONG_ENOUGH_S:
+            took_s = min(took_s, _taken_s(talk, length))
         if took_s >= _LONG_ENOUGH_S or 2 * length > _MOST_BYTES:
             return length / took_s
         length *= 2 if took_s > _LONG_ENOUGH_S / 8 else 4
+
+
+def _taken_s(talk: Talk, length: int) -> float:
+    start_s = time.monotonic()
+    talk.send(do="take", bytes=length)
+    talk.send_bytes(length, _ANSWER_LIMIT_S)
+    talk.read(_ANSWER_LIMIT_S)
+    return time.monotonic() - start_s

@@ -29,6 +29,13 @@ else
   [ ! -e "$run_dir" ] || mv "$run_dir" "$run_dir.before-${{SLURM_RESTART_COUNT:-0}}"
 fi
 
+# Told to end, {notice_s} s before the time limit: the step is finished and a checkpoint saved, and
+# the job goes back into the queue. So it does if the coordinator is killed (not by Ctrl-C), in the
+# first {most_restarts} starts. A job that is cancelled does not run any more, and stays away.
+told=0
+train=
+trap 'told=1; [ -z "$train" ] || kill -TERM "$train"' TERM
+
 # The coordinator runs here, on the first node; it starts an agent on every node by srun.
 # {spare_words} Each job listens on a port of its own.
 port=$((20000 + SLURM_JOB_ID % 20000))
@@ -36,12 +43,7 @@ port=$((20000 + SLURM_JOB_ID % 20000))
   --machines {machines} --start-with {start_with} \\
   --listen "$(hostname):$port" "${{what[@]}}" &
 train=$!
-
-# Told to end, {notice_s} s before the time limit: the step is finished and a checkpoint saved, and
-# the job goes back into the queue. So it does if the coordinator is killed (not by Ctrl-C), in the
-# first {most_restarts} starts. A job that is cancelled does not run any more, and stays away.
-told=0
-trap 'told=1; kill -TERM "$train"' TERM
+[ "$told" = 0 ] || kill -TERM "$train" # told while it was being started
 wait "$train"
 while kill -0 "$train" 2> /dev/null; do
   wait "$train" # a signal interrupts it

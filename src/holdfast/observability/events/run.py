@@ -120,6 +120,8 @@ class RunFinished(Timed):
     """Of each worker: most that it held so that a step could be taken back, or run again."""
     log_bytes: Mapping[str, int] = field(default_factory=dict)
     """Of each worker: what it has written to its log."""
+    peak_device_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of each worker that has a device of its own."""
 
 
 RunEvent: TypeAlias = (

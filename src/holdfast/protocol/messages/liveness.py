@@ -127,6 +127,7 @@ class Finished:
     kept_bytes: Number  # most that kept boundary tensors ever took
     log_bytes: Number  # written to its log, in all
     old_bytes: Number  # most that was held so that a step could be taken back, or run again
+    peak_device_bytes: Number = 0  # 0: the device is the processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

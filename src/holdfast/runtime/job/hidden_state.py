@@ -25,12 +25,16 @@ _ADVICE = (
     "optimizer.state"
 )
 
+_FIELDS = ("optimizer", "loss", "lr_schedule", "collate", "data")  # the largest last
+
 
 class HiddenState:
     def __init__(
         self, job: Job, layers: Mapping[int, nn.Module], optimizer: Optimizer | None
     ) -> None:
-        self._job, self._layers, self._optimizer = job, layers, optimizer
+        # Not the job itself: it has the layers of the other stages.
+        self._fields = {name: getattr(job, name) for name in _FIELDS}
+        self._id, self._layers, self._optimizer = id(job), layers, optimizer
         self._num_steps = 0
         self._before: dict[str, _Mark] = {}
 
@@ -55,8 +59,7 @@ class HiddenState:
                 walk.names(where, vars(module), MODULE_NAMES)
         if self._optimizer is not None:
             self._walk_optimizer(walk, self._optimizer)
-        for name in ("optimizer", "loss", "lr_schedule", "collate", "data"):  # the largest last
-            value = getattr(self._job, name)
+        for name, value in self._fields.items():
             if value is not None and not (name == "data" and is_stream(value)):
                 walk.field(f"Job.{name}: ", value)
         return {path: _mark(value) for path, value in walk.values.items()}
@@ -64,7 +67,7 @@ class HiddenState:
     def _walk_optimizer(self, walk: JobWalk, optimizer: Optimizer) -> None:
         where = f"the optimizer ({type(optimizer).__name__}): "
         walk.names(where, vars(optimizer), _OPTIMIZER_NAMES)
-        scheduled = _SCHEDULED if self._job.lr_schedule is not None else ()
+        scheduled = _SCHEDULED if self._fields["lr_schedule"] is not None else ()
         for group in optimizer.param_groups:
             walk.names(f"{where}param_groups: ", group, {"params", *scheduled})
         for hook in _hooks(optimizer):
@@ -80,7 +83,7 @@ class HiddenState:
             known += [parameter for group in groups for parameter in group["params"]]
             known += [v for state in states for v in state.values() if isinstance(v, Tensor)]
         modules = (m for layer in self._layers.values() for m in layer.modules())
-        return {*map(id, known), *map(id, modules), id(self._optimizer), id(self._job)}
+        return {*map(id, known), *map(id, modules), id(self._optimizer), self._id}
 
 
 def _mark(value: Any) -> _Mark:

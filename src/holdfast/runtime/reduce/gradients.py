@@ -6,8 +6,7 @@ A reduction reads them and never writes: a failed one can be started again.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -17,59 +16,11 @@ from holdfast.arrays import Ints
 from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import ConfigError
 from holdfast.runtime.reduce.device_sums import DeviceSums
+from holdfast.runtime.reduce.flat_layout import FlatLayout
 from holdfast.runtime.reduce.loss_scale import LossScale
 
-ALIGNMENT = 16  # elements: a cache line of fp32, and what one pass of a summing kernel takes
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CHUNK = 65536  # elements whose fp64 copy stays in cache
 _NO_SPILL = torch.empty((0, 3), dtype=torch.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class FlatSlot:
-    """One parameter's place in the flat vector."""
-
-    name: str
-    shape: torch.Size
-    dtype: torch.dtype
-    start: int
-    numel: int
-
-    @property
-    def stop(self) -> int:
-        """Where the next slot starts: behind this one's zero padding."""
-        return self.start + _aligned(self.numel)
-
-
-@dataclass(frozen=True, slots=True)
-class FlatLayout:
-    """All parameters of a stage in one flat vector, each start a multiple of ALIGNMENT."""
-
-    slots: tuple[FlatSlot, ...]
-
-    @staticmethod
-    def of(parameters: Iterable[Tensor], names: Iterable[str] | None = None) -> "FlatLayout":
-        listed = list(parameters)
-        labels = [f"slot {i}" for i in range(len(listed))] if names is None else list(names)
-        slots: list[FlatSlot] = []
-        for name, parameter in zip(labels, listed, strict=True):
-            _check_dtype(name, parameter)
-            start = slots[-1].stop if slots else 0
-            slots.append(FlatSlot(name, parameter.shape, parameter.dtype, start, parameter.numel()))
-        return FlatLayout(tuple(slots))
-
-    @property
-    def numel(self) -> int:
-        return self.slots[-1].stop if self.slots else 0
-
-    def padded(self, flat: Tensor, slot: int) -> Tensor:
-        """The slot's part of ``flat`` with its padding: what travels."""
-        return flat[self.slots[slot].start : self.slots[slot].stop]
-
-    def view(self, flat: Tensor, slot: int) -> Tensor:
-        """The slot's part of ``flat`` in the parameter's shape."""
-        place = self.slots[slot]
-        return flat[place.start : place.start + place.numel].view(place.shape)
 
 
 class Gradients(Protocol):
@@ -97,6 +48,11 @@ class Gradients(Protocol):
     def exponents(self) -> tuple[int, ...]: ...
     def spilled(self, slot: int) -> Tensor: ...
     def round_into(self, out: Tensor, total: Tensor, exponent: int, spill: Tensor) -> None: ...
+    def take_reduced(self) -> Tensor:
+        """The sums as a reduced gradient, in the memory that they are in, if nobody else has a
+        share in them. There are none then, until ``begin``."""
+        ...
+
     def measure(self, values: Tensor) -> tuple[float, float]: ...
 
 
@@ -126,21 +82,37 @@ class ExactGradients:
                 f"not {num_contributions}; use gradients = 'fast'"
             )
         self.layout, self.device = layout, device
-        self.flat = torch.zeros(layout.numel, dtype=torch.int64, device=device.torch_device)
         self._nonfinite = False
         self._fixed = fixed_point
         self._loss_scale = loss_scale or LossScale()
         self._num_contributions = num_contributions
         self._limit_bits = fixed_point.contribution_bits(num_contributions)
-        sums = [layout.view(self.flat, i).view(-1) for i in range(len(layout.slots))]
-        self._there = None if self.flat.is_cpu else DeviceSums(sums, self._limit_bits)
-        self._sums = [one.numpy() for one in sums] if self._there is None else []
         self._exponents = (fixed_point.FIRST_EXPONENT,) * len(layout.slots)
         self._touched = [False] * len(layout.slots)
         self._spill: dict[int, Ints] = {}
+        self._flat: Tensor | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Sums to add to, if the last ones were taken."""
+        if self._flat is None:
+            flat = self._flat = torch.zeros(
+                self.layout.numel, dtype=torch.int64, device=self.device.torch_device
+            )
+            slots = range(len(self.layout.slots))
+            sums = [self.layout.view(flat, i).view(-1) for i in slots]
+            self._there = None if flat.is_cpu else DeviceSums(sums, self._limit_bits)
+            self._sums = [one.numpy() for one in sums] if flat.is_cpu else []
+
+    @property
+    def flat(self) -> Tensor:
+        self.begin()
+        assert self._flat is not None
+        return self._flat
 
     def add(self, slot: int, gradient: Tensor) -> None:
         """Add one micro-batch's gradient. NaN and Inf only raise the ``nonfinite`` flag."""
+        self.begin()
         if gradient.shape != self.layout.slots[slot].shape:
             raise ValueError(f"{self._describe(slot)} got a gradient of {tuple(gradient.shape)}")
         values = gradient.detach().to(torch.float32).contiguous().view(-1)
@@ -201,7 +173,8 @@ class ExactGradients:
 
     def clear(self) -> None:
         """Begin a new step."""
-        self.flat.zero_()
+        if self._flat is not None:
+            self._flat.zero_()
         self._nonfinite = False
         if self._there is not None:
             self._there.clear()
@@ -218,6 +191,21 @@ class ExactGradients:
         """Sums and what was spilled, rounded to fp32 once."""
         self._fixed.round_scaled(out.numpy(), total.numpy(), 2.0**-exponent)
         self._fixed.round_split(out.numpy(), total.numpy(), exponent, spill.numpy())
+
+    def take_reduced(self) -> Tensor:
+        """An fp32 number takes half the room of its sum, so none is written over before it is
+        read."""
+        self._look_at_device()
+        sums = self.device.to_host(self.flat)
+        self._flat, self._sums, self._there = None, [], None
+        out = sums.view(torch.float32)[: self.layout.numel]
+        for slot, place in enumerate(self.layout.slots):
+            spill = self.spilled(slot)
+            for low in range(place.start, place.stop, _CHUNK):
+                here = slice(low, min(low + _CHUNK, place.stop))
+                rows = rows_within(spill, low - place.start, here.stop - place.start)
+                self.round_into(out[here], sums[here].clone(), self._exponents[slot], rows)
+        return out
 
     def measure(self, values: Tensor) -> tuple[float, float]:
         """Sum of squares in fp64, and the largest magnitude, of a padded slot."""
@@ -247,31 +235,53 @@ class FastGradients:
     ) -> None:
         self.layout, self.device = layout, device
         self._loss_scale = loss_scale or LossScale()
-        self.flat = torch.zeros(layout.numel, dtype=torch.float32, device=device.torch_device)
         self.native = all(slot.dtype == torch.float32 for slot in layout.slots)
         self.exponents = (0,) * len(layout.slots)
-        self._views = [layout.view(self.flat, i).data for i in range(len(layout.slots))]
-        self._versions = [view._version for view in self._views]
+        self._attached: tuple[Tensor, ...] = ()
+        self._flat: Tensor | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Sums to add to, if the last ones were taken: before any backward."""
+        if self._flat is None:
+            flat = self._flat = torch.zeros(
+                self.layout.numel, dtype=torch.float32, device=self.device.torch_device
+            )
+            self._views = [self.layout.view(flat, i).data for i in range(len(self.layout.slots))]
+            self._versions = [view._version for view in self._views]
+            if self._attached:
+                self.attach(self._attached)
+
+    @property
+    def flat(self) -> Tensor:
+        self.begin()
+        assert self._flat is not None
+        return self._flat
 
     def attach(self, parameters: Sequence[Tensor]) -> None:
         """Let autograd accumulate here from now on; again whenever ``.grad`` was replaced."""
         if not self.native:
             raise ValueError("autograd accumulates in place for fp32 parameters only: use add()")
+        self._attached = tuple(parameters)
         for parameter, view in zip(parameters, self._views, strict=True):
             parameter.grad = view
 
     def add(self, slot: int, gradient: Tensor) -> None:
+        self.begin()
         self._views[slot].add_(gradient.detach())
 
     @property
     def touched(self) -> tuple[bool, ...]:
         """For each slot: has any micro-batch contributed since ``clear``?"""
+        if self._flat is None:
+            return (False,) * len(self.layout.slots)
         now = [view._version for view in self._views]
         return tuple(a != b for a, b in zip(now, self._versions, strict=True))
 
     def clear(self) -> None:
         """Begin a new step."""
-        self.flat.zero_()
+        if self._flat is not None:
+            self._flat.zero_()
         self._versions = [view._version for view in self._views]
 
     def spilled(self, slot: int) -> Tensor:
@@ -281,6 +291,15 @@ class FastGradients:
         out.copy_(total)
         if self._loss_scale.bits:
             out.mul_(2.0**-self._loss_scale.bits)
+
+    def take_reduced(self) -> Tensor:
+        flat = self.flat
+        self._flat, self._views, self._versions = None, [], []
+        for parameter in self._attached:
+            parameter.grad = None
+        if self._loss_scale.bits:
+            flat.mul_(2.0**-self._loss_scale.bits)
+        return self.device.to_host(flat)
 
     def measure(self, values: Tensor) -> tuple[float, float]:
         """Sum of squares in fp64, and the largest magnitude, of a padded slot."""
@@ -294,12 +313,8 @@ class FastGradients:
         return math.fsum(norm * norm for norm in norms), max(-low.item(), high.item())
 
 
-def _aligned(numel: int) -> int:
-    return -(-numel // ALIGNMENT) * ALIGNMENT
-
-
-def _check_dtype(name: str, parameter: Tensor) -> None:
-    if parameter.dtype not in _DTYPES:
-        raise ConfigError(
-            f"{name} is {parameter.dtype}; gradients are summed for float32, bfloat16 and float16"
-        )
+def rows_within(spill: Tensor, low: int, high: int) -> Tensor:
+    """Those for elements low to high, counted from low; there are hardly ever any rows at all."""
+    if not len(spill):
+        return spill
+    return spill[(spill[:, 1] >= low) & (spill[:, 1] < high)] - torch.tensor([0, low, 0])

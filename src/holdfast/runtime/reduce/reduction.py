@@ -16,7 +16,8 @@ from torch import Tensor
 from holdfast.cluster import WorkerId
 from holdfast.errors import ConfigError, ProtocolError
 from holdfast.runtime.reduce.buckets import Bucket
-from holdfast.runtime.reduce.gradients import ALIGNMENT, FlatLayout, Gradients
+from holdfast.runtime.reduce.flat_layout import ALIGNMENT, FlatLayout
+from holdfast.runtime.reduce.gradients import Gradients, rows_within
 from holdfast.transport.base import Channel, Tag, Transport
 
 _Arrival = tuple[WorkerId, Tensor]
@@ -55,10 +56,15 @@ def reduce_gradients(
     given: Sequence[Given] = (),
     on_sent: Callable[[], None] = lambda: None,
 ) -> Reduced:
-    """Sum over the members of every bucket. Only reads ``gradients``; no wait exceeds timeout_s.
+    """Sum over the members of every bucket; no wait exceeds timeout_s. Only reads ``gradients``,
+    or takes their memory if there is nobody else.
 
     ``given``: buckets whose sum somebody has already. ``on_sent``: our own share is on its way.
     """
+    if not given and _is_alone(buckets, me):
+        on_sent()
+        touched, nonfinite = list(gradients.touched), gradients.nonfinite
+        return conclude(gradients, gradients.take_reduced(), touched=touched, nonfinite=nonfinite)
     tag = Tag(Channel.NOTES, step, attempt)
     parts = [
         _Part(
@@ -80,6 +86,14 @@ def reduce_gradients(
             gradients.layout.padded(flat, slot).copy_(values)
             touched[slot] = is_touched
     return conclude(gradients, flat, touched=touched, nonfinite=any(p.nonfinite for p in parts))
+
+
+def _is_alone(buckets: Sequence[Bucket], me: WorkerId) -> bool:
+    """There is nothing to add: no other member, no twins."""
+    return all(
+        bucket.members == (me,) and all(len(group) == 1 for group in bucket.groups)
+        for bucket in buckets
+    )
 
 
 def conclude(
@@ -263,7 +277,7 @@ class _Part:
             low, high = max(piece.start, mine.start), min(piece.stop, mine.stop)
             if low < high:
                 here = slice(low - mine.start, high - mine.start)
-                rows = _moved(_within(spill, low, high), -low)
+                rows = rows_within(spill, low, high)
                 self._gradients.round_into(self._shard[here], total[here], exponent, rows)
 
 
@@ -294,11 +308,6 @@ def _in_turn(members: Sequence[WorkerId], arrivals: Iterator[_Arrival]) -> Itera
             arrived, tensor = next(arrivals)
             early[arrived] = tensor
         yield member, early.pop(member)
-
-
-def _within(spill: Tensor, low: int, high: int) -> Tensor:
-    """The rows for elements low to high; there are hardly ever any rows at all."""
-    return spill[(spill[:, 1] >= low) & (spill[:, 1] < high)] if len(spill) else spill
 
 
 def _moved(spill: Tensor, by: int) -> Tensor:

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from holdfast.device.processor import PROCESSOR, Device
 from holdfast.errors import ConfigError, ScheduleError
 from holdfast.runtime.stage.deferred_ops import Deferred, Piece
-from holdfast.runtime.stage.freezing import Freezing
 from holdfast.runtime.stage.layers import ForwardPass, LayerStack, Tensors, joined
 from holdfast.runtime.stage.seeding import DRAWING, undisturbed
-from holdfast.runtime.stage.slots import slots_of
+from holdfast.runtime.stage.slots import Freezing, slots_of
 from holdfast.runtime.stage.split import DeferWeights, run_backward, weight_gradients
 from holdfast.runtime.stage.weighing import Weigh, WeightedLoss
 

@@ -5,7 +5,7 @@ the same whether the layers end up in one stage or in several. Knows nothing of 
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -22,8 +22,12 @@ class Tie:
     """(layer, name of the parameter inside that layer)."""
 
 
-def untie(layers: Sequence[nn.Module]) -> tuple[list[nn.Module], tuple[Tie, ...]]:
+def untie(
+    layers: Sequence[nn.Module], wanted: Collection[int] | None = None
+) -> tuple[list[nn.Module], tuple[Tie, ...]]:
     """Layers that share no trainable parameter and no buffer, and which parameters were shared.
+
+    ``wanted``: numbers of those that will be used, the others stay as they are; None: all.
 
     A layer that has to change is replaced by a copy, which still uses the
     original's unshared tensors; the given layers stay as they are.
@@ -32,9 +36,10 @@ def untie(layers: Sequence[nn.Module]) -> tuple[list[nn.Module], tuple[Tie, ...]
     homes = _homes(layers)
     untied: list[nn.Module] = []
     seen: set[int] = set()
-    for layer in layers:
+    for number, layer in enumerate(layers):
         own = _changing_tensors(layer)
-        shared = [tensor for tensor in own.values() if id(tensor) in seen]
+        is_wanted = wanted is None or number in wanted
+        shared = [tensor for tensor in own.values() if is_wanted and id(tensor) in seen]
         untied.append(_with_twins(layer, shared) if shared else layer)
         seen.update(map(id, own.values()))
     ties = tuple(Tie(tuple(members)) for members in homes.values() if len(members) > 1)
@@ -46,9 +51,9 @@ def _refuse_shared_memory(layers: Sequence[nn.Module]) -> None:
     owners: dict[int, tuple[int, str]] = {}
     for index, layer in enumerate(layers):
         for name, parameter in layer.named_parameters():
-            place = parameter.untyped_storage().data_ptr()
+            place = parameter.untyped_storage()._cdata  # not its address: it may not be held
             other, known = owners.setdefault(place, (id(parameter), f"{index}.{name}"))
-            if place and parameter.requires_grad and other != id(parameter):
+            if parameter.numel() and parameter.requires_grad and other != id(parameter):
                 raise ConfigError(
                     f"parameters {known} and {index}.{name} share memory but are two; "
                     "to tie them, assign the same Parameter to both"

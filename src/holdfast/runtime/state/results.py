@@ -12,7 +12,7 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
-from holdfast.runtime.reduce.gradients import FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
 from holdfast.runtime.reduce.reduction import Reduced
 from holdfast.runtime.reduce.step_sums import decode_totals, encode_totals
 from holdfast.runtime.reduce.verdict import Verdict

@@ -1,4 +1,7 @@
-"""A stage's share of a checkpoint: copied at a step's end, written while training goes on."""
+"""A stage's share of a checkpoint: copied at a step's end, written while training goes on.
+
+A large one is not copied: training goes on until its next update, which waits for the writing.
+"""
 
 import shutil
 import threading
@@ -19,6 +22,7 @@ from holdfast.storage.checkpoint import write_part
 from holdfast.storage.store import PartStore
 
 PAUSES_S = (0.5, 1.0)  # between tries of a part on the way ...
+COPIED_BYTES = 256 << 20  # larger states are written from where they are
 LAST_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # ... and of the last one, after which nothing comes
 
 
@@ -79,6 +83,8 @@ class StageSaver:
         self._failed = failed
         self.may_write: Callable[[], None] = lambda: None  # waits, or raises: it is to be given up
         self._thread: threading.Thread | None = None
+        self._reads_live = False  # the thread writes tensors that the next update changes
+        self._changed: int | None = None  # version that was changed while it was written
         self.newest = 0  # version that was written here, or is being written
         self.others = 0  # the same of other holders of the stage
 
@@ -87,7 +93,14 @@ class StageSaver:
 
     def save(self, step: int, state: StageState, done: Done, *, is_last: bool = False) -> None:
         """``state``: as it is now. ``done`` is called from the writing thread."""
-        self.write(step, state.tensors(), done, is_last=is_last)
+        live = state.live_tensors()
+        if sum(tensor.nbytes for tensor in live.values()) <= COPIED_BYTES:
+            self.write(step, state.tensors(), done, is_last=is_last)
+        elif self.wait():
+            self._begin(step, lambda: live, done, is_last)
+            self._reads_live = True
+        else:
+            self.give_up(step)
 
     def write(
         self, step: int, tensors: Mapping[str, Tensor], done: Done, *, is_last: bool = False
@@ -136,6 +149,10 @@ class StageSaver:
 
     def before_update(self) -> None:
         """Called before the weights change: a saver that still reads them makes it wait."""
+        if self._reads_live:
+            self._reads_live = False
+            if not self.wait():
+                self._changed = self.newest
 
     @staticmethod
     def _tell(tell: Callable[[], None]) -> None:
@@ -158,6 +175,8 @@ class StageSaver:
                 digests = write_part(folder, tensors)
                 sizes = {name: (folder / name).stat().st_size for name in digests}
                 self.may_write()
+                if self._changed == step:
+                    raise HoldfastError(f"{self.name} took too long to write; is the storage slow?")
                 self._store.put_part(step, self.name, digests)
                 took_s = time.monotonic() - start_s
                 return Written(self.name, digests, sizes, hashes, took_s, copy_s)

@@ -71,6 +71,10 @@ class StageState:
         if isinstance(self._gradients, ExactGradients):
             self._gradients.exponents = self._exponents
 
+    def begin_sums(self) -> None:
+        """Before the first backward of a step."""
+        self._gradients.begin()
+
     def choose_exponents(self, maxima: Sequence[float]) -> None:
         """For the step after the one whose reduced gradient has these largest elements."""
         if isinstance(self._gradients, ExactGradients):

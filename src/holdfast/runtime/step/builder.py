@@ -17,7 +17,8 @@ from holdfast.job import Job
 from holdfast.runtime.job.job_code import JobCode
 from holdfast.runtime.job.naming import first_keys, make_optimizer
 from holdfast.runtime.reduce.buckets import ParameterName
-from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.reduce.step_sums import StepSums
 from holdfast.runtime.stage.compiled import can_compile
@@ -29,8 +30,9 @@ from holdfast.runtime.stage.named_tensors import (
 )
 from holdfast.runtime.stage.precision import Precision
 from holdfast.runtime.stage.slots import ParameterSlot
+from holdfast.runtime.stage.sparing import hold_only
 from holdfast.runtime.stage.stage import Stage
-from holdfast.runtime.stage.ties import untie
+from holdfast.runtime.stage.ties import Tie, untie
 from holdfast.runtime.state.results import StageForm
 from holdfast.runtime.state.stage_state import StageState
 from holdfast.runtime.step.epoch import Parts
@@ -94,7 +96,7 @@ class Builder:
     ) -> StageParts:
         """``numbers``: neighbouring stages, in order."""
         ranges = stage_ranges(self.cut, len(self.job.layers))
-        all_layers, ties = untie(list(self.job.layers))
+        all_layers, ties = _held(list(self.job.layers), [ranges[number] for number in numbers])
         layers = {layer: all_layers[layer] for number in numbers for layer in ranges[number]}
         scale = self._loss_scale(first_step)
         stage = self._stage(self._started(layers, first_step), scale)
@@ -202,6 +204,14 @@ class Builder:
             gradients = ExactGradients(layout, num, scale, self.device)
         stage.sink = gradients
         return gradients
+
+
+def _held(
+    layers: Sequence[nn.Module], stages: Sequence[range]
+) -> tuple[list[nn.Module], tuple[Tie, ...]]:
+    mine = [layer for stage in stages for layer in stage]
+    hold_only(layers, mine)
+    return untie(layers, mine)
 
 
 def _names(

@@ -68,6 +68,13 @@ class Epoch:
     def is_first_holder(self) -> bool:
         return self.holders[self.stage][0] == self.me
 
+    @cached_property
+    def is_alone(self) -> bool:
+        """Nobody else has a share in the sums here."""
+        slots, ties = self.parts.slots, self.parts.ties
+        buckets = plan_buckets(self.stage, slots=slots, ties=ties, holders=self.holders)
+        return all(bucket.members == (self.me,) for bucket in buckets)
+
     def _buckets(self, routes: RunningStep) -> tuple[Bucket, ...]:
         """Of those who reduce; a stage that is done with the step counts with all its holders."""
         members = {s: routes.reducers(s) or tuple(all_) for s, all_ in self.holders.items()}

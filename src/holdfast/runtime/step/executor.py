@@ -218,8 +218,8 @@ class Executor:
 
     def _input_comes_first(self, op: Op, at: Attempt) -> bool:
         """Whether there is work to do before the verdict of the step before is known."""
-        if op.kind is Kind.R:
-            return False  # nothing is reduced before the step before is committed
+        if op.kind is Kind.R or (op.kind is not Kind.F and self._commit.is_alone):
+            return False  # nothing is reduced, or summed in the same memory, before it is committed
         while missing := self._ending.missing():
             if self._boundary.comes_before(op, at, missing):
                 return True

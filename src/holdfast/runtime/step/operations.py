@@ -78,6 +78,8 @@ class StageOperations:
 
     def _run(self, op: Op, at: Attempt, microbatch: int, incoming: Tensors) -> Tensors:
         stage = self._built.stage
+        if op.kind is not Kind.F:
+            self._built.state.begin_sums()
         match op.kind:
             case Kind.F:
                 return self._forward(stage, at, microbatch, incoming, counts=True)

@@ -5,7 +5,7 @@ of its own runs each epoch.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.config import RunConfig
 from holdfast.data.batches import Batches
 from holdfast.device.processor import PROCESSOR, Device
-from holdfast.errors import EpochPast
 from holdfast.faults.injection import Injector
 from holdfast.job import Job
 from holdfast.protocol import messages, records
@@ -28,6 +27,7 @@ from holdfast.runtime.probe.probing import Prober
 from holdfast.runtime.probe.profiling import Profiling
 from holdfast.runtime.reduce.verdict import Verdict, VerdictExchange
 from holdfast.runtime.stage.named_tensors import layer_digest
+from holdfast.runtime.stage.sparing import trim
 from holdfast.runtime.state.boundary_log import BoundaryLog, SendMessage, open_log
 from holdfast.runtime.state.copying import StateSender
 from holdfast.runtime.state.saving import StageSaver
@@ -48,7 +48,7 @@ from holdfast.runtime.step.following import Follower
 from holdfast.runtime.step.ledger import Ledger
 from holdfast.runtime.step.operations import StageOperations
 from holdfast.runtime.step.schedule_switch import Lanes
-from holdfast.runtime.step.stage_saves import EpochSaves, StageSaves
+from holdfast.runtime.step.stage_saves import EpochSaves, StageSaves, stage_saver
 from holdfast.runtime.step.step_reports import StepReports
 from holdfast.runtime.validation.validating import Validator
 from holdfast.storage.places import Places
@@ -60,6 +60,9 @@ _FLUSH_LIMIT_S = 10.0
 
 
 class StageTraining:
+    _was_alone = True  # on its stage, ever since it was built
+    _has_stepped = False
+
     def __init__(
         self,
         *,
@@ -86,8 +89,7 @@ class StageTraining:
         self.ledger, self.activity, self.lanes = Ledger(), Activity(), Lanes(check)
         self._code = JobCode(check, ran, self.activity)
         self._may_commit = partial(lease.wait, check)
-        may_write = partial(lease.wait, partial(_unless_past, check))
-        saver = _saver(me, keeping, assign, places, tell, may_write)
+        saver = stage_saver(me, keeping, assign, places, tell, lease=lease, check=check)
         builder = Builder(job, config, assign.cut, self._code, weights, device)
         self.built = built = self._build(builder, assign, saver)
         self._operations = self._operating(batches, config)
@@ -182,6 +184,7 @@ class StageTraining:
                     self._after(happened, saves, epoch)
                 case StandsStill(version):
                     validations.run(version, saves.save)
+            del happened  # it holds a gradient
         self._profiling.end()
         self.saves.ended(saves)
 
@@ -194,9 +197,12 @@ class StageTraining:
         self.ledger.new_plan()
         self.saves.saver.others = proceed.saved.get(self.built.number, 0)
         self.saves.times.change(proceed.saves)
-        return Epoch(
+        epoch = Epoch(
             self._me, self.built.number, stages, self._transport, self.built.parts, self._wait_s
         )
+        self._was_alone = self._was_alone and epoch.is_alone
+        self.built.commit.be_alone(self._was_alone)
+        return epoch
 
     def _executor(
         self, proceed: messages.Proceed, epoch: Epoch, stands_still: Callable[[int], bool]
@@ -248,6 +254,9 @@ class StageTraining:
         if self.sender.is_asked:
             self.sender.send_state(committed.step + 1, self.built.state.tensors())
         self._copies.committed(committed.step + 1)
+        if not self._has_stepped:
+            self._has_stepped = True
+            trim()  # the optimizer has made its state, between what was freed since
         saves.save_if_due(committed.step + 1)
 
     def between_steps(self, order: messages.Probe | messages.SaveHere | messages.GoOn) -> None:
@@ -260,6 +269,7 @@ class StageTraining:
     # --- as a joiner ---
 
     def follow(self, source: WorkerId) -> None:
+        self._was_alone = False
         self._follower.follow(source)
 
     # --- what it has ---
@@ -291,7 +301,7 @@ class StageTraining:
             commits=self._copies.versions,
         )
 
-    def finished(self, peak_memory_bytes: int) -> messages.Finished:
+    def finished(self, peak_memory_bytes: int, peak_device_bytes: int) -> messages.Finished:
         layers = self.built.layers
         return messages.Finished(
             worker=str(self._me),
@@ -300,6 +310,7 @@ class StageTraining:
             kept_bytes=self.ledger.peak_bytes,
             log_bytes=self.log.num_bytes,
             old_bytes=self.built.commit.peak_kept_bytes,
+            peak_device_bytes=peak_device_bytes,
         )
 
     def restore(self, version: int) -> None:
@@ -321,25 +332,3 @@ class StageTraining:
 
     def _reach(self, step: int, point: str) -> None:
         self._injector.reach(step, point, self.ledger.done_of(step))
-
-
-def _unless_past(check: Callable[[], None]) -> None:
-    """What is written outlives an epoch."""
-    with suppress(EpochPast):
-        check()
-
-
-def _saver(
-    me: WorkerId,
-    keeping: StateKeeping,
-    assign: messages.Assign,
-    places: Places,
-    tell: SendMessage,
-    may_write: Callable[[], None],
-) -> StageSaver:
-    def failed(version: int, reason: str) -> None:
-        tell(messages.PartFailed(worker=str(me), step=version, reason=reason))
-
-    saver = keeping.saver(places.store(), assign.part, assign.wait_s, failed)
-    saver.may_write = may_write
-    return saver

@@ -5,15 +5,21 @@ How a part is written is the saver's. Orders to save come from the control threa
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from holdfast.cluster import WorkerId
 from holdfast.config import RunConfig
+from holdfast.errors import EpochPast
 from holdfast.protocol import messages
+from holdfast.runtime.link.lease import Lease
 from holdfast.runtime.stage.named_tensors import hashes_by_layer
 from holdfast.runtime.state.saving import SaveTimes, StageSaver, Written
 from holdfast.runtime.state.stage_state import OPTIMIZER
+from holdfast.runtime.state.state_keeping import StateKeeping
 from holdfast.runtime.step.builder import StageParts
+from holdfast.storage.places import Places
 
 _LOOK_S = 0.05
 
@@ -124,3 +130,27 @@ class EpochSaves:
     def is_writer(self, version: int) -> bool:
         chosen = self.stage.writer_of(version)
         return self.is_first_holder if chosen is None else chosen == str(self.stage.me)
+
+
+def stage_saver(
+    me: WorkerId,
+    keeping: StateKeeping,
+    assign: messages.Assign,
+    places: Places,
+    tell: Callable[[messages.Message], None],
+    *,
+    lease: Lease,
+    check: Callable[[], None],
+) -> StageSaver:
+    """Writes only while this worker has its lease."""
+
+    def failed(version: int, reason: str) -> None:
+        tell(messages.PartFailed(worker=str(me), step=version, reason=reason))
+
+    def unless_past() -> None:
+        with suppress(EpochPast):  # what is written outlives an epoch
+            check()
+
+    saver = keeping.saver(places.store(), assign.part, assign.wait_s, failed)
+    saver.may_write = partial(lease.wait, unless_past)
+    return saver

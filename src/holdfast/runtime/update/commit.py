@@ -108,7 +108,8 @@ class StageCommit:
         self._layers = layers
         self._counted = counted
         self._loss_scale = loss_scale or LossScale()
-        self._keeps_old, self._staggered = keeps_old, staggered
+        self._may_keep_old, self._staggered = keeps_old, staggered
+        self.is_alone = False
         self.speculates = staggered  # until a verdict shows that it costs more than it gains
         self._before_update, self._reach, self._due = before_update, reach, due
         self._may_commit = may_commit
@@ -141,6 +142,12 @@ class StageCommit:
     def voids_the_next(self, verdict: Verdict) -> bool:
         """Whether what was computed of the next step before this was known is void."""
         return self._staggered and not verdict.good
+
+    def be_alone(self, is_alone: bool) -> None:
+        """Whether nobody else holds the stage, or ever has: then nobody asks for a gradient that
+        is applied, or for what another holder has computed with old weights."""
+        self.is_alone = is_alone
+        self._rollback.keeps_old = self._may_keep_old and not is_alone
 
     def accept(self, result: StepResult) -> None:
         """The stage's gradient of the running step is here."""
@@ -253,6 +260,8 @@ class StageCommit:
         self.verdicts[step] = verdict
         self.verdicts = {s: v for s, v in self.verdicts.items() if s > step - 2}
         self._rollback.committed(step)
+        if self.is_alone:
+            self.result = None
         self._buffers = {s: kept for s, kept in self._buffers.items() if s >= step}
         self._reach(step, "settled")
 
@@ -260,7 +269,7 @@ class StageCommit:
         self, result: StepResult, scale: float | None, *, skip: bool, speculative: bool = False
     ) -> None:
         step = result.step
-        if (speculative or self._keeps_old) and step not in self._buffers:
+        if (speculative or self._rollback.keeps_old) and step not in self._buffers:
             self._buffers[step] = buffer_values(self._layers, result.totals.changes)
         if skip:
             self._rollback.apply(Update(step, None), speculative=speculative)

@@ -71,7 +71,7 @@ class InverseRollback:
     def __init__(self, optimizer: StageOptimizer, *, keeps_old: bool) -> None:
         if optimizer.optimizer is not None:
             check_undoable(optimizer.optimizer)
-        self._optimizer, self._keeps_old = optimizer, keeps_old
+        self._optimizer, self.keeps_old = optimizer, keeps_old
         self._records: dict[int, _Record] = {}
         self._old: dict[int, tuple[Tensor, ...]] = {}  # as long as nothing new is applied
         self.peak_bytes = 0
@@ -79,7 +79,7 @@ class InverseRollback:
 
     def apply(self, update: Update, *, speculative: bool) -> None:
         self._old.clear()
-        if speculative or self._keeps_old:
+        if speculative or self.keeps_old:
             self._records[update.step] = self._step(update, with_state=speculative)
         elif update.reduced is not None:
             self._optimizer.step(update.step, update.gradients(), update.scale)
@@ -158,9 +158,8 @@ class InverseRollback:
 
     def committed(self, step: int) -> None:
         """The state of the step is needed no more: only parameters are asked for from now on."""
-        self._records = {
-            s: record.without_state() for s, record in self._records.items() if s >= step
-        }
+        kept = {s: record for s, record in self._records.items() if s >= step and self.keeps_old}
+        self._records = {s: record.without_state() for s, record in kept.items()}
         self._old = {s: old for s, old in self._old.items() if s >= step}
 
     def restart(self) -> None:
@@ -168,7 +167,7 @@ class InverseRollback:
 
     @property
     def steps(self) -> list[int]:
-        return list(self._records) if self._keeps_old else []
+        return list(self._records) if self.keeps_old else []
 
     def old(self, step: int) -> tuple[Tensor, ...] | None:
         if step not in self._records:

@@ -25,6 +25,8 @@ class Update(NamedTuple):
 
 
 class StepRollback(Protocol):
+    keeps_old: bool  # whether parameters from before a step are to be had when it is committed
+
     def apply(self, update: Update, *, speculative: bool) -> None:
         """``speculative``: it may have to be taken back."""
         ...
@@ -69,7 +71,7 @@ class SnapshotRollback:
     """A copy of all parameters before each step; of the optimizer's state too, if speculative."""
 
     def __init__(self, optimizer: StageOptimizer, *, keeps_old: bool) -> None:
-        self._optimizer, self._keeps_old = optimizer, keeps_old
+        self._optimizer, self.keeps_old = optimizer, keeps_old
         self._old: dict[int, tuple[Tensor, ...]] = {}
         self._before: Snapshot | None = None
         self.peak_bytes = 0
@@ -77,7 +79,7 @@ class SnapshotRollback:
     def apply(self, update: Update, *, speculative: bool) -> None:
         if speculative:
             self._before = self._optimizer.snapshot(update.step)
-        if self._keeps_old and update.step not in self._old:
+        if self.keeps_old and update.step not in self._old:
             self._old[update.step] = self._copies()
         self.peak_bytes = max(self.peak_bytes, self.kept_bytes(None))
         if update.reduced is not None:

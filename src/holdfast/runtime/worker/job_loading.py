@@ -31,6 +31,7 @@ from holdfast.runtime.stage.named_tensors import (
 )
 from holdfast.runtime.stage.precision import Precision
 from holdfast.runtime.stage.seeding import DRAWING
+from holdfast.runtime.stage.sparing import sparing
 from holdfast.schedule.cut import stage_ranges
 from holdfast.weights.naming import named_by
 from holdfast.weights.place import on_this_machine
@@ -54,12 +55,13 @@ class JobLoader:
         with DRAWING:
             before_loading(self._config)
             self._open_folders()
-            job = load_job(
-                self._spec.job,
-                self._config.train.seed,
-                self._spec.job_sha256,
-                self._config.job.args,
-            )
+            with sparing():
+                job = load_job(
+                    self._spec.job,
+                    self._config.train.seed,
+                    self._spec.job_sha256,
+                    self._config.job.args,
+                )
             check_validation(job, self._config)
             self._open_device()
             self.settings = self._watch()  # what is set while loading is told by the fingerprint

@@ -325,7 +325,9 @@ class Worker:
         except JobError as why:
             self._link.send(job_failed(self._spec.worker, self._epoch, why))
             return
-        self._link.send(training.finished(_peak_memory_bytes()))
+        device = self._loader.device.memory()
+        on_device = 0 if device is None else device.peak_bytes
+        self._link.send(training.finished(_peak_memory_bytes(), on_device))
 
     def _enter(self, epoch: int) -> None:
         self._epoch = epoch

@@ -1,6 +1,7 @@
 """State kept where no checkpoint and no joiner finds it is named; the way that works is shown."""
 
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def said(layer, optimizer, step=lambda: None, *, make=None, num_steps=6, **field
         step()
         lines += hidden.look()
     return lines
+
+
+def test_it_does_not_hold_the_layers_of_other_stages():
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    other = weakref.ref(layers[0])
+    job = Job(
+        layers=layers,
+        optimizer=torch.optim.Adam,
+        loss=nn.functional.mse_loss,
+        data=[(torch.zeros(2), torch.zeros(2))],
+    )
+    hidden = HiddenState(job, {1: layers[1]}, None)
+    del job, layers
+    assert other() is None
+    assert hidden.look() == []
 
 
 def test_attributes_of_a_layer_that_change_are_named_once_and_caches_and_buffers_are_not():

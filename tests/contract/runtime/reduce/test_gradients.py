@@ -13,7 +13,8 @@ from torch import nn
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.reduce import fixed_point
-from holdfast.runtime.reduce.gradients import ALIGNMENT, ExactGradients, FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import ALIGNMENT, FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
 
 finite_fp32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 exponents = st.integers(fixed_point.MIN_EXPONENT, fixed_point.MAX_EXPONENT)
@@ -259,7 +260,8 @@ def test_measures_agree_with_the_definition_and_show_nonfinite_values(kind):
 def test_fast_gradients_do_not_load_numba():
     program = (
         "import sys, torch\n"
-        "from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout\n"
+        "from holdfast.runtime.reduce.flat_layout import FlatLayout\n"
+        "from holdfast.runtime.reduce.gradients import FastGradients\n"
         "import holdfast.runtime.reduce.reduction\n"
         "FastGradients(FlatLayout.of([torch.zeros(3)]))\n"
         "sys.exit('numba' in sys.modules)\n"

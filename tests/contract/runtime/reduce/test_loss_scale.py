@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 
 

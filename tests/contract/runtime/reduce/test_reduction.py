@@ -21,7 +21,8 @@ from holdfast.errors import (
     TransportClosed,
 )
 from holdfast.runtime.reduce.buckets import Bucket, plan_buckets
-from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout, Gradients
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, Gradients
 from holdfast.runtime.reduce.reduction import Reduced, conclude, reduce_gradients
 from holdfast.transport.base import ALONE, Bundle, Tag
 from holdfast.transport.local.transport import LocalHub, LocalTransport

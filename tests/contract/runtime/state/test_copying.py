@@ -14,7 +14,8 @@ from helpers.harness.transport_harness import Background, wait_until
 from helpers.scarce import refuse_threads
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost, ProtocolError
-from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import FastGradients
 from holdfast.runtime.reduce.reduction import conclude
 from holdfast.runtime.reduce.step_sums import Totals
 from holdfast.runtime.reduce.verdict import Verdict

@@ -8,7 +8,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from holdfast.baselines.memory_commit import MemoryCommits
 from holdfast.baselines.worker_registry import KEEPING, keeping_of
 from holdfast.config import RunConfig, config_from
-from holdfast.runtime.reduce.gradients import ExactGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients
 from holdfast.runtime.stage.stage import Stage
 from holdfast.runtime.state.stage_state import StageState
 from holdfast.runtime.update.optimizer import StageOptimizer

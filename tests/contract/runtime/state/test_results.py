@@ -8,7 +8,8 @@ from torch import Tensor
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, ProtocolError, WaitTimeout
-from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import FastGradients
 from holdfast.runtime.reduce.reduction import conclude
 from holdfast.runtime.reduce.step_sums import Totals
 from holdfast.runtime.reduce.verdict import Verdict

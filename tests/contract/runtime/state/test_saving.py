@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from helpers.scarce import refuse_threads
 from holdfast.runtime.link.control_link import Stopped
@@ -167,3 +168,70 @@ def test_a_part_of_a_worker_that_is_to_stop_is_given_up(told, tmp_path, num_aske
     assert not told.written
     assert not (partial_directory(tmp_path, 3) / NAME).exists()
     assert not told.saver.has(3)
+
+
+class Live:
+    """A state whose tensors the next update changes."""
+
+    def __init__(self) -> None:
+        self.weight = torch.ones(3)
+
+    def live_tensors(self):
+        return {"0.weight": self.weight}
+
+    def tensors(self):
+        return {"0.weight": self.weight.clone()}
+
+
+def slow_to_write(monkeypatch):
+    """Until told to go on."""
+    write_part, go_on = saving.write_part, threading.Event()
+
+    def write(folder, tensors):
+        assert go_on.wait(20)
+        return write_part(folder, tensors)
+
+    monkeypatch.setattr(saving, "write_part", write)
+    return go_on
+
+
+def save(told, version, state):
+    told.saver.save(version, state, lambda w: told.written.update({version: w}))
+
+
+def test_r6_a_large_state_is_not_copied_and_the_next_update_waits_for_it(
+    told, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(saving, "COPIED_BYTES", 0)
+    go_on, state = slow_to_write(monkeypatch), Live()
+    save(told, 3, state)
+    threading.Timer(0.2, go_on.set).start()
+    told.saver.before_update()
+    assert go_on.is_set()
+    state.weight.zero_()
+    assert told.written[3].hashes.keys() == {"0"}
+    [file] = (partial_directory(tmp_path, 3) / NAME).glob("*.safetensors")
+    assert load_file(file)["0.weight"].tolist() == [1, 1, 1]
+
+
+def test_r6_a_large_state_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "COPIED_BYTES", 0)
+    monkeypatch.setattr(saving, "PAUSES_S", ())
+    told, go_on, state = Told(tmp_path, limit_s=0.05), slow_to_write(monkeypatch), Live()
+    save(told, 3, state)
+    told.saver.before_update()  # training goes on
+    state.weight.zero_()
+    go_on.set()
+    assert told.saver.wait(20)
+    assert "took too long" in told.failed[3]
+    assert not told.written
+
+
+def test_r6_nobody_waits_for_a_small_state(told, monkeypatch):
+    go_on, state = slow_to_write(monkeypatch), Live()
+    save(told, 3, state)
+    told.saver.before_update()
+    assert not told.written
+    go_on.set()
+    assert told.saver.wait()
+    assert told.written

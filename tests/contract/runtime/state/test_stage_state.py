@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from holdfast.errors import CheckpointError
-from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients, FastGradients
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.stage.slots import ParameterSlot
 from holdfast.runtime.state.stage_state import OPTIMIZER, StageState

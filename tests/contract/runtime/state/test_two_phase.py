@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from helpers.harness.transport_harness import Background
 from helpers.scarce import refuse_threads
 from holdfast.baselines.two_phase import TwoPhaseSaver
 from holdfast.errors import HoldfastError
@@ -14,7 +15,7 @@ from holdfast.runtime.state import saving
 from holdfast.runtime.state.saving import SaveTimes, StageSaver, Written
 from holdfast.storage.local_store import LocalStore
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 NAME = "stage-0.0a1b2c3d"
 
 
@@ -63,13 +64,10 @@ def test_an_update_waits_until_the_copy_is_taken_and_not_for_the_writing(tmp_pat
         saver.before_update()
         slow.value = 2.0
 
-    thread = threading.Thread(target=update)
-    thread.start()
-    thread.join(0.05)
-    assert thread.is_alive(), "the copy is not taken yet"
+    updating = Background(update).wait_until_blocked()  # the copy is not taken yet
+    assert slow.value == 1.0
     slow.go_on.set()
-    thread.join(LIMIT_S)
-    assert not thread.is_alive(), "writing is not waited for"
+    updating.result()  # writing is not waited for
     assert slow.value == 2.0
     on_disk.set()
     saver.wait()

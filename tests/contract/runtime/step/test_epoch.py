@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from holdfast.cluster import WorkerId
-from holdfast.runtime.reduce.gradients import ExactGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients
 from holdfast.runtime.reduce.step_sums import StepSums
 from holdfast.runtime.state.results import StageForm
 from holdfast.runtime.step.epoch import Epoch, Parts

@@ -28,7 +28,7 @@ from holdfast.errors import PeerLost
 from holdfast.job import Job
 from holdfast.protocol import messages
 from holdfast.protocol.records import LogOrder
-from holdfast.runtime.reduce.gradients import FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
 from holdfast.runtime.reduce.reduction import Reduced
 from holdfast.runtime.reduce.step_sums import Totals
 from holdfast.runtime.reduce.verdict import Verdict

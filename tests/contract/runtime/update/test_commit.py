@@ -10,7 +10,8 @@ from torch import Tensor, nn, optim
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import EpochPast, PeerLost
-from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import FastGradients
 from holdfast.runtime.reduce.loss_scale import LossScale, ScaleState
 from holdfast.runtime.reduce.reduction import Reduced, conclude
 from holdfast.runtime.reduce.step_sums import Totals
@@ -465,6 +466,23 @@ def test_a_stage_alone_keeps_nothing_and_can_still_go_back():
     run_step(waiting, 1, CLIPPED, trust=False)
     assert stage.bits() == waiting.bits()
     assert stage.commit.oldest == stage.commit.reduced == 2
+
+
+def test_a_worker_alone_on_its_stage_keeps_nothing_until_there_is_another():
+    stage, shared = OneStage(), OneStage()
+    stage.commit.be_alone(True)
+    for step, told in enumerate((GOOD, CLIPPED)):
+        run_step(stage, step, told, trust=True)
+        run_step(shared, step, told, trust=True)
+        assert stage.commit.kept_bytes < shared.commit.kept_bytes / 2  # buffers are small
+        assert stage.commit.result is None
+    assert stage.commit.oldest == 2 > shared.commit.oldest
+    stage.commit.be_alone(False)
+    run_step(stage, 2, GOOD, trust=True)
+    run_step(shared, 2, GOOD, trust=True)
+    assert stage.commit.oldest == shared.commit.oldest == 2
+    assert stage.commit.result is not None
+    assert stage.bits() == shared.bits()
 
 
 # --- a new epoch between reduced and committed ---

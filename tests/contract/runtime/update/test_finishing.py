@@ -7,7 +7,8 @@ from torch import Tensor, nn, optim
 
 from holdfast.config import TrainConfig
 from holdfast.errors import CheckpointError, ConfigError
-from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import FastGradients
 from holdfast.runtime.reduce.reduction import conclude
 from holdfast.runtime.update.finishing import Finishing
 from holdfast.runtime.update.inverse_rollback import InverseRollback

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from holdfast.errors import CheckpointError
-from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import FastGradients
 from holdfast.runtime.reduce.reduction import conclude
 from holdfast.runtime.update.inverse_rollback import InverseRollback
 from holdfast.runtime.update.optimizer import StageOptimizer

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from holdfast.cluster import WorkerId
-from holdfast.runtime.reduce.gradients import ExactGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import ExactGradients
 from holdfast.runtime.reduce.reduction import conclude
 from holdfast.runtime.reduce.step_sums import StepSums
 from holdfast.runtime.reduce.verdict import Verdict, VerdictExchange

@@ -13,7 +13,8 @@ from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.reduce.gradients import FastGradients, FlatLayout
+from holdfast.runtime.reduce.flat_layout import FlatLayout
+from holdfast.runtime.reduce.gradients import FastGradients
 from holdfast.runtime.reduce.reduction import conclude
 from holdfast.runtime.update import inverse_rollback
 from holdfast.runtime.update.inverse import check_undoable, inverse_of

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -200,39 +199,71 @@ class NobodyElse:
         self.looked.set()
 
 
-def test_it_is_a_sign_that_the_coordinator_lives(monkeypatch) -> None:
+class Clock:
+    """The module ``time`` of a link: tests move it, so no thread of theirs can be too slow."""
+
+    now_s = 1000.0
+
+    def __init__(self) -> None:
+        self.num_looks = 0  # of the thread that reads
+
+    def monotonic(self) -> float:
+        self.num_looks += threading.current_thread().name == "control"
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(control_link, "time", made)
     monkeypatch.setattr(control_link, "SILENCE_S", 1.5)
+    return made
+
+
+def give_a_sign(linked: Linked) -> None:
+    """And wait until it is taken, with whatever was said after it."""
+    linked.coordinator.send(messages.StillHere(next_step=0, heard=0))
+    linked.coordinator.send(messages.Halt(epoch=0))
+    assert isinstance(linked.link.next(LIMIT_S), messages.Halt)
+
+
+def test_it_is_a_sign_that_the_coordinator_lives(clock) -> None:
     others = NobodyElse()
     linked = Linked(others)
     try:
-        linked.coordinator.send(messages.StillHere(next_step=0, heard=0))
-        until_s = time.monotonic() + 4.0
-        while time.monotonic() < until_s:
+        give_a_sign(linked)
+        for _ in range(4):
+            clock.now_s += 1.0
             linked.agent.send(renewals(0))
             linked.link.send(beat())
-            time.sleep(0.05)
+        seen = clock.num_looks
+        wait_until(lambda: clock.num_looks > seen + 1, "a look at the clock")
         assert not others.looked.is_set()
+        clock.now_s += 2.0
         assert others.looked.wait(LIMIT_S), "without signs another one is looked for"
     finally:
         linked.close()
 
 
-def test_one_that_does_not_know_whether_it_leads_is_looked_past(monkeypatch) -> None:
+def test_one_that_does_not_know_whether_it_leads_is_looked_past(clock) -> None:
     """Leases are renewed as ever: it may be the only one."""
-    monkeypatch.setattr(control_link, "SILENCE_S", 1.5)
     others = NobodyElse()
     linked = Linked(others)
+    renewed = messages.Renewal(number=4, answers=3, for_s=2.0)
+    by_itself = messages.Renewal(number=5, answers=3, for_s=2.0)
     try:
-        linked.coordinator.send(messages.StillHere(next_step=0, heard=0))
-        until_s = time.monotonic() + LIMIT_S
-        while not others.looked.is_set():
-            assert time.monotonic() < until_s, "nobody is looked for"
+        give_a_sign(linked)
+        for number in range(1, 6):
+            clock.now_s += 0.5
             linked.agent.send(renewals(0, leads=False))
-            linked.coordinator.send(messages.Renewal(number=4, answers=3, for_s=2.0))
             linked.link.send(beat())
-            time.sleep(0.05)
+            linked.coordinator.send(by_itself)
+            wait_until(
+                lambda num=number: linked.aside.count(by_itself) == num, "its own words to be heard"
+            )
+        assert others.looked.wait(LIMIT_S), "nobody is looked for"
         assert others.elsewhere[0], "one that talks is not asked who it is"
-        assert messages.Renewal(number=4, answers=3, for_s=2.0) in linked.aside
+        assert renewed in linked.aside
     finally:
         linked.close()
 

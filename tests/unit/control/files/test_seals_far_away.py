@@ -11,7 +11,7 @@ from holdfast.control.io.sealing import SealDone, Seals
 from holdfast.control.state.saved import Saved
 from holdfast.control.state.settings import Settings
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture

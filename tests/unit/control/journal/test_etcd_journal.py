@@ -9,8 +9,10 @@ import pytest
 
 from helpers import etcd_fake
 from helpers.etcd_fake import FakeEtcd, served
+from holdfast.control.journal import etcd_journal
 from holdfast.control.journal.base import Claim
 from holdfast.control.journal.etcd_access import EtcdAccess
+from holdfast.control.journal.etcd_calls import EtcdCalls
 from holdfast.control.journal.etcd_journal import EtcdJournal
 from holdfast.errors import (
     ConfigError,
@@ -22,7 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.journal_address import parse_journal_address
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 FIRST, SECOND, THIRD = {"epoch": 1}, {"epoch": 2}, {"epoch": 3}
 
 
@@ -53,6 +55,12 @@ def open_at(fake) -> Iterator:
         journal.close()
 
 
+@pytest.fixture
+def patient_close(monkeypatch):
+    """Who ends in good order is waited for, however slow the machine is."""
+    monkeypatch.setattr(etcd_journal, "CLOSE_LIMIT_S", LIMIT_S)
+
+
 def faulty(fake: FakeEtcd, path: str, *faults: str) -> None:
     """The next calls of this kind, one after another."""
     left = list(faults)
@@ -72,6 +80,18 @@ def wait_until(holds) -> None:
     while not holds():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
+
+
+def refused_until(holds, journal: EtcdJournal, record: dict) -> None:
+    """The append fails, with more and more time for it, until what it is to bring about is so."""
+    limit_s = 0.2
+    while True:
+        with pytest.raises(JournalAway) as refused:
+            journal.append(record, limit_s=limit_s)
+        if holds(str(refused.value)):
+            return
+        assert limit_s < LIMIT_S
+        limit_s *= 2
 
 
 # --- answers that are lost ---
@@ -108,15 +128,12 @@ def test_a_refused_record_that_was_written_all_the_same_is_replaced_by_the_next(
     journal.claim()
     refused, later = {"text": "x" * size}, {"text": "y" * size}
     faulty(fake, "kv/txn", *[""] * num_pieces, *[etcd_fake.LOST_ANSWER] * 1000)
-    with pytest.raises(JournalAway, match=r"no answer within 0\.\d* s"):
-        journal.append(refused, limit_s=0.3)
-    fake.fault = lambda _, path: ""
-    assert journal.records() == [refused], "it has not got there: this test proves nothing"
+    refused_until(lambda why: journal.records() == [refused], journal, refused)
     faulty(fake, "kv/txn", *[""] * num_pieces, *[etcd_fake.REFUSED] * 1000)
-    with pytest.raises(JournalAway):
+    with pytest.raises(JournalAway, match=r"no answer within 0\.\d* s"):
         journal.append(later, limit_s=0.3)
-    fake.fault = lambda _, path: ""
     assert journal.records() == [refused], "it has lost its pieces"
+    fake.fault = lambda _, path: ""  # not before: a call that was given up may come late
     journal.append(later)
     assert journal.records() == [later]
     journal.append(FIRST)
@@ -143,7 +160,7 @@ def test_without_renewals_one_leads_no_more_though_nobody_has_said_so(fake, at, 
     now_s = time.monotonic()
     assert not journal.leads(now_s + 0.5)
     wait_until(lambda: not journal.leads(time.monotonic()))
-    assert time.monotonic() < now_s + 0.5 + LIMIT_S / 2
+    assert time.monotonic() < now_s + 0.5 + LIMIT_S
 
 
 def test_a_lease_that_is_renewed_outlives_its_length(fake, at, open_at):
@@ -156,7 +173,7 @@ def test_a_lease_that_is_renewed_outlives_its_length(fake, at, open_at):
     wait_until(lambda: fake.asked["lease/keepalive"] > before)
 
 
-def test_a_lease_that_ran_out_is_had_again_if_nobody_came(fake, at, open_at):
+def test_a_lease_that_ran_out_is_had_again_if_nobody_came(fake, at, open_at, patient_close):
     journal = open_at(at)
     journal.claim()
     fake.revoke_all()
@@ -172,8 +189,7 @@ def test_a_lease_that_cannot_be_had_again_in_time_delays_the_record(fake, at, op
     journal.claim()
     always(fake, etcd_fake.REFUSED, "lease/keepalive", "lease/grant")
     fake.revoke_all()
-    with pytest.raises(JournalAway, match="the lease has run out"):
-        journal.append(FIRST, limit_s=0.2)
+    refused_until(lambda why: "the lease has run out" in why, journal, FIRST)
     fake.fault = lambda _, path: ""
     journal.append(SECOND)
     assert journal.records() == [SECOND]
@@ -225,30 +241,48 @@ def test_who_slept_while_another_led_and_ended_cannot_go_on(fake, at, open_at):
     assert first.records() == [FIRST]
 
 
-def meanwhile(fake: FakeEtcd, act) -> None:
-    """Between what a claimant reads and what it writes."""
-    acts = [act]
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """What to do between what a claimant reads and what it writes: in its own thread, so that no
+    limit of a call ends it."""
+    acts, grant = [], EtcdCalls.grant
 
-    def fault(_: FakeEtcd, path: str) -> str:
-        if path == "lease/grant" and acts:
-            acts.pop()()
-        return ""
+    def acting(self: EtcdCalls, ttl_s: int, limit_s: float) -> str:
+        act, lease = acts.pop() if acts else None, grant(self, ttl_s, limit_s)
+        if act is not None:
+            act()
+        return lease
 
-    fake.fault = fault
+    monkeypatch.setattr(EtcdCalls, "grant", acting)
+    return acts.append
 
 
-def test_a_claim_is_void_if_another_has_led_meanwhile_though_it_has_ended(fake, at, open_at):
+def test_a_claim_is_void_if_another_has_led_meanwhile_though_it_has_ended(
+    at, open_at, meanwhile, patient_close
+):
     slow, fast = open_at(at, "slow"), open_at(at, "fast")
-    meanwhile(fake, lambda: (fast.claim(), fast.append(FIRST), fast.close()))
+    meanwhile(lambda: (fast.claim(), fast.append(FIRST), fast.close()))
     with pytest.raises(JournalHeld):
-        slow.claim()
+        slow.claim(limit_s=LIMIT_S)
     assert slow.claim().generation == 2
 
 
-def test_a_claim_is_void_if_the_leader_has_its_lease_again_meanwhile(fake, at, open_at):
-    meanwhile(fake, lambda: put(fake, "run/leader", b"{}"))
+def test_a_claim_is_void_if_the_leader_has_its_lease_again_meanwhile(fake, at, open_at, meanwhile):
+    meanwhile(lambda: put(fake, "run/leader", b"{}"))
     with pytest.raises(JournalHeld, match="another process leads this run"):
         open_at(at).claim()
+
+
+def test_a_claimant_that_slept_until_its_new_lease_had_run_out_takes_another(
+    fake, at, open_at, meanwhile
+):
+    journal = open_at(at)
+    meanwhile(fake.revoke_all)
+    assert journal.claim() == Claim(1, "")
+    journal.close()
+    meanwhile(fake.revoke_all)
+    with pytest.raises(JournalAway):
+        journal.claim(limit_s=0.0)
 
 
 # --- endpoints ---
@@ -272,9 +306,9 @@ def test_the_limit_of_an_append_holds_whatever_the_endpoint_does(fake, at, open_
     journal.claim()
     always(fake, fault, "kv/txn")
     start_s = time.monotonic()
-    with pytest.raises(JournalAway, match=r"no answer within 0\.3 s"):
+    with pytest.raises(JournalAway, match=r"no answer within 0\.\d* s"):
         journal.append(FIRST, limit_s=0.3)
-    assert time.monotonic() < start_s + 0.3 + LIMIT_S / 2
+    assert time.monotonic() < start_s + 0.3 + LIMIT_S
 
 
 def test_nobody_there_is_said_and_no_name_known(open_at):
