@@ -9,6 +9,7 @@ from helpers.etcd_fake import FakeEtcd, served
 from helpers.etcd_server import etcd_cluster
 from helpers.seed import SEED
 from helpers.sweeps.chaos import Executions
+from helpers.sweeps.chaos_order import unhurried_joins
 from helpers.sweeps.mortal import AT_THE_END, Life
 from helpers.sweeps.twin import LONG, STEPS, Fate, Twin, TwinStory, Way
 from helpers.wide import first_two
@@ -30,6 +31,7 @@ def twins(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         executions = Executions()
         executions.watch(patch)
+        unhurried_joins(patch)  # all four are there again by the step that is expected
         yield lambda **etcd: Twin(tmp_path_factory.mktemp("twin"), patch, executions, **etcd)
 
 

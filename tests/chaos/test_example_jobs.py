@@ -10,7 +10,6 @@ from holdfast.testing import assert_same_bits, train_in_threads
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS = {"hf_llama": "transformers", "hf_dataset": "datasets"}
 KILL = "kill 1.0 @ 2.B1"
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.parametrize(

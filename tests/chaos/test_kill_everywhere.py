@@ -12,6 +12,7 @@ import pytest
 
 from helpers.seed import SEED
 from helpers.sweeps import chaos_checks as checks
+from helpers.sweeps import chaos_order as order
 from helpers.sweeps.chaos import LAYOUTS, PER_CENT, PHASES, QUICK, SAVE, STEPS
 from helpers.wide import every, first, where
 
@@ -173,12 +174,15 @@ def test_two_workers_may_die_in_one_step(arena, table, pair):
 @pytest.mark.parametrize("layout", first(1, ["2x3", "2x2"]))
 @pytest.mark.parametrize(("settings", "least"), [((), 0), ((EVERY_STEP,), 1)], ids=["", "saved"])
 def test_when_all_holders_of_a_stage_die_the_run_goes_back_by_itself(
-    arena, table, layout, settings, least
+    arena, table, layout, settings, least, monkeypatch
 ):
     layout = LAYOUTS[layout]
+    undisturbed = arena.undisturbed(layout)
+    if settings:
+        order.steps_wait_for_checkpoints(monkeypatch, every=1)
     story = arena.run(layout, ["kill 0.1 @ 4.B1", "kill 1.1 @ 4.halt"], *settings)
     table.add("pairs", story)
-    checks.assert_same(story, arena.undisturbed(layout))
+    checks.assert_same(story, undisturbed)
     checks.assert_fired(story)
     [back] = story.outcome.summary["went_back"]
     assert back["lost_stage"] == 1, str(story)

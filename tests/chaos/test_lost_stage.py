@@ -12,6 +12,7 @@ import pytest
 from helpers.seed import SEED
 from helpers.sweeps import chaos_checks as checks
 from helpers.sweeps import chaos_logs as logs
+from helpers.sweeps import chaos_order as order
 from helpers.sweeps.chaos import LAYOUTS, PER_CENT, PHASES, QUICK, SAVE, Layout
 from helpers.wide import every, first
 from holdfast.cluster import parse_worker
@@ -276,13 +277,15 @@ HARMS = {
 
 @pytest.fixture
 def harmed(arena, monkeypatch):
-    """A run whose logs suffer when somebody is killed."""
+    """A run whose logs suffer when somebody is killed; its checkpoints are whole in time."""
 
     def run(harm, faults, *settings):
+        undisturbed = arena.undisturbed(ONE, steps=LONG)
         with monkeypatch.context() as patch:
+            order.steps_wait_for_checkpoints(patch, every=4)
             logs.after_kills(patch, lambda: arena.run_dir / "log", harm)
             story = arena.run(ONE, faults, *LONG_LOG, *settings, steps=LONG)
-        checks.assert_same(story, arena.undisturbed(ONE, steps=LONG))
+        checks.assert_same(story, undisturbed)
         checks.assert_fired(story)
         return story
 
@@ -350,13 +353,15 @@ def test_a_budget_too_small_for_any_boundary_is_said_once_and_a_lost_stage_goes_
     assert "log_budget=300B holds no boundary" in changed["reason"], str(story)
 
 
-def test_a_budget_that_holds_a_logged_interval_is_enough_for_the_whole_run(arena):
+def test_a_budget_that_holds_a_logged_interval_is_enough_for_the_whole_run(arena, monkeypatch):
     """Each boundary takes about 2.6 kB a step, so that two of three fit. Steps take their time: a
     checkpoint has to be whole two steps after it was taken."""
     budget = ("recovery.log_budget=50kB", "checkpoint.every_steps=6")
     unhurried = "device.emulate=F=8ms,B=8ms,W=8ms"
+    undisturbed = arena.undisturbed(ONE, unhurried, steps=24)
+    order.steps_wait_for_checkpoints(monkeypatch, every=6)
     story = arena.run(ONE, ["kill 0.2 @ 23.B1"], *LOG, *budget, unhurried, steps=24)
-    checks.assert_same(story, arena.undisturbed(ONE, unhurried, steps=24))
+    checks.assert_same(story, undisturbed)
     assert len(story.outcome.summary["log_changes"]) == 1, str(story)
     [changed] = story.outcome.summary["log_changes"]
     assert re.search("holds [12] of 3 boundaries", changed["reason"]), str(story)

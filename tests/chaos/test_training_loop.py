@@ -20,7 +20,6 @@ from holdfast.api.model import all_tensors
 from holdfast.errors import CallbackError, CheckpointError, ConfigError
 from holdfast.testing import assert_same_bits, train_in_threads
 
-pytestmark = pytest.mark.timeout(120)
 STEPS = 7
 CONFIG = {
     "parallel.microbatches": 8,

@@ -11,13 +11,13 @@ import torch
 
 import holdfast as hf
 from helpers import validated_job as job
+from helpers.sweeps.chaos_order import steps_wait_for_checkpoints
 from helpers.wide import first
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError
 from holdfast.observability.events import FaultFired, StoppedEarly, Validated, WentBack
 from holdfast.storage.best import BEST_FILE
 from holdfast.testing import train_in_threads
 
-pytestmark = pytest.mark.timeout(120)
 STEPS, EVERY = 7, 3  # the last step is validated, too
 USUAL = {"parallel.microbatches": 8, "validation.every": EVERY}
 # Nothing is better than the first one by so much.
@@ -116,7 +116,10 @@ def test_deaths_in_a_validation_change_nothing(deaths, calm):
 
 
 @pytest.mark.parametrize("layout", first(1, ["1x2", "1x4"]))
-def test_a_stage_that_is_lost_in_a_validation_goes_back_and_finds_the_same(layout, calm):
+def test_a_stage_that_is_lost_in_a_validation_goes_back_and_finds_the_same(
+    layout, calm, monkeypatch
+):
+    steps_wait_for_checkpoints(monkeypatch, every=2)
     config = {**USUAL, "checkpoint.every_steps": 2, "recovery.log": "none"}
     run = train(layout, config=config, faults=["kill 0.1 @ 6.validate"])
     assert run.summary.faults_fired == ("kill 0.1 @ 6.validate",)

@@ -7,13 +7,13 @@ import pytest
 
 from helpers import jobs
 from helpers.sweeps.chaos import Executions
+from helpers.sweeps.chaos_order import unhurried_joins
 from helpers.sweeps.mortal import Life
 from helpers.sweeps.twin import Fate, Twin
 from helpers.wide import first
 from holdfast.observability import events
 from holdfast.storage.best import BEST_FILE
 
-pytestmark = pytest.mark.timeout(120)
 STEPS, EVERY = 12, 3
 # Each is better than those before by less than this.
 VALIDATION = {"every": EVERY, "keep_best": "min far", "patience": 2, "min_delta": 0.5}
@@ -26,6 +26,7 @@ def twin(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         executions = Executions()
         executions.watch(patch)
+        unhurried_joins(patch)
         yield Twin(tmp_path_factory.mktemp("twin"), patch, executions, text=jobs.VALIDATED)
 
 

@@ -20,7 +20,6 @@ from holdfast.observability.events import StepFinished
 from holdfast.runtime.stage.weighing import checked_weight
 from holdfast.testing import assert_same_bits, train_in_threads
 
-pytestmark = pytest.mark.timeout(120)
 STEPS, MICROBATCHES = 4, 4
 USUAL = {"parallel.microbatches": MICROBATCHES, "validation.every": 2}
 FP16 = {"train.precision": "fp16", "train.loss_scale": 2**17}  # so high that steps are left out

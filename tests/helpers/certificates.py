@@ -9,7 +9,7 @@ from holdfast.auth.certificate import TlsKey, new_key
 from holdfast.auth.tls import TlsServer, calling, greet
 from holdfast.auth.tls_socket import TlsSocket
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @cache

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from helpers.hosts import Host, Program
-from helpers.live import wait_until
+from helpers.live import pace, wait_until
 from holdfast.addresses import host_port
 from holdfast.observability.events import EVENTS_FILE, read_events
 from holdfast.observability.summary import SUMMARY_FILE
@@ -87,7 +87,7 @@ class ClusterRun:
         """A sample takes so long; 0: none."""
         for host in self.hosts:
             if host.is_on and seconds:
-                host.file(_SLOW).write_text(str(seconds))
+                pace(host.file(_SLOW).parent, seconds)
             elif host.is_on:
                 host.file(_SLOW).unlink(missing_ok=True)
 
@@ -100,8 +100,10 @@ class ClusterRun:
 
     def wait_for(self, kind: type[_Event], number: int = 1) -> list[_Event]:
         def is_there() -> bool:
-            assert self.program.process.poll() is None, self.told
-            return len(self.all_of(kind)) >= number
+            ended = self.program.process.poll() is not None  # before the look: all events count
+            there = len(self.all_of(kind)) >= number
+            assert there or not ended, self.told
+            return there
 
         wait_until(is_there, f"{number} {kind.__name__}", LIMIT_S)
         return self.all_of(kind)

@@ -86,15 +86,16 @@ def cut(pid: int, descriptor: int, *, reset: bool) -> bool:
 
 
 def cut_often(live: LiveRun, num_cuts: int, dice: random.Random, pause_s: float) -> int:
-    """One connection after the other, at random moments; returns how many were resets."""
-    num_done = num_resets = 0
+    """One connection after the other, at random moments, every second one by a reset; returns how
+    many were resets."""
+    num_done, num_resets, first = 0, 0, dice.randrange(2)
     while num_done < num_cuts:
         assert live.launcher.poll() is None, f"ended after {num_done} cuts: {live.stderr}"
         time.sleep(dice.uniform(0, pause_s))
         connections = data_connections(live.workers.values())
         if not connections:
             continue
-        reset = dice.random() < 0.5
+        reset = (first + num_done) % 2 == 0
         if cut(*dice.choice(connections), reset=reset):
             num_done, num_resets = num_done + 1, num_resets + reset
     return num_resets

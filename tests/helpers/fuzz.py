@@ -17,7 +17,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.codec import encode
 from holdfast.protocol.spec import Access
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 _KEPT_OPEN = 100  # descriptors are few on this side too
 _SHA = "5a" * 32
 FRAMES = [

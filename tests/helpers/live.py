@@ -1,7 +1,7 @@
 """A run in progress, as its user sees it: processes to signal, files that grow.
 
-A paced run is slow until it is released, so that there is time to do something to it; its result
-is that of the job ``mixed``.
+A paced run is slow until it is released, so that there is time to do something to it, and the
+fewer steps are left the slower; its result is that of the job ``mixed``.
 """
 
 import os
@@ -22,7 +22,9 @@ from holdfast.observability.events import (
     decode_event,
 )
 
-LIMIT_S = 90.0  # no wait of a test takes this long unless it fails
+LIMIT_S = 150.0  # no wait of a test takes this long unless it fails
+PACE_S = 0.03  # of a sample
+SLOWER = ((0.25, 0.5), (0.5, 0.12))  # share of the steps that are left, and the pace from there on
 _Event = TypeVar("_Event")
 _SLOW_FILE = "slow"
 _ITEM = "    def __getitem__(self, index):\n"
@@ -88,7 +90,7 @@ def address_of(events: list[Event]) -> str:
 def assert_nothing_left(outcome: runs.Outcome) -> None:
     """No process of a run that has ended; one that came by hand may need a moment."""
     address = address_of(outcome.events)
-    wait_until(lambda: not processes_of(address), f"the processes of {address} to end", 20.0)
+    wait_until(lambda: not processes_of(address), f"the processes of {address} to end")
 
 
 def pace(folder: Path, sample_s: float) -> None:
@@ -100,7 +102,7 @@ def pace(folder: Path, sample_s: float) -> None:
 
 def paced(folder: Path) -> Path:
     """The job ``mixed``, slow as long as a file lies beside it."""
-    pace(folder, 0.03)
+    pace(folder, PACE_S)
     text = jobs.MIXED.replace("CLIP_NORM", "1.3").replace(_ITEM, _SLOW_ITEM)
     return jobs.write(folder, "paced", f"import pathlib\nimport time\n{text}")
 
@@ -146,6 +148,7 @@ class LiveRun:
         self._command = Command(folder, "train", words[0], *more, *words[1:], cwd=cwd)
         self.launcher = self._command.process
         self.joined: list[Command] = []
+        self._num_steps = int(words[words.index("--steps") + 1])
         self.agent = 0
         self._events: list[Event] = []
         self._read_bytes = 0
@@ -185,6 +188,7 @@ class LiveRun:
             ]
 
         def is_there() -> bool:
+            self._hold_back()
             ended = self.launcher.poll() is not None  # before the look: its last events count
             there = len(found()) >= num
             assert there or not ended, f"ended before {kind.__name__} {values}: {self.stderr}"
@@ -214,8 +218,16 @@ class LiveRun:
         return self.joined[-1]
 
     def slow_down(self, sample_s: float) -> None:
-        """A paced run takes longer still: for what may take a while on a busy machine."""
+        """A paced run takes longer: for what may take a while on a busy machine. Or as before."""
         pace(self._folder, sample_s)
+
+    def _hold_back(self) -> None:
+        """A paced run does not end before what is waited for, however slow the machine is."""
+        slow = self._folder / _SLOW_FILE
+        left = 1 - len(self.all_of(StepFinished)) / self._num_steps
+        slower_s = next((pace_s for share, pace_s in SLOWER if left <= share), 0.0)
+        if slow.exists() and float(slow.read_text()) < slower_s:
+            pace(self._folder, slower_s)
 
     def release(self) -> None:
         """A paced run goes on at full speed."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helpers import runs
 from helpers.hosts import Host, Program
-from helpers.live import paced, wait_until
+from helpers.live import pace, paced, wait_until
 from holdfast.auth.certificate import kept_key
 from holdfast.observability.events import (
     EVENTS_FILE,
@@ -51,8 +51,10 @@ class RunOnHost:
 
     def wait_for(self, kind: type[Event], number: int = 1) -> None:
         def is_there() -> bool:
-            assert self.program.process.poll() is None, self.program.stderr
-            return len(self.all_of(kind)) >= number
+            ended = self.program.process.poll() is not None  # before the look: all events count
+            there = len(self.all_of(kind)) >= number
+            assert there or not ended, self.program.stderr
+            return there
 
         wait_until(is_there, kind.__name__, LIMIT_S)
 
@@ -65,7 +67,7 @@ class RunOnHost:
 
     def set_pace(self, item_s: float) -> None:
         for path in self._slow_files():
-            path.write_text(str(item_s))
+            pace(path.parent, item_s)
 
     def _slow_files(self) -> list[Path]:
         return [host.file("/tmp/job/slow") for host in self._paced if host.is_on]

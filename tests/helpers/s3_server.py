@@ -10,6 +10,8 @@ import urllib.request
 
 import pytest
 
+from helpers.ports import held_port
+
 LIMIT_S = 60.0
 NEEDED = ("moto", "flask", "obstore")  # pip install 'holdfast[dev-s3]'
 
@@ -25,8 +27,7 @@ class S3Server:
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """``host``: perhaps of another machine; then somebody else starts it, by its ``words``."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = port or listener.getsockname()[1]
+        self.port = port or held_port()
         self._host, self.url = host, f"http://{host}:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 

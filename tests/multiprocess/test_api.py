@@ -362,7 +362,7 @@ def test_r8_a_standard_error_that_nobody_reads_does_not_hold_up_the_end(tmp_path
     words = runs.arguments(job, tmp_path / "run", *runs.settings("workers.kind=threads"))
     process = Popen(runs.command(*words), stderr=write_end, env=runs.environment())
     try:
-        assert process.wait(60) == 2
+        assert process.wait(runs.LIMIT_S) == 2
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -11,6 +11,7 @@ from helpers import jobs, runs
 from helpers.runs import holdfast, settings
 from helpers.sweeps import chaos_checks as checks
 from helpers.sweeps.chaos import Arena, Layout
+from helpers.sweeps.chaos_order import steps_wait_for_checkpoints
 from helpers.wide import first
 
 THREADS = settings("workers.kind=threads")
@@ -157,9 +158,11 @@ def test_logs_elsewhere_and_their_mirror_are_gone_after_a_finished_run(arena, tm
     assert not {"log", "rebuilt"} & {path.name for path in story.outcome.run_dir.iterdir()}
 
 
-def test_a_run_that_was_resumed_may_use_its_own_log_directory_again(arena, tmp_path):
+def test_a_run_that_was_resumed_may_use_its_own_log_directory_again(arena, tmp_path, monkeypatch):
     where = (LOG, f"recovery.log_dir={tmp_path / 'logs'}", "checkpoint.every_steps=2")
-    ended = arena.run(ONE, ["kill 0.2 @ 4.B1"], *where, "workers.restarts=0")
+    with monkeypatch.context() as patch:
+        steps_wait_for_checkpoints(patch, every=2)
+        ended = arena.run(ONE, ["kill 0.2 @ 4.B1"], *where, "workers.restarts=0")
     assert ended.outcome.exit_code == 1
     flags = ["--resume", str(ended.outcome.run_dir)]
     words = [*runs.layout("1x4"), *flags, *settings(*where, "checkpoint.at_end=false")]

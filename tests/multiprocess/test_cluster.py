@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers import runs
-from helpers.cluster_run import JOB_TEXT, ClusterRun
+from helpers.cluster_run import JOB_TEXT, LIMIT_S, ClusterRun
 from helpers.hosts import Host, hosts, why_not
 from holdfast.observability.events import (
     MachineDrained,
@@ -80,7 +80,7 @@ def test_four_machines_lose_a_worker_and_a_machine_and_give_the_bits_of_one(
     assert (machine.machine, len(machine.workers)) == (dies.name, 2)
     assert len(run.all_of(WorkerLost)) == 3
     live = [agent for name, agent in run.agents.items() if name != dies.name]
-    assert {agent.wait(30) for agent in live} == {0}
+    assert {agent.wait(LIMIT_S) for agent in live} == {0}
 
 
 @pytest.mark.parametrize("silently", [True, False], ids=["silently", "with a last word"])
@@ -106,7 +106,7 @@ def test_a_drained_machine_hands_over_and_another_one_takes_its_place(four, undi
     drained = run.agents["h2"]
     drained.signal(signal.SIGTERM)
     run.wait_for(MachineDrained)
-    assert drained.wait(30) == 0
+    assert drained.wait(LIMIT_S) == 0
     run.add(four[3])
     joined = run.wait_for(WorkerJoined, 2)
     run.pace(0)

@@ -12,7 +12,7 @@ import torch
 
 from helpers import jobs, runs
 from helpers.connections import cut_often, data_ports, limit_descriptors
-from helpers.live import LiveRun, assert_nothing_left, paced, resident_bytes
+from helpers.live import PACE_S, LiveRun, assert_nothing_left, paced, resident_bytes
 from helpers.seed import SEED
 from holdfast.auth.handshake import WORKER_ROLE, Caller, Identity, call
 from holdfast.auth.secret import SECRET_FILE, last_generation, read_secret
@@ -88,7 +88,7 @@ def test_s4_two_thousand_idle_connections_stop_neither_training_nor_checkpoints(
     strangers = []
     try:
         for _ in range(2000):
-            strangers.append(socket.create_connection(("127.0.0.1", port), timeout=30))
+            strangers.append(socket.create_connection(("127.0.0.1", port), timeout=60))
         num_saved = len(live.all_of(CheckpointSaved))
         live.wait_for_more_steps(4)
         live.wait_for(CheckpointSaved, num_saved + 1)
@@ -126,12 +126,14 @@ def test_s4_five_thousand_malformed_greetings_change_nothing(live, undisturbed):
     print(f"HOLDFAST_SEED={SEED}")  # noqa: T201
     ports = sorted(data_ports(live.workers.values()).values())
     assert len(ports) == 4
+    live.slow_down(0.5)  # all must not be trained before
     for _ in range(5000):
-        with socket.create_connection(("127.0.0.1", dice.choice(ports)), timeout=30) as stranger:
+        with socket.create_connection(("127.0.0.1", dice.choice(ports)), timeout=60) as stranger:
             try:
                 stranger.sendall(nonsense(dice))
             except ConnectionError:
                 continue
+    live.slow_down(PACE_S)
     live.wait_for_more_steps(2)
     assert_nobody_noticed(live, undisturbed)
 
@@ -156,8 +158,8 @@ def message(dice: random.Random, stamps: Stamps) -> bytes:
 
 
 def misbehave(port: int, secret: bytes, me: Identity, dice: random.Random) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as member:
-        _, stamps = call(member, secret, me, WORKER_ROLE, 30.0)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as member:
+        _, stamps = call(member, secret, me, WORKER_ROLE, 60.0)
         try:
             hello = SessionHello(dice.randrange(3), dice.randrange(3), dice.random() < 0.3)
             member.sendall(stamps.stamped(encode_hello(hello)))
@@ -178,11 +180,12 @@ def test_s5_fifteen_thousand_malformed_frames_of_a_worker_change_nothing(live, u
     me = Identity(WORKER_ROLE, "9.9", last_generation(live.run_dir))
     ports = sorted(data_ports(live.workers.values()).values())
     pids, before = list(live.workers.values()), []
-    live.slow_down(0.2)
+    live.slow_down(0.5)
     for number in range(NUM_CALLS):
         if number == NUM_CALLS // 10:  # by then they have what they need for answering
             before = list(map(resident_bytes, pids))
         misbehave(dice.choice(ports), secret, me, dice)
+    live.slow_down(PACE_S)
     live.wait_for_more_steps(2)
     grown = [now - then for now, then in zip(map(resident_bytes, pids), before, strict=True)]
     assert max(grown) < MOST_GROWTH_BYTES, f"it grew by {grown} bytes"

@@ -73,7 +73,7 @@ wait_any = TcpTransport.wait_any
 
 
 def held(self, step, *what):
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 150
     while step == 0 and self._stage == 3 and not LET_GO.exists():
         assert time.monotonic() < deadline_s, "no stage went on without the verdict"
         time.sleep(0.001)
@@ -109,7 +109,7 @@ def test_a_step_that_was_applied_on_trust_and_had_to_be_clipped_is_taken_back(
     job = jobs.write(tmp_path, "held_verdict", HELD_VERDICT)
     (tmp_path / "moment").write_text(moment)
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
-    limit = runs.settings("workers.heartbeat_timeout_s=4")
+    limit = runs.settings("workers.heartbeat_timeout_s=30")  # a busy machine is no fault
     run = finished(runs.processes(job, tmp_path / "run", *runs.layout("1x4"), *limit))
     [first, *_] = [event for event in run.events if isinstance(event, StepFinished)]
     taken_back = [event for event in run.events if isinstance(event, StepTakenBack)]

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from helpers import jobs, runs
 from helpers.hosts import why_not
 from helpers.live import wait_until
+from helpers.ports import held_port
 from helpers.wide import first, where
 
 pytestmark = pytest.mark.multiprocess
@@ -25,8 +25,7 @@ NAMED = ["--name", "m7"]
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """A run that waits for its machines, and tickets that are not quite its own."""
     folder = tmp_path_factory.mktemp("waiting")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        free = closed.getsockname()[1]
+    free = held_port()
     words = ["train", str(jobs.small(folder)), "--run-dir", str(folder / "run"), "--machines", "2"]
     with open(folder / "out", "wb") as out:
         process = subprocess.Popen(
@@ -89,9 +88,14 @@ TICKETS = {
 }
 
 
+def patience(ticket: str) -> str:
+    """Seconds. Where the run is it answers, be it late; elsewhere nobody ever does."""
+    return str(LIMIT_S) if ticket == "old" else "0.5"
+
+
 @pytest.mark.parametrize("ticket", where(lambda name: name in ("old", "nowhere"), TICKETS))
 def test_an_agent_says_what_is_wrong_with_its_ticket_and_leaves_nothing(waiting, tmp_path, ticket):
-    words = ["agent", "--ticket", ticket, *NAMED, "--try-for", "0.5"]
+    words = ["agent", "--ticket", ticket, *NAMED, "--try-for", patience(ticket)]
     line = told(waiting, tmp_path, *words)
     assert line.startswith(f"holdfast: {TICKETS[ticket]}".format(at=waiting.at))
     assert list(tmp_path.iterdir()) == []
@@ -161,7 +165,8 @@ def test_a_drain_that_cannot_be_says_why(waiting, tmp_path, ticket, expected):
     ),
 )
 def test_a_preflight_that_cannot_be_says_why(waiting, tmp_path, ticket, expected):
-    line = told(waiting, tmp_path, "preflight", "--ticket", ticket, *NAMED, "--wait", "0.5")
+    words = ["preflight", "--ticket", ticket, *NAMED, "--wait", patience(ticket)]
+    line = told(waiting, tmp_path, *words)
     assert line.startswith(f"holdfast: {expected}".format(at=waiting.at))
 
 

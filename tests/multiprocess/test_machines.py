@@ -6,7 +6,7 @@ import pytest
 
 from helpers import jobs, runs
 from helpers.hosts import Host, hosts, why_not
-from helpers.run_on_host import MICROBATCHES, STEPS, RunOnHost
+from helpers.run_on_host import LIMIT_S, MICROBATCHES, STEPS, RunOnHost
 from holdfast.observability.events import StepFinished, WorkerJoined
 
 WHY_NOT = why_not()
@@ -54,7 +54,7 @@ def test_a_worker_of_another_machine_takes_the_place_of_a_lost_one(
     run.wait_for(WorkerJoined)
     assert run.all_of(WorkerJoined)[0].worker == "1.1"
     assert run.sha256() == undisturbed
-    assert joiner.wait(30) == 0
+    assert joiner.wait(LIMIT_S) == 0
     assert joiner.stdout.startswith("joining as worker 1.1")
 
 
@@ -83,4 +83,4 @@ def test_a_machine_without_the_job_gets_it_from_the_run_as_it_was_at_the_start(
     run.wait_for(WorkerJoined)
     assert not there.file("/tmp/job").exists()
     assert run.sha256() == undisturbed
-    assert joiner.wait(30) == 0
+    assert joiner.wait(LIMIT_S) == 0

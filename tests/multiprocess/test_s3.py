@@ -50,7 +50,7 @@ def test_of_two_writers_of_a_manifest_exactly_one_wins(server, tmp_path):
     bucket, start, won = open_bucket(ADDRESS), threading.Barrier(8), []
 
     def put(number):
-        start.wait(20)
+        start.wait(60)
         if bucket.put_if_absent("checkpoints/step-00000002/manifest.json", b"%d" % number):
             won.append(number)
 

@@ -5,6 +5,7 @@ A worker stands still at a point of a step while they come, so that each point i
 
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -15,7 +16,7 @@ from holdfast.observability.events import CheckpointSaved, FaultFired, WorkerJoi
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.wide, pytest.mark.timeout(300)]
 NUMBERS = {"steps": 12, "microbatches": 4}
-LIMIT_S = 60.0
+LIMIT_S = 120.0  # of which 30 s may be the run's own, to end its step and save
 POINTS = ["F1", "B1", "reduce", "half", "save"]  # all of PHASES were tried once: docs/lab-book.md
 
 
@@ -44,7 +45,8 @@ def start(tmp_path):
 def signal_all(live: LiveRun, number: signal.Signals) -> None:
     os.killpg(live.launcher.pid, number)
     for pid in processes_of(live.address):
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):  # the launcher may have ended it by now
+            os.kill(pid, number)
 
 
 def assert_saved_and_resumes(live: LiveRun, undisturbed, numbers=NUMBERS) -> None:
@@ -80,7 +82,9 @@ def test_r5_a_signal_to_all_at_any_point_of_a_step_ends_with_a_checkpoint(
 def test_ctrl_c_ends_a_run_whose_etcd_is_away(start, num_signals):
     etcd = FakeEtcd()
     with served(etcd) as place:
-        live = start(*runs.settings(f"control.journal=etcd://{place}/run"), steps=1000)
+        # A lease that does not run out because this process, which is etcd, is busy.
+        journal = (f"control.journal=etcd://{place}/run", "control.lease_s=30")
+        live = start(*runs.settings(*journal), steps=1000)
         live.wait_for(CheckpointSaved)
         etcd.fault = lambda fake, path: HANGS
         for _ in range(num_signals):
@@ -90,7 +94,7 @@ def test_ctrl_c_ends_a_run_whose_etcd_is_away(start, num_signals):
     assert last.startswith("holdfast: the run ends without its journal (etcd://")
     assert last.endswith("; resume it from its newest checkpoint")
     assert [line[:40] for line in before] == ["holdfast: the journal cannot be written:"]
-    assert not processes_of(live.address)
+    wait_until(lambda: not processes_of(live.address), "all processes to end")
 
 
 def test_r5_a_signal_to_all_while_one_joins_by_hand_ends_with_a_checkpoint(tmp_path, start):

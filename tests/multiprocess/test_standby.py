@@ -118,7 +118,7 @@ def assert_went_on(
     assert [event.workers for event in taken_over] == [("0.0", "1.0")] * num_taken_over
     assert sum(event.redone for event in events_of(host, Recovered)) == 0
     assert not events_of(host, WorkerLost)
-    assert {agent.wait(60) for agent in run.agents.values()} == {0}
+    assert {agent.wait(LIMIT_S) for agent in run.agents.values()} == {0}
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -160,7 +160,7 @@ def test_a_suspended_coordinator_wakes_and_changes_nothing(three, undisturbed, t
     wait_until(lambda: events_of(three[1], Recovered), "the take-over", LIMIT_S)
     sealed = sorted(three[0].file(f"{RUN_DIR}/checkpoints").iterdir())
     run.program.signal(signal.SIGCONT)
-    assert run.program.wait(60) == Deposed.exit_code, run.told
+    assert run.program.wait(LIMIT_S) == Deposed.exit_code, run.told
     [line] = run.program.stderr.splitlines()
     assert f"{run.control}: " in line
     assert line.endswith(("this is 1", "does not lead the run"))

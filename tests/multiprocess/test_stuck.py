@@ -4,6 +4,7 @@ If the code holds the interpreter's lock, no heartbeat comes either.
 """
 
 import os
+import time
 
 import pytest
 
@@ -13,6 +14,9 @@ from holdfast.observability.events import WorkerLost, WorkerStuck
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 NUMBERS = {"steps": 40, "microbatches": 6}
+TIMEOUT_S, STUCK_S = 3.0, 10.0  # nobody else is silent, or in one operation, for so long
+QUICK = f"workers.heartbeat_timeout_s={TIMEOUT_S}"
+LIMITED = f"workers.stuck_limit_s={STUCK_S}"
 STANDS_STILL = '''
 def stand_still(where):
     """Whoever takes the file first, once."""
@@ -77,15 +81,22 @@ def begin(tmp_path):
         run.close()
 
 
+def standing(live: LiveRun) -> list[WorkerStuck]:
+    """On a busy machine somebody else may be named who is only slow."""
+    stuck = live.wait_for(WorkerStuck)
+    return [e for e in stuck if "in stand_still\n" in e.stack or "in hold_still\n" in e.stack]
+
+
 def named(live: LiveRun, folder, place, function) -> WorkerStuck:
     live.wait_for_steps(6)
     (folder / place).touch()
     wait_until((folder / "taken").exists, "somebody to stand still")
-    [stuck] = live.wait_for(WorkerStuck)
+    wait_until(lambda: standing(live), "it to be named")
+    [stuck] = standing(live)
     assert stuck.where.endswith((f"in {function}", "in stand_still", "in hold_still"))
     assert f"in {function}\n" in stuck.stack
     assert stuck.usual_s > 0
-    assert stuck.seconds <= 3 * stuck.usual_s + 2
+    assert stuck.seconds <= 3 * stuck.usual_s + 20  # from 1 on; the coordinator may be late
     assert os.path.exists(stuck.path)
     return stuck
 
@@ -107,7 +118,7 @@ def assert_named_and_left_behind(live: LiveRun, folder, place, undisturbed, func
 def test_a_worker_that_is_stuck_in_the_data_set_is_named_and_left_behind(
     tmp_path, begin, undisturbed
 ):
-    live = begin("__getitem__", "workers.stuck_limit_s=4")
+    live = begin("__getitem__", LIMITED)
     assert_named_and_left_behind(live, tmp_path, "__getitem__", undisturbed)
 
 
@@ -121,7 +132,7 @@ def test_a_worker_that_is_stuck_in_a_layer_is_lost_by_itself(tmp_path, begin, un
 def test_one_that_is_stuck_and_lets_no_heartbeat_through_is_named_and_left_behind(
     tmp_path, begin, undisturbed
 ):
-    live = begin("held", "workers.heartbeat_timeout_s=1", "workers.stuck_limit_s=4")
+    live = begin("held", QUICK, LIMITED)
     assert_named_and_left_behind(live, tmp_path, "held", undisturbed, "__getitem__")
 
 
@@ -129,9 +140,10 @@ def test_one_that_is_stuck_and_lets_no_heartbeat_through_is_named_and_left_behin
 def test_one_that_lets_no_heartbeat_through_for_longer_than_the_heartbeat_timeout_is_not_lost(
     tmp_path, begin, undisturbed
 ):
-    live = begin("held", "workers.heartbeat_timeout_s=1")
+    live = begin("held", QUICK, "workers.stuck_limit_s=200")
     stuck = named(live, tmp_path, "held", "__getitem__")
-    assert (stuck.operation, stuck.seconds > 1) == ("mute", True)
+    assert stuck.operation == "mute"
+    time.sleep(2 * TIMEOUT_S)  # it has been mute for longer than that
     pipe = os.open(tmp_path / "pipe", os.O_RDWR)
     os.write(pipe, b"!")
     live.release()

@@ -15,7 +15,8 @@ from helpers.wide import first_two
 from holdfast.observability import events
 
 STEPS = 25
-LIMIT_S = 100.0
+LIMIT_S = 240.0
+SLOW_S, FAST_S = 0.05, 0.01  # of a sample: a run does not end before its launcher is killed
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +26,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def job(folder):
-    job = live.paced(folder)
-    live.pace(folder, 0.01)
-    return job
+    return live.paced(folder)
 
 
 @pytest.fixture(scope="module")
 def calm(folder, job):
+    live.pace(folder, FAST_S)
     return runs.finished(runs.processes(job, folder / "calm", *runs.layout("1x2"), steps=STEPS))
 
 
@@ -46,7 +46,8 @@ def started(*words):
     return subprocess.Popen(runs.command(*words), env=runs.environment(), **quiet)
 
 
-def begun(job, run_dir, *more, layout="1x2"):
+def begun(job, run_dir, *more, layout="1x2", sample_s=SLOW_S):
+    live.pace(job.parent, sample_s)
     process = started(*runs.arguments(job, run_dir, *runs.layout(layout), *more, steps=STEPS))
     live.wait_until(lambda: num_steps(run_dir) > 0, "the first step to be finished")
     return process
@@ -65,6 +66,7 @@ def any_of(run_dir, kind):
 
 
 def resumed(run_dir):
+    live.pace(run_dir.parent, FAST_S)
     done = subprocess.run(
         runs.command("train", "--resume", str(run_dir)),
         capture_output=True,
@@ -119,6 +121,7 @@ def test_one_that_takes_over_may_be_killed_too(folder, job, calm, number):
     process = begun(job, run_dir)
     time.sleep(dice.uniform(0.0, 0.5))
     killed(process)
+    live.pace(folder, FAST_S)
     process = started("train", "--resume", str(run_dir))
     if dice.random() < 0.5:
         live.wait_until(
@@ -204,11 +207,10 @@ def standing_by(run_dir, said):
 @pytest.mark.timeout(300)
 def test_a_standby_on_the_same_machine_waits_for_the_lock(folder, job, calm, tmp_path):
     run_dir, said = folder / "watched", tmp_path / "said"
-    live.pace(folder, 0.3)  # a standby is not there at once
-    process = begun(job, run_dir)
+    process = begun(job, run_dir, sample_s=0.3)  # a standby is not there at once
     standby = standing_by(run_dir, said)
     killed(process)
-    live.pace(folder, 0.01)
+    live.pace(folder, FAST_S)
     assert standby.wait(LIMIT_S) == 0
     outcome = runs.Outcome(run_dir, 0, said.read_text(), "")
     assert outcome.sha256 == calm.sha256
@@ -222,11 +224,10 @@ def test_a_standby_on_the_same_machine_waits_for_the_lock(folder, job, calm, tmp
 @pytest.mark.timeout(300)
 def test_a_standby_that_is_interrupted_leaves_the_run_alone(folder, job, calm, tmp_path):
     run_dir, said = folder / "left-alone", tmp_path / "said"
-    live.pace(folder, 0.3)
-    process = begun(job, run_dir)
+    process = begun(job, run_dir, sample_s=0.3)
     standby = standing_by(run_dir, said)
     standby.send_signal(signal.SIGINT)
     assert standby.wait(LIMIT_S) == 130
-    live.pace(folder, 0.01)
+    live.pace(folder, FAST_S)
     assert process.wait(LIMIT_S) == 0
     assert runs.Outcome(run_dir, 0, "", "").sha256 == calm.sha256

@@ -3,12 +3,13 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.ports import held_port
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
@@ -86,13 +87,10 @@ dist.destroy_process_group()
 
 
 def environment():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     return {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(held_port()),
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
     }

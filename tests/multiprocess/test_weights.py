@@ -244,7 +244,11 @@ except ImportError:
     print("without it")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=runs.LIMIT_S,
     )
     assert (done.returncode, done.stdout) == (0, "without it\n"), done.stderr
     model = nn.Sequential(*load_job(job, 3).layers)

@@ -18,7 +18,7 @@ from holdfast.schedule.operation import Op
 from holdfast.transport.base import ALONE, Bundle, Tag
 from holdfast.transport.local.transport import LocalHub, LocalTransport
 
-LIMIT_S = 30.0  # only guards against hangs: nobody computes this long between two moments
+LIMIT_S = 60.0  # only guards against hangs: nobody computes this long between two moments
 
 
 class Dead(BaseException):

@@ -27,7 +27,7 @@ from holdfast.transport.tcp.transport import TcpTransport
 
 ALICE, BOB, CAROL = WorkerId(0, 0), WorkerId(0, 1), WorkerId(1, 0)
 SECRET = b"what only the workers of a run k"
-LIMIT_S = 30.0  # no test waits this long unless it fails
+LIMIT_S = 60.0  # no test waits this long unless it fails
 
 
 def activation(step: int, **rest: int) -> Tag:

@@ -27,7 +27,7 @@ from holdfast.schedule.operation import Op
 PER_CENT = int(os.environ.get("HOLDFAST_SWEEP", "4"))  # of all points that are tried
 QUICK = PER_CENT < 100
 STEPS = 5
-LIMIT_S = 60.0  # a run takes half a second; on a busy machine a few
+LIMIT_S = 150.0  # a run takes half a second; on a busy machine some
 PHASES = (
     *("begin", "reduce", "partials", "reduced", "told"),
     *("apply", "half", "applied", "check", "settled"),

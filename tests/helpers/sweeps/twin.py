@@ -46,13 +46,13 @@ LAYOUT = LAYOUTS["2x2"]
 KILLED = {"1.0": 2}  # worker -> step, counted from 0; faults count from 1
 FAULTS = ("kill 1.0 @ 3.B1", "join 1.0 @ 4")
 SWITCH_FROM = 6  # step
-LIMIT_S, END_LIMIT_S = 60.0, 10.0
-REGAIN_LIMIT_S = 5.0  # for threads that have died nobody speaks, as an agent would
+LIMIT_S, END_LIMIT_S = 150.0, 60.0
+REGAIN_LIMIT_S = 15.0  # for threads that have died nobody speaks, as an agent would
 LEASE_S = 20.0  # it never runs out by itself
 SHORT_LEASE_S = 2.0  # it does
-LONG: dict[str, Any] = {  # at least 12 s
+LONG: dict[str, Any] = {  # at least 18 s
     "steps": 110,
-    "device": {"emulate": "F=8ms,B=8ms,W=8ms"},
+    "device": {"emulate": "F=12ms,B=12ms,W=12ms"},
 }
 
 
