@@ -45,7 +45,7 @@ QUICK = runs.settings(
     "optimizer.mode=global",
     "mitigation.mode=off",
 )
-SLACK_S = 1.5  # for a machine with fewer cores than processes
+SLACK_S = 0.5  # for a machine with fewer cores than processes
 _COMMITTED = "/tmp/committed"
 RECORDED_JOB = JOB_TEXT.replace(
     "return dataclasses.replace(tiny_gpt.job(), data=Paced(tiny_gpt.CONTEXT))",
