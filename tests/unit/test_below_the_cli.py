@@ -39,6 +39,8 @@ ALLOWED = {  # file -> what is found there, and why it has to be
     },
     # In a process of its own, or in one of a worker, where nobody else could do it.
     "runtime/worker/stacks.py": {"signal.signal"},
+    # In the command that is being started: a signal that waits must not be lost in between.
+    "watch/command.py": {"signal.signal"},
     # What the user's own function has printed.
     "job_call.py": {"sys.stdout.write"},
 }

@@ -401,7 +401,7 @@ def test_disconnect_lets_go_of_what_is_held(pair):
 
 @pytest.mark.parametrize("end", ["epoch", "interrupt", "close", "limit"])
 def test_a_send_that_waits_for_held_bytes_to_leave_ends(cluster, end):
-    limit_s = 0.05 if end == "limit" else 3 * LIMIT_S
+    limit_s = 0.05 if end == "limit" else 2 * LIMIT_S
     limits = Limits(outbox_bytes=1000, send_limit_s=limit_s)
     alice, bob = cluster.start(ALICE, BOB, limits=limits)
     meet(alice, bob)

@@ -406,7 +406,7 @@ def test_disconnect_ends_waits_for_a_peer_that_does_not_read(cluster, sink, what
 
 
 def test_an_interrupt_ends_a_send_to_a_peer_that_never_reads(cluster, sink):
-    [alice] = cluster.start(ALICE, limits=Limits(outbox_bytes=MB, send_limit_s=3 * LIMIT_S))
+    [alice] = cluster.start(ALICE, limits=Limits(outbox_bytes=MB, send_limit_s=2 * LIMIT_S))
     alice.connect({CAROL: sink.getsockname()})
     alice.send(CAROL, activation(1), HUGE)
     sending = Background(alice.send, CAROL, activation(2), HUGE).wait_until_blocked()

@@ -38,7 +38,7 @@ from holdfast.transport.base import Bundle, Channel, Limits, Tag, Transport
 
 MB = 1 << 20
 TIGHT = Limits(inbox_bytes=MB, outbox_bytes=MB, send_limit_s=LIMIT_S)
-PATIENT = Limits(inbox_bytes=MB, outbox_bytes=MB, send_limit_s=3 * LIMIT_S)
+PATIENT = Limits(inbox_bytes=MB, outbox_bytes=MB, send_limit_s=2 * LIMIT_S)
 HASTY = Limits(inbox_bytes=MB, outbox_bytes=MB, send_limit_s=0.05)
 # Full buffers of the kernel, one message more than each limit, and room to spare.
 MOST_UNREAD_MESSAGES = 60

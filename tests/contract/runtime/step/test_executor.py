@@ -283,7 +283,7 @@ class Cluster:
             call.result()
         digests: dict[str, str] = {}
         for training in self.trainings.values():
-            for layer, digest in training.finished(0).digests.items():
+            for layer, digest in training.finished(0, 0).digests.items():
                 assert digests.setdefault(layer, digest) == digest, f"layer {layer} differs"
         return digests
 
@@ -333,15 +333,15 @@ def test_tuples_and_integers_cross_boundaries_and_no_layout_shows_in_the_result(
     alone, schedule, cut, mode
 ):
     other = cluster(schedule, cut=cut, optimizer={"mode": mode})
-    assert other.run() == alone.trainings[ALICE].finished(0).digests
+    assert other.run() == alone.trainings[ALICE].finished(0, 0).digests
     for step in range(STEPS):
         assert other.losses(step) == alone.losses(step)
 
 
 def test_training_changed_every_layer(alone):
     torch.manual_seed(11)
-    untrained = cluster(plain(1, 1)).trainings[ALICE].finished(0).digests
-    trained = alone.trainings[ALICE].finished(0).digests
+    untrained = cluster(plain(1, 1)).trainings[ALICE].finished(0, 0).digests
+    trained = alone.trainings[ALICE].finished(0, 0).digests
     assert set(untrained) == {"0", "1", "2"}
     assert all(trained[layer] != untrained[layer] for layer in untrained)
 

@@ -85,7 +85,7 @@ def test_a_joiner_follows_and_becomes_a_member(makers, calm, mode, seed):
     cluster.wait_for_copy(2)
     cluster.let_in()
     assert cluster.finish() == calm[SOMETIMES][0]
-    assert cluster.trainings[VICTIM].finished(0).digests
+    assert cluster.trainings[VICTIM].finished(0, 0).digests
 
 
 def test_a_joiner_is_not_disturbed_by_changes_among_the_members(makers, calm):
@@ -119,6 +119,6 @@ def test_a_copy_that_begins_anew_from_the_same_source_takes_the_place_of_the_fir
     cluster.share()
     cluster.follow()
     cluster.wait_for_copy(STEPS)
-    layers = cluster.trainings[VICTIM].finished(0).digests
+    layers = cluster.trainings[VICTIM].finished(0, 0).digests
     expected = calm[SOMETIMES][0]
     assert layers == {layer: expected[layer] for layer in layers}

@@ -181,7 +181,7 @@ def test_the_log_has_all_that_travelled_bit_for_bit(tmp_path, schedule, clip_nor
 def test_a_log_changes_no_bit_of_the_training(tmp_path):
     made = logged(tmp_path, plain(2, 2), cut=(1,))
     assert made.digests == cluster(plain(2, 2), cut=(1,)).run()
-    assert all(training.finished(0).log_bytes for training in made.trainings.values())
+    assert all(training.finished(0, 0).log_bytes for training in made.trainings.values())
 
 
 def tied_job() -> Job:
