@@ -100,17 +100,18 @@ TcpTransport.wait_any = noted_wait
 
 @pytest.mark.multiprocess
 @pytest.mark.wide
-@pytest.mark.parametrize("moment", ["waiting", "trusting"])
+@pytest.mark.parametrize(("moment", "layout"), [("waiting", "2x4"), ("trusting", "1x4")])
 def test_a_step_that_was_applied_on_trust_and_had_to_be_clipped_is_taken_back(
-    reference, tmp_path, monkeypatch, moment
+    reference, tmp_path, monkeypatch, moment, layout
 ):
     """The last stage holds its part of the first verdict back until the first stage has gone on
-    without it, or even waits for a gradient of the next step."""
+    without it, or even waits for a gradient of the next step: not if it is alone on its stage, and
+    sums the next one in the same memory."""
     job = jobs.write(tmp_path, "held_verdict", HELD_VERDICT)
     (tmp_path / "moment").write_text(moment)
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
     limit = runs.settings("workers.heartbeat_timeout_s=30")  # a busy machine is no fault
-    run = finished(runs.processes(job, tmp_path / "run", *runs.layout("1x4"), *limit))
+    run = finished(runs.processes(job, tmp_path / "run", *runs.layout(layout), *limit))
     [first, *_] = [event for event in run.events if isinstance(event, StepFinished)]
     taken_back = [event for event in run.events if isinstance(event, StepTakenBack)]
     assert first.clipped
