@@ -42,7 +42,6 @@ def job(args: list[str]) -> Job:
     for name in Size._fields:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--samples", type=int, required=True)
-    parser.add_argument("--measured", action="store_true", help="the cut is measured")
     given = parser.parse_args(args)
     size = Size(given.width, given.depth, given.stages)
     return Job(
@@ -51,5 +50,5 @@ def job(args: list[str]) -> Job:
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, fused=True),
         data=RandomTokens(),
         microbatch_size=given.samples,
-        cut=None if given.measured else size.cut,
+        cut=size.cut,
     )

@@ -11,7 +11,6 @@ older commit in a git worktree, that one takes turns too.
 
 import argparse
 import json
-import os
 import signal
 import socket
 import statistics
@@ -24,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from groups import signal_all
+from holdfast.config import RunConfig
 from holdfast.host import instruction_set
+from holdfast.protocol.spec import worker_environment
 
 instruction_set.prepare_script()  # for the peer as for Holdfast
 HERE = Path(__file__).parent
@@ -35,13 +36,7 @@ LIMIT_S = 1500.0
 SYSTEMS = ("peer", "fast", "exact")
 BEFORE = " before"  # names the same of another source tree
 # What the agent sets for Holdfast's workers, for the peer too.
-ENVIRONMENT = os.environ | {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
-    "MALLOC_TOP_PAD_": str(16 << 20),
-}
+ENVIRONMENT = worker_environment(RunConfig())
 
 
 class System:

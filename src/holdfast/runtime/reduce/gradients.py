@@ -2,7 +2,8 @@
 
 Two accumulators with one interface: ``ExactGradients`` sums in fixed point, so that the result does
 not depend on who summed what in which order; ``FastGradients`` sums in fp32, in place, by autograd.
-A reduction reads them and never writes: a failed one can be started again.
+A reduction with others only reads them, so that a failed one can be started again; without others
+it takes their memory, and cannot fail.
 """
 
 import math

@@ -61,7 +61,7 @@ def reduce_gradients(
 
     ``given``: buckets whose sum somebody has already. ``on_sent``: our own share is on its way.
     """
-    if not given and _is_alone(buckets, me):
+    if not given and is_alone(buckets, me):
         on_sent()
         touched, nonfinite = list(gradients.touched), gradients.nonfinite
         return conclude(gradients, gradients.take_reduced(), touched=touched, nonfinite=nonfinite)
@@ -88,7 +88,7 @@ def reduce_gradients(
     return conclude(gradients, flat, touched=touched, nonfinite=any(p.nonfinite for p in parts))
 
 
-def _is_alone(buckets: Sequence[Bucket], me: WorkerId) -> bool:
+def is_alone(buckets: Sequence[Bucket], me: WorkerId) -> bool:
     """There is nothing to add: no other member, no twins."""
     return all(
         bucket.members == (me,) and all(len(group) == 1 for group in bucket.groups)

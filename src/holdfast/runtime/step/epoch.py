@@ -12,7 +12,7 @@ from typing import Protocol
 from holdfast.cluster import WorkerId
 from holdfast.runtime.reduce.buckets import Bucket, ParameterName, plan_buckets
 from holdfast.runtime.reduce.gradients import Gradients
-from holdfast.runtime.reduce.reduction import Given, reduce_gradients
+from holdfast.runtime.reduce.reduction import Given, is_alone, reduce_gradients
 from holdfast.runtime.reduce.step_sums import StepSums
 from holdfast.runtime.state.results import (
     Arrivals,
@@ -73,7 +73,7 @@ class Epoch:
         """Nobody else has a share in the sums here."""
         slots, ties = self.parts.slots, self.parts.ties
         buckets = plan_buckets(self.stage, slots=slots, ties=ties, holders=self.holders)
-        return all(bucket.members == (self.me,) for bucket in buckets)
+        return is_alone(buckets, self.me)
 
     def _buckets(self, routes: RunningStep) -> tuple[Bucket, ...]:
         """Of those who reduce; a stage that is done with the step counts with all its holders."""
