@@ -73,6 +73,7 @@ bench: $(READY)
 	$(BIN)/python bench/period.py
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/planner.py
+	$(BIN)/python bench/simulate.py
 	$(BIN)/python bench/failstop.py
 	$(BIN)/python bench/recovery.py
 	$(BIN)/python bench/detect.py
@@ -84,12 +85,15 @@ bench: $(READY)
 	$(BIN)/python bench/worker_groups.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/peers_torchft.py
+	$(BIN)/python bench/hunt.py --seeds 1000
+	$(BIN)/python bench/simulate.py
 
 chaos: export HOLDFAST_SEED = $(SEED)
 chaos: $(READY)
 	@echo HOLDFAST_SEED=$(SEED)
 	HOLDFAST_SWEEP=100 $(BIN)/pytest tests/chaos --timeout 3600
 	HOLDFAST_SOAK=600 $(BIN)/pytest tests/multiprocess/test_soak.py --timeout 3600
+	$(BIN)/holdfast simulate --hunt 10000 --seed $(SEED) --jobs 2
 
 clean:
 	rm -rf .venv .venv-docs build dist runs .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

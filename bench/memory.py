@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import holdfast as hf
 from gpt_sized import Size
 from holdfast.host import instruction_set
+from holdfast.runtime.stage.measure import kept_by_autograd
 
 instruction_set.prepare_script()
 HERE = Path(__file__).parent
@@ -74,21 +75,11 @@ def needs(size: Size, shape: Shape) -> list[Need]:
 
 def block_bytes(size: Size, samples: int) -> int:
     """What autograd keeps of one block for one micro-batch, parameters aside."""
-    kept: dict[int, int] = {}
     block = size._replace(depth=1).layers()[1]
-    own = {p.untyped_storage().data_ptr() for p in block.parameters()}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     x = torch.zeros(samples, 128, size.width, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        out = nn.Sequential(block)(x)
-    del out
-    return sum(kept.values())
+    with kept_by_autograd() as kept:
+        _out = nn.Sequential(block)(x)
+    return kept.num_bytes(without=block.parameters())
 
 
 def in_flight(shape: Shape, stage: int) -> int:

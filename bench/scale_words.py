@@ -77,6 +77,8 @@ def hello_of(worker: Worker, shape: Shape) -> messages.Hello:
         cut=[],
         host=host_of(worker.agent.number),
         port=20000 + worker.pid % 20000,
+        device_index=0,
+        device_bytes=0,
     )
 
 

@@ -25,6 +25,7 @@ from holdfast.errors import PeerLost
 from holdfast.protocol import codec, messages
 from holdfast.protocol.connection import connect
 from holdfast.protocol.gathering import gathered_beat, gathered_report, together
+from holdfast.protocol.records import LayerSize
 from holdfast.protocol.report_limits import (
     tells_operations,
     told_operations,
@@ -247,7 +248,10 @@ class Machines:
         match message:
             case messages.MeasureLayers():
                 costs_s = [0.01] * (LAYERS_A_STAGE * self._shape.stages)
-                told = messages.LayerCosts(worker=name, forward_s=costs_s, backward_s=costs_s)
+                sizes = [LayerSize(0, 0, 0, 0, 0)] * len(costs_s)
+                told = messages.LayerCosts(
+                    worker=name, forward_s=costs_s, backward_s=costs_s, sizes=sizes
+                )
                 self._say(worker, told)
             case messages.Assign():
                 self._beat_s, worker.stage, worker.beats = message.beat_s, message.stage, True

@@ -16,6 +16,7 @@ SRC = Path(__file__).parents[1] / "src" / "holdfast"
 LAYERS = [
     "cli | testing",
     "api",
+    "simulator",
     "baselines",
     "runtime | control",
     "weights",
@@ -56,11 +57,16 @@ PURE = [
     "job_reference",
     "baselines",
     "bundle",
+    "simulator",
 ]
 ON_WORKERS = {"memory_commit", "two_phase", "worker_registry"}  # of the baselines
 # Inside of a package: again from the top down, parts on one row never meet. A part is a sub-package
 # or a module beside it; modules that are not named here are above all that are.
 INNER: dict[str, list[str]] = {
+    "baselines": [
+        "policies",
+        "published",
+    ],
     "planner": [
         "baselines",
         "service",
@@ -120,13 +126,18 @@ INNER: dict[str, list[str]] = {
         "progress",
         "plans | inventory | plausible",
         "state",
-        "effects | checks | recovery_rules | journal",
+        "effects | checks | recovery_rules | journal | device_room",
     ],
     "cli": [
-        "cluster | launching",
+        "cluster | launching | simulating",
         "worker",
         "report | terminal | help_text | flags | passed_on",
         "plan_problem",
+    ],
+    "simulator": [
+        "hunt | answers",
+        "messages | intervals",
+        "worlds | costs",
     ],
     "observability": [
         "events",

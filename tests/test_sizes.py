@@ -70,6 +70,10 @@ LATE_IMPORTS = {
         Finding("launch/ray/ray_cluster.py", f"imports {name} in open_ray"): "optional"
         for name in ("ray", "ray.exceptions", "ray.util.scheduling_strategies")
     },
+    **{
+        Finding("simulator/answers/pictures.py", f"imports {name} in _library"): "optional"
+        for name in ("matplotlib", "matplotlib.figure")
+    },
     Finding("watch/startup.py", "imports holdfast_watch_hooks in start"): "copied beside it",
     Finding("watch/startup.py", "imports traceback in keep_fault"): "slows every watched process",
 }

@@ -4,7 +4,7 @@ from functools import cache
 from itertools import chain
 
 from holdfast.cluster import WorkerId
-from holdfast.planner.remainder.lineage import Facts, MicrobatchProgress
+from holdfast.planner.remainder.facts import Facts, MicrobatchProgress
 from holdfast.planner.schedules import NAMES, make
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Kind, Op, Shape, What, needs

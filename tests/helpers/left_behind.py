@@ -19,7 +19,7 @@ def a_snapshot(address: str) -> RunSnapshot:
         phase="TRAINING",
         epoch=1,
         next_step=0,
-        cut=s.CutRow([1], s.CostRow([0.1], [0.1], [0.1], [0.1], [0.1], 0.0), False, ""),
+        cut=s.CutRow([1], s.CostRow([0.1], [0.1], [0.1], [0.1], [0.1], 0.0), False, "", 4),
         first=steady,
         steady=steady,
         steady_from=0,

@@ -25,14 +25,13 @@ from holdfast.control.effects import Effect, Fence, Send
 from holdfast.errors import Implausible
 from holdfast.planner.planning import first_plan
 from holdfast.planner.problem import Problem
-from holdfast.planner.remainder.lineage import MicrobatchProgress
+from holdfast.planner.remainder.facts import PROGRESS_AFTER
 from holdfast.protocol import messages
 from holdfast.protocol.records import KeptRow, VerdictRow
 from holdfast.schedule.operation import Kind, Op
 
 FULL = "No space left on device"
 _GOOD = VerdictRow(1.0, None, False)
-_AFTER = {Kind.F: MicrobatchProgress.FORWARDED, Kind.B: MicrobatchProgress.GRADED}
 
 
 class PromptPlanner(ScriptedPlanner):
@@ -91,7 +90,7 @@ class StoryWorld(World):
         kept = KeptRow(step, [op.microbatch for op in sent_on], [op.microbatch for op in sent_back])
         return {
             "progress": {
-                op.microbatch: _AFTER.get(op.kind, MicrobatchProgress.SUMMED) for op in ops
+                op.microbatch: PROGRESS_AFTER[op.kind] for op in ops if op.kind is not Kind.R
             },
             "kept": [kept],
             "done": len(ops),

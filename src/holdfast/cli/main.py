@@ -22,6 +22,7 @@ from holdfast.cli import (
 from holdfast.cli.cluster import agent, drain, standby
 from holdfast.cli.flags import in_flags
 from holdfast.cli.launching import k8s, preflight, slurm
+from holdfast.cli.simulating import simulate
 from holdfast.cli.terminal.complaints import complain
 from holdfast.errors import ConfigError, HoldfastError
 
@@ -40,7 +41,7 @@ _EXAMPLES = (
 )
 _COMMANDS = (
     *(demo, train, worker, plan, recovery_plan, trace, diagnose, export, watch),
-    *(preflight, slurm, k8s, agent, drain, standby),
+    *(simulate, preflight, slurm, k8s, agent, drain, standby),
 )
 _MORE = "'holdfast COMMAND --help' shows the arguments of a command, with examples."
 

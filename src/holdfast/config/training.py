@@ -214,7 +214,8 @@ class GradientsConfig:
 class ScheduleConfig:
     name: Literal["zero-bubble", "1f1b", "gpipe"] = "zero-bubble"
     memory: int = 0
-    """Most micro-batches in flight on a worker, in any schedule; 0: twice the stages."""
+    """Most micro-batches in flight on a worker, in any schedule; 0: twice the stages, or fewer if
+    the memory of devices has no room for so many."""
 
     file: str = ""
     """Lanes to run instead, in the text form of a schedule; workers without a lane stay away."""

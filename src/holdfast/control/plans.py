@@ -18,7 +18,6 @@ from holdfast.planner.assign.swaps import eased, pace
 from holdfast.planner.problem import LinkCost, LinkCosts, Member, Memory, Problem
 from holdfast.planner.service import Planner
 from holdfast.schedule.costs import Costs
-from holdfast.schedule.generate import default_memory
 from holdfast.schedule.operation import Kind, Op
 from holdfast.schedule.schedule import Schedule
 from holdfast.schedule.timeline import Pace, steady_period_s
@@ -232,7 +231,7 @@ class Plans:
         schedule = run.plan.first.schedule
         if self._peak is None or self._peak[0] is not schedule:
             peaks = map(in_flight_peak, schedule.lanes.values())
-            self._peak = schedule, max(default_memory(run.shape.stages), *peaks)
+            self._peak = schedule, max(run.plan.cut.in_flight, *peaks)
         return self._peak[1]
 
     def period_s(self, schedule: Schedule, health: Health | None = None) -> float:

@@ -95,6 +95,11 @@ class Plausible:
                     f"LayerCosts.{name}: {len(seconds)} times; expected one above 0 for each of "
                     f"{num_layers} layers"
                 )
+        if len(costs.sizes) != num_layers:
+            raise Implausible(
+                f"LayerCosts.sizes: {len(costs.sizes)} of them; expected one for each of "
+                f"{num_layers} layers"
+            )
 
     def _ready(self, ready: messages.Ready) -> None:
         worker = parse_worker(ready.worker)

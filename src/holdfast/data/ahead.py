@@ -49,6 +49,7 @@ class LoadingAhead:
         self._check, self._quiet = check, quiet
         self._changed = threading.Condition()
         self._expected: list[Key] = []
+        self._wanted: set[Key] = set()  # expected last, begun or not
         self._asked: Key | None = None
         self._loading: set[Key] = set()
         self._loaded: dict[Key, Batch | Exception] = {}
@@ -64,7 +65,8 @@ class LoadingAhead:
         """What will be asked for next, in this order, as far as it is known."""
         self._start()
         with self._changed:
-            for key in self._loaded.keys() - set(keys):
+            self._wanted = set(keys)
+            for key in self._loaded.keys() - self._wanted:
                 del self._loaded[key]
             self._expected = [key for key in keys if not self._is_begun(key)]
             self._changed.notify_all()
@@ -185,7 +187,8 @@ class LoadingAhead:
     def _done(self, key: Key, found: Batch | Exception) -> None:
         with self._changed:
             self._loading.discard(key)
-            self._loaded[key] = found
+            if key in self._wanted or key == self._asked:  # else it would take a place for nothing
+                self._loaded[key] = found
             self._changed.notify_all()
 
 

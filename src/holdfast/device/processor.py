@@ -43,6 +43,11 @@ class Device:
     def kind(self) -> str:
         return self.torch_device.type
 
+    @property
+    def index(self) -> int:
+        """Among the devices of its kind on this machine."""
+        return self.torch_device.index or 0
+
     # --- where tensors are ---
 
     def place(self, tensor: Tensor) -> Tensor:

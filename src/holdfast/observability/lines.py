@@ -28,6 +28,7 @@ from holdfast.observability.events import (
     PlanSwitched,
     Recovered,
     ReplayBegan,
+    RunStarted,
     SlownessOver,
     StageRebuilt,
     StoppedEarly,
@@ -41,7 +42,7 @@ from holdfast.observability.events import (
     WorkerReplaced,
     WorkerStuck,
 )
-from holdfast.observability.run_lines import validation_line
+from holdfast.observability.run_lines import room_line, validation_line
 from holdfast.observability.text import count, duration, listed, size
 
 INTERRUPTED = "interrupted: finishing the step and saving it; a second signal stops at once"
@@ -74,6 +75,8 @@ def line(event: Event, standing: Standing = UNKNOWN) -> str | None:
             return _of_slowness(event)
         case Validated() | StoppedEarly():
             return validation_line(event)
+        case RunStarted():
+            return room_line(event)
         case Interrupted():
             return INTERRUPTED
         case Warned():

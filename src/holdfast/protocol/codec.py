@@ -15,7 +15,7 @@ from holdfast.errors import ProtocolError
 from holdfast.protocol.build import Build, Misfit, builder
 from holdfast.protocol.messages import Message
 
-VERSION = 8
+VERSION = 9
 MAX_MESSAGE_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 _COMPRESSED = 1 << 31  # in the length

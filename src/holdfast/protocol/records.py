@@ -23,6 +23,19 @@ from holdfast.protocol.fields import (
     WorkerName,
 )
 
+# --- the layers ---
+
+
+class LayerSize(NamedTuple):
+    """What a layer takes on its device: for itself, and for each micro-batch in flight."""
+
+    held_bytes: Number  # parameters and buffers
+    trained: Number  # numbers in parameters that are trained
+    trained_low: Number  # of those, in bf16 or fp16
+    input_bytes: Number
+    inner_bytes: Number  # that autograd keeps until the backward, without input and output
+
+
 # --- what was done ---
 
 

@@ -75,6 +75,8 @@ def hello(worker: str = "0.0") -> messages.Hello:
         cut=[],
         host="127.0.0.1",
         port=1,
+        device_index=0,
+        device_bytes=0,
     )
 
 
@@ -727,7 +729,7 @@ REPORT = {
     "operations": [],
     "transfers": [],
 }
-COSTS = {"worker": "1.0", "forward_s": [1.0, 1.0], "backward_s": [1.0, 1.0]}
+COSTS = {"worker": "1.0", "forward_s": [1.0, 1.0], "backward_s": [1.0, 1.0], "sizes": []}
 LIES = {
     "a row of no form": ("StepReport", REPORT | {"operations": [["x"]]}, "StepReport.operations"),
     "a transfer of no form": ("StepReport", REPORT | {"transfers": [[1]]}, "StepReport.transfers"),

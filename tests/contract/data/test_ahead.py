@@ -134,11 +134,15 @@ def test_what_is_asked_for_goes_before_what_is_only_expected(data, ahead):
 
 
 def test_what_is_no_longer_expected_does_not_stand_in_the_way(data, ahead):
+    """Also what was being loaded when it was no longer expected."""
     batches = batches_of(data)
+    late, go_on = batches.indices(0, 1), data.log.with_name("go on")
+    data.do = lambda index: wait_for(go_on.exists) if index == late[-1] else None
     loading = ahead(batches, ahead=2)
     loading.expect([(0, 0), (0, 1)])
     wait_for(lambda: len(data.asked()) == 4)
     loading.expect([(7, 0), (7, 1)])
+    go_on.touch()
     wait_for(lambda: len(data.asked()) >= 8)
     assert [index for index, _ in data.asked()][-4:] == [
         *batches.indices(7, 0),

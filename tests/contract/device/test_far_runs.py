@@ -4,6 +4,8 @@ import pytest
 
 from helpers import far_device, runs
 from helpers.wide import wide
+from holdfast.observability.events import RunStarted
+from holdfast.runtime.stage.stage import Stage
 
 LOG = runs.settings("recovery.log=boundary", "checkpoint.every_steps=2", "workers.replace=0")
 
@@ -47,9 +49,10 @@ def test_a_lost_stage_is_replayed_on_the_device(train, near):
 
 def test_a_replacement_takes_the_state_to_its_device(train):
     words = runs.settings("workers.replace=1")
-    far = train("far", "2x2", *words, "--fault", "kill 1.0 @ 2.B1", steps=8)
+    steps = 24  # enough for it to be there before the end, on a busy machine too
+    far = train("far", "2x2", *words, "--fault", "kill 1.0 @ 2.B1", steps=steps)
     assert any(type(event).__name__ == "WorkerJoined" for event in far.events)
-    assert_same(far, runs.finished(train("cpu", "1x1", steps=8)))
+    assert_same(far, runs.finished(train("cpu", "1x1", steps=steps)))
 
 
 def test_a_run_goes_on_elsewhere(train, near):
@@ -76,6 +79,43 @@ def test_a_device_without_memory_ends_the_run_in_one_line(train, monkeypatch):
     assert "the device of worker 0.0 is out of memory (far out of memory. Tried to allocate" in line
     assert "GiB in use): set a smaller Job.microbatch_size" in line
     assert "Traceback" not in outcome.stderr
+
+
+@pytest.fixture
+def peak(monkeypatch):
+    """Most micro-batches that any stage had in flight, of each run so far."""
+    found: list[int] = []
+    forward = Stage.forward
+
+    def noting(stage, *words, **named):
+        done = forward(stage, *words, **named)
+        found.append(stage.in_flight)
+        return done
+
+    monkeypatch.setattr(Stage, "forward", noting)
+    return found
+
+
+# Two workers share the device; the second stage holds 3.4 KiB and keeps 288 bytes.
+@pytest.mark.parametrize(
+    ("total_bytes", "words", "most"), [(9_400, ("parallel.cut=[2]",), 2), (1_000, (), 1)]
+)
+def test_no_more_is_in_flight_than_the_device_has_room_for(
+    train, peak, monkeypatch, total_bytes, words, most
+):
+    given = ["--microbatches", "8", *runs.settings(*words)]
+    near = runs.finished(train("cpu", "1x2", *given))
+    assert max(peak) > most
+    peak.clear()
+    monkeypatch.setattr(far_device.FAR, "total_bytes", total_bytes)
+    far = train("far", "1x2", *given)
+    assert_same(far, near)
+    assert max(peak) == most
+    [started] = [event for event in far.events if isinstance(event, RunStarted)]
+    assert started.in_flight == most
+    assert started.cut == (2,) or not words
+    assert any("in flight a worker: device memory" in line for line in far.lines)
+    assert not any(event.in_flight for event in near.events if isinstance(event, RunStarted))
 
 
 def test_an_index_that_is_not_there_is_refused_before_anything_is_written(train):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -45,6 +46,8 @@ def install() -> None:
     some = torch.library.Library("aten", "IMPL")
     for name, kernel in _SPECIAL.items():
         some.impl(name, kernel, _KEY)
+    for bit in ("Conjugate", "Negative"):  # or a copy that is to resolve it would be asked for one
+        some.impl("_copy_from", torch.library.fallthrough_kernel, bit)
     some.impl("scaled_dot_product_attention", kernels.attention, "AutogradPrivateUse1")
     for operator in _composites():
         some.impl(operator, kernels.on_cpu(operator), _KEY)
@@ -142,7 +145,7 @@ def _mend_storages() -> None:
     torch.Tensor.is_pinned = _is_pinned  # type: ignore[method-assign]
 
 
-_pinned: dict[int, Tensor] = {}  # by address: buffers are kept for good
+_pinned: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by address
 
 
 def _pin(tensor: Tensor, device: Any = None) -> Tensor:

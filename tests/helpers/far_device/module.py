@@ -64,6 +64,7 @@ class FarModule:
         self.is_here = True  # False: torch finds none
         self.largest_bytes: int | None = None  # a larger tensor does not fit
         self.largest_seen_bytes = 0
+        self.total_bytes = 1 << 30
         self.generator = torch.Generator()
         self.drawing = threading.RLock()
         self._own = threading.local()
@@ -143,7 +144,7 @@ class FarModule:
         return self.largest_seen_bytes
 
     def mem_get_info(self, device: Any = 0) -> tuple[int, int]:
-        return 0, 1 << 30
+        return 0, self.total_bytes
 
 
 FAR = FarModule()

@@ -33,12 +33,18 @@ def is_far(tensor: Tensor) -> bool:
 
 def near(tensor: Tensor) -> Tensor:
     """What a kernel sees of a tensor of the device."""
-    return _moved(tensor.detach(), _ON_CPU, -_HIDDEN) if is_far(tensor) else tensor
+    if not is_far(tensor):
+        return tensor
+    if tensor.is_conj():  # a bit, of which DLPack knows nothing; conj() turns it over
+        return near(tensor.conj()).conj()
+    if tensor.is_neg():
+        return torch._neg_view(near(torch._neg_view(tensor)))
+    return _moved(tensor.detach(), _ON_CPU, -_HIDDEN)
 
 
 def far(tensor: Tensor) -> Tensor:
     """A tensor of the device over the memory of one of the processor."""
-    return _moved(tensor, _ON_EXTENSION, _HIDDEN)
+    return _moved(tensor.resolve_conj().resolve_neg(), _ON_EXTENSION, _HIDDEN)
 
 
 def _moved(tensor: Tensor, kind: int, by: int) -> Tensor:

@@ -29,7 +29,7 @@ from holdfast.errors import EpochPast, WaitTimeout
 from holdfast.faults.fault import parse_fault
 from holdfast.planner.problem import Problem
 from holdfast.protocol import messages
-from holdfast.protocol.records import MicrobatchLoss
+from holdfast.protocol.records import LayerSize, MicrobatchLoss
 from holdfast.runtime.step.schedule_switch import Lanes
 from holdfast.schedule.cut import stage_ranges
 from holdfast.schedule.operation import Kind, Op
@@ -101,8 +101,21 @@ def hello(worker: str, **changes: Any) -> messages.Hello:
         "cut": [3],
         "host": "h",
         "port": 1,
+        "device_index": 0,
+        "device_bytes": 0,
     }
     return messages.Hello(**(values | changes))
+
+
+def layer_costs(worker: str, **changes: Any) -> messages.LayerCosts:
+    """All alike, 1 MiB kept of each."""
+    values = {
+        "worker": worker,
+        "forward_s": [0.01] * NUM_LAYERS,
+        "backward_s": [0.02] * NUM_LAYERS,
+        "sizes": [LayerSize(0, 0, 0, 0, 1 << 20)] * NUM_LAYERS,
+    }
+    return messages.LayerCosts(**(values | changes))
 
 
 def pid_of(worker: str) -> int:
@@ -424,6 +437,8 @@ class World:
                 actor.stage, actor.reduced = message.stage, message.first_step
                 actor.runs, actor.source = False, None
                 self.handle(messages.Ready(worker=actor.name))
+            case messages.MeasureLayers():
+                self.handle(layer_costs(actor.name))
             case messages.Halt():
                 actor.runs = actor.has_finished = False
                 self.handle(self.told(actor, message.epoch))

@@ -18,6 +18,7 @@ from holdfast.cli import (
     worker,
 )
 from holdfast.cli.launching import k8s, preflight, slurm
+from holdfast.cli.simulating import simulate
 from holdfast.errors import ConfigError
 
 COMMANDS = {
@@ -33,6 +34,7 @@ COMMANDS = {
     "preflight": preflight,
     "slurm": slurm,
     "k8s": k8s,
+    "simulate": simulate,
 }
 
 

@@ -13,7 +13,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.inventory.remainder import Dead, remainders
 from holdfast.errors import ProtocolError, ScheduleError
 from holdfast.planner.problem import Member, Memory, Problem
-from holdfast.planner.remainder.lineage import MicrobatchProgress
+from holdfast.planner.remainder.facts import MicrobatchProgress
 from holdfast.planner.schedules import NAMES
 from holdfast.protocol.half_done import from_record, to_record
 from holdfast.protocol.messages import Inventory

@@ -1,6 +1,7 @@
 """The coordinator may die at any message and timer: a successor goes on in the same step."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -135,3 +136,22 @@ def test_steps_that_are_told_at_once_say_nothing_of_how_long_steps_take():
     world.step(3)
     assert world.finished_steps == list(range(9))
     assert min(world.run.run.times.steps_s) > 0.05
+
+
+# --- whoever comes back under a name that is waited for ---
+
+
+@pytest.mark.parametrize(
+    ("epoch", "building", "answer"),
+    [(0, 0, messages.SayHello), (1, 0, messages.Begone), (0, 1, messages.Begone)],
+)
+def test_only_one_that_was_never_given_work_is_taken_for_a_new_one(epoch, building, answer):
+    """Found by the hunt: another would go on training what it was told before the partition."""
+    world = MortalWorld(2, 2, steps=STEPS, faults=["join 1.0 @ 3"])
+    world.start()
+    world.die("1.0")
+    world.pump()
+    world.step(4)  # somebody is asked to come in its place
+    signs = Signs(world.successor())
+    told = replace(reattach("1.0", building), epoch=epoch)
+    assert isinstance(signs.answer(told, is_new=True), answer)

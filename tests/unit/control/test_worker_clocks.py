@@ -29,6 +29,8 @@ def hello(worker, host):
         cut=[],
         host=host,
         port=1,
+        device_index=0,
+        device_bytes=0,
     )
 
 

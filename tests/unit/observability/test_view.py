@@ -393,6 +393,11 @@ def test_a_character_the_stream_cannot_hold_becomes_a_question_mark():
     assert stream.buffer.getvalue() == b"failed after 0 steps: na?ve\n"
 
 
+def test_a_limit_by_device_memory_is_told():
+    told = "at most 3 micro-batches in flight a worker: device memory"
+    assert plain(replace(START, in_flight=3)) == [*plain(START), told]
+
+
 def test_plain_lines_come_at_most_once_a_second_and_never_miss_the_last_step():
     lines = plain(*(step(n) for n in range(36)), seconds_between=0.125)
     assert [line.split()[1] for line in lines] == ["1", "9", "17", "25", "33", "36"]

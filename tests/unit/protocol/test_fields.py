@@ -148,8 +148,21 @@ TELL = messages.Inventory(
 REPLAYED = messages.Replayed(
     worker="0.0", epoch=2, num_operations=0, num_bytes=0, took_s=0.0, losses=[]
 )
-COSTS = messages.LayerCosts(worker="0.0", forward_s=[], backward_s=[])
+COSTS = messages.LayerCosts(worker="0.0", forward_s=[], backward_s=[], sizes=[])
 BEAT = messages.Resumed(worker="0.0", epoch=1, at_s=0.0)
+HELLO = messages.Hello(
+    worker="0.0",
+    pid=1,
+    fingerprint={},
+    traits={},
+    num_layers=1,
+    layer_hashes=["5a" * 16],
+    cut=[],
+    host="127.0.0.1",
+    port=1,
+    device_index=0,
+    device_bytes=0,
+)
 INFINITE, NAN, HUGE = float("inf"), float("nan"), 10**400
 BAD_ROWS = [
     (REPORT, "operations", [["x"]], "operations[0]"),
@@ -186,6 +199,13 @@ BAD_ROWS = [
     (COSTS, "forward_s", [NAN], "forward_s[0]"),
     (COSTS, "forward_s", [-1.0], "forward_s[0]"),
     (COSTS, "backward_s", [[]], "backward_s[0]"),
+    (COSTS, "sizes", [[1, 1, 1, 1]], "sizes[0]"),
+    (COSTS, "sizes", [[1, 1, 1, 1, 1], [1, 1, 1, 1, -1]], "sizes[1].inner_bytes"),
+    (COSTS, "sizes", [[1 << 54, 1, 1, 1, 1]], "sizes[0].held_bytes"),
+    (HELLO, "device_bytes", -1, "device_bytes"),
+    (HELLO, "device_bytes", 1e9, "device_bytes"),
+    (HELLO, "device_bytes", None, "device_bytes"),
+    (HELLO, "device_index", -1, "device_index"),
     (BEAT, "at_s", NAN, "at_s"),
     (PART, "sizes", {"model.safetensors": -1}, "sizes['model.safetensors']"),
     (PART, "hashes", {"x": "5a" * 16}, "hashes"),

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from holdfast.cluster import WorkerId
 from holdfast.errors import ProtocolError
-from holdfast.planner.remainder.lineage import Facts, MicrobatchProgress, Place
+from holdfast.planner.remainder.facts import Facts, MicrobatchProgress, Place
 from holdfast.protocol.messages import Inventory
 from holdfast.protocol.records import VerdictRow
 

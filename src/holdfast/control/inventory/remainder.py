@@ -13,7 +13,7 @@ from holdfast.control.inventory.inventory import MemberInventory, attempt_of, ve
 from holdfast.control.inventory.lost_work import Dead
 from holdfast.errors import MemoryExceeded, ScheduleError
 from holdfast.planner.problem import Problem
-from holdfast.planner.remainder.lineage import Facts
+from holdfast.planner.remainder.facts import Facts
 from holdfast.planner.remainder.remainder import Remainder, remainder_of_step
 from holdfast.protocol.messages import Inventory
 from holdfast.protocol.records import VerdictRow

@@ -11,6 +11,7 @@ from holdfast.control.checks import (
     check_same_job,
     check_same_run,
 )
+from holdfast.control.device_room import device_room, limited_by_device, most_in_flight
 from holdfast.control.effects import Effect, Emit, OpenRun, Send
 from holdfast.control.inventory.losses import ProgressTracker
 from holdfast.control.join.costs import emulated_costs, layer_costs, measured_costs
@@ -23,7 +24,6 @@ from holdfast.errors import HoldfastError
 from holdfast.observability import events
 from holdfast.planner.schedules import make
 from holdfast.protocol import messages
-from holdfast.schedule.costs import Costs
 from holdfast.schedule.cut import equal_cut, stage_ranges
 from holdfast.schedule.generate import default_memory
 from holdfast.schedule.schedule import Schedule
@@ -85,46 +85,62 @@ class Starting:
             check_fits(run.settings.resume, hello.num_layers)
             first = run.hellos[min(run.hellos)]
             check_same_run(run.settings.resume, first, run.config, run.settings.accepted)
-        return ready + self._choose_cut(hello.num_layers, tuple(hello.cut))
+        return ready + self._choose_cut(hello.num_layers)
 
-    def _choose_cut(self, num_layers: int, wish: tuple[int, ...]) -> list[Effect]:
+    def _wish(self) -> tuple[int, ...]:
+        """Of the user, or else of the job; empty: none."""
+        run = self._run
+        own = tuple(run.hellos[run.roster.first].cut)
+        return run.config.parallel.cut or (own if len(own) == run.shape.stages - 1 else ())
+
+    def _choose_cut(self, num_layers: int) -> list[Effect]:
         run = self._run
         stages = run.shape.stages
-        wish = run.config.parallel.cut or (wish if len(wish) == stages - 1 else ())
-        emulated = run.config.device.durations_s()
-        if stages == 1 or wish or emulated:
-            layers = wish or equal_cut([1.0] * num_layers, stages)
+        wish, emulated = self._wish(), run.config.device.durations_s()
+        layers = wish or equal_cut([1.0] * num_layers, stages)  # refuses too many stages
+        ranges = stage_ranges(layers, num_layers)
+        cut_known = stages == 1 or bool(wish)
+        if emulated or (cut_known and not self._room_bytes()):
             reason = "layers cut as asked" if wish else "layers cut by number"
-            lengths = [len(of_stage) for of_stage in stage_ranges(layers, num_layers)]
-            costs = emulated_costs(emulated, stages) or layer_costs(lengths)
-            return self._assign(Cut(layers, costs, not emulated, reason))
-        equal_cut([1.0] * num_layers, stages)  # refuses too many stages before anyone measures
+            costs = emulated_costs(emulated, stages) or layer_costs([len(one) for one in ranges])
+            return self._assign(Cut(layers, costs, not emulated, reason, default_memory(stages)))
         run.lifecycle.enter(RunPhase.MEASURING)
         return [Send(run.roster.first, messages.MeasureLayers())]
 
+    def _room_bytes(self) -> float:
+        """On each device; 0: there is none, or the user has said what fits."""
+        run = self._run
+        return 0.0 if run.config.schedule.memory else device_room(run.hellos.values())
+
     def on_costs(self, costs: messages.LayerCosts) -> list[Effect]:
+        run = self._run
         both = [f + b for f, b in zip(costs.forward_s, costs.backward_s, strict=True)]
-        layers = equal_cut(both, self._run.shape.stages)
+        wish = self._wish()
+        layers = wish or equal_cut(both, run.shape.stages)
         ranges = stage_ranges(layers, len(both))
         forward = [sum(costs.forward_s[i] for i in of_stage) for of_stage in ranges]
         backward = [sum(costs.backward_s[i] for i in of_stage) for of_stage in ranges]
         measured = measured_costs(forward, backward)
-        return self._assign(Cut(layers, measured, False, "layers cut by measured time"))
+        reason = "layers cut as asked" if wish else "layers cut by measured time"
+        in_flight, room_bytes = default_memory(run.shape.stages), self._room_bytes()
+        if room_bytes:
+            in_flight = most_in_flight(room_bytes, costs.sizes, ranges, run.config)
+        return self._assign(Cut(layers, measured, False, reason, in_flight))
 
     def _assign(self, cut: Cut) -> list[Effect]:
         run = self._run
-        first = Steady(self._schedule(cut.costs), 0.0, cut.reason)
+        first = Steady(self._schedule(cut), 0.0, cut.reason)
         run.plan.make(cut, first, run.first_stages)
         run.lifecycle.enter(RunPhase.BUILDING)
         return [run.assign(worker, stage) for worker, stage in sorted(self._expected.items())]
 
-    def _schedule(self, costs: Costs) -> Schedule:
+    def _schedule(self, cut: Cut) -> Schedule:
         run = self._run
         if run.settings.schedule is not None:
             return run.settings.schedule
-        memory = run.config.schedule.memory or default_memory(run.shape.stages)
+        memory = run.config.schedule.memory or cut.in_flight
         name = run.config.schedule.name
-        schedule = make(name, run.shape, costs, memory, staggered=run.settings.staggered)
+        schedule = make(name, run.shape, cut.costs, memory, staggered=run.settings.staggered)
         check(schedule, memory)
         return schedule
 
@@ -163,6 +179,7 @@ class Starting:
             cut=run.plan.cut.layers,
             address=run.settings.address,
             join_with=run.settings.join_with,
+            in_flight=limited_by_device(run.plan.cut.in_flight, run.config),
             limits=run.timeouts.describe(),
         )
 

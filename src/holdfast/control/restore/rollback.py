@@ -121,8 +121,9 @@ class RollingBack:
         stages = f"{num_stages} {'stage' if num_stages == 1 else 'stages'}"
         silent = any(self._losses.last[worker].silent for worker, _ in self._dead)
         hint = "If they were only busy, raise workers.heartbeat_timeout_s. " if silent else ""
+        lost_by = f"{'; '.join(who)}: " if who else ""  # a successor may know of none
         return (
-            f"{'; '.join(who)}: {nobody}{live} cannot hold {stages}; all "
+            f"{lost_by}{nobody}{live} cannot hold {stages}; all "
             f"workers were stopped. {self._restarting.tried}{hint}{self._run.advice}"
         )
 
@@ -139,6 +140,7 @@ class RollingBack:
         effects: list[Effect] = [Send(worker, stop) for worker in self._run.membership.live]
         for worker in self._run.membership.all_in(m.WorkerPhase.MEMBER, *m.JOINING):
             self._run.membership.handle(m.GaveUp(worker, at_s))
+            self._run.machines.unseat(worker)  # else its slot would be taken for ever
             self._joining.forget(worker)
             effects.append(Fence(worker))
         self._run.placement.hold_all({})

@@ -19,12 +19,13 @@ class Steady(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Of the layers into stages, with what each stage costs."""
+    """Of the layers into stages, with what each stage costs and has room for."""
 
     layers: tuple[int, ...]
     costs: Costs
     guessed: bool  # the costs are numbers of layers, not seconds
     reason: str
+    in_flight: int  # most micro-batches on a worker, if the user has not set it
 
 
 class CurrentPlan:

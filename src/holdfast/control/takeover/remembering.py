@@ -148,7 +148,7 @@ def _cut_row(cut: Cut) -> s.CutRow:
     rows = (costs.forward_s, costs.input_s, costs.weight_s, costs.fused_s, costs.step_s)
     forward_s, input_s, weight_s, fused_s, step_s = map(list, rows)
     row = s.CostRow(forward_s, input_s, weight_s, fused_s, step_s, costs.link_s)
-    return s.CutRow(list(cut.layers), row, cut.guessed, cut.reason)
+    return s.CutRow(list(cut.layers), row, cut.guessed, cut.reason, cut.in_flight)
 
 
 def _hellos(
@@ -161,7 +161,9 @@ def _hellos(
         kind = s.HelloKind(hello.fingerprint, traits, hello.num_layers, hashes, hello.cut)
         if kind not in kinds:
             kinds.append(kind)
-        rows[str(worker)] = s.HelloRow(kinds.index(kind), hello.pid, hello.host, hello.port)
+        device = (hello.device_index, hello.device_bytes)
+        row = s.HelloRow(kinds.index(kind), hello.pid, hello.host, hello.port, *device)
+        rows[str(worker)] = row
     return kinds, rows
 
 
@@ -208,7 +210,8 @@ def _recall_plan(run: Run, snapshot: s.RunSnapshot) -> None:
     forward_s, input_s, weight_s, fused_s, step_s = map(tuple, rows)
     made = Costs(forward_s, input_s, weight_s, fused_s, step_s, costs.link_s)
     first = _steady(snapshot.first)
-    run.plan.make(Cut(tuple(cut.layers), made, cut.guessed, cut.reason), first, run.first_stages)
+    made_of = Cut(tuple(cut.layers), made, cut.guessed, cut.reason, cut.in_flight)
+    run.plan.make(made_of, first, run.first_stages)
     steady = first if snapshot.steady == snapshot.first else _steady(snapshot.steady)
     run.plan.replan(steady, _parsed(snapshot.planned_for))
     run.plan.begin_at(snapshot.steady_from)
@@ -256,6 +259,8 @@ def _hello(name: str, row: s.HelloRow, kind: s.HelloKind) -> messages.Hello:
         cut=kind.cut,
         host=row.host,
         port=row.port,
+        device_index=row.device_index,
+        device_bytes=row.device_bytes,
     )
 
 

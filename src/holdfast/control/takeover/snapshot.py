@@ -32,7 +32,7 @@ from holdfast.protocol.records import SaveRule
 from holdfast.validation import Validation
 
 SNAPSHOT = "snapshot"  # the kind of record
-VERSION = 3
+VERSION = 4
 
 Phase = Literal["TRAINING", "RETURNING", "FINISHED", "FAILED"]
 WorkerPhaseName = Literal[
@@ -56,6 +56,7 @@ class CutRow(NamedTuple):
     costs: CostRow
     guessed: bool
     reason: str
+    in_flight: Number
 
 
 class SteadyRow(NamedTuple):
@@ -79,6 +80,8 @@ class HelloRow(NamedTuple):
     pid: Pid
     host: Host
     port: Port
+    device_index: Number
+    device_bytes: Number
 
 
 class PartRow(NamedTuple):

@@ -26,6 +26,7 @@ class RunStarted(Timed):
     first_step: int = 0  # above 0: resumed from a checkpoint
     address: str = ""  # HOST:PORT where workers may join; empty: they may not
     join_with: str = ""  # words of the command by which they join, for the run's secret
+    in_flight: int = 0  # micro-batches on a worker, if device memory is what limits them; 0: not
     limits: str = ""  # after how long a silent worker is lost, and the like, in words
 
 

@@ -6,7 +6,6 @@ costs and no order: who takes the work that is bound to nobody is decided elsewh
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -16,37 +15,11 @@ import numpy as np
 from holdfast.arrays import Flags, Ints
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
+from holdfast.planner.remainder.facts import Facts, MicrobatchProgress, Place
 from holdfast.schedule.operation import Fact, Kind, Op, Shape, What, operation
 
-Place = tuple[int, int]  # stage, micro-batch
 Kinds = tuple[Kind, ...]
 Holders = Mapping[WorkerId, tuple[int, ...]]  # live workers and the stages they hold now
-
-
-class MicrobatchProgress(IntEnum):
-    """How far a worker is with a micro-batch at a stage."""
-
-    NONE = 0
-    FORWARDED = 1  # has what its B will need
-    GRADED = 2  # B is done; has what its W will need
-    SUMMED = 3  # the weight gradient is in its accumulator
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """What one live worker has of one running step.
-
-    F and B that were run again for others, without W, are no progress: of those only the
-    tensors they made count. Otherwise a weight gradient could seem to be at two workers.
-    """
-
-    progress: Mapping[Place, MicrobatchProgress] = field(default_factory=dict)
-    activations: frozenset[Place] = frozenset()
-    """Kept outputs of the stage. An input that was received counts by ``progress`` only."""
-    gradients: frozenset[Place] = frozenset()
-    """Kept gradients for the stage's input, as What.GRADIENT."""
-    stepped: frozenset[int] = frozenset()
-    """Stages whose parameters here are already the next step's; the old ones are kept."""
 
 
 class Task(NamedTuple):

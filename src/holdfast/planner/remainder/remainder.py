@@ -18,7 +18,8 @@ from holdfast.planner.kernel.list_schedule import Board, ListSchedule
 from holdfast.planner.order.order import portfolio
 from holdfast.planner.problem import Problem
 from holdfast.planner.remainder.alike import alike_parts
-from holdfast.planner.remainder.lineage import Facts, Holders, Todo, still_to_do
+from holdfast.planner.remainder.facts import Facts
+from holdfast.planner.remainder.lineage import Holders, Todo, still_to_do
 from holdfast.planner.remainder.placing_tasks import TaskPlacing
 from holdfast.planner.remainder.task_graph import TaskGraph
 from holdfast.schedule.lane_table import NO_MICROBATCH, REDUCES, LaneTable

@@ -19,7 +19,7 @@ from holdfast.protocol.fields import (
     WorkerOrNone,
 )
 from holdfast.protocol.messages.what_to_run import WhatToRun
-from holdfast.protocol.records import LogOrder
+from holdfast.protocol.records import LayerSize, LogOrder
 
 WEIGHTS = "the weights that the run starts from"  # the trait of those, if there are any
 MODEL = "Job.model"  # the trait of a job that has one, and no list of layers
@@ -65,6 +65,8 @@ class Hello:
     cut: list[Number]  # the job's own wish; empty: none
     host: Host
     port: Port
+    device_index: Number  # of the devices of its machine
+    device_bytes: Number  # memory of the whole device; 0: it computes on the processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,8 @@ class SayHello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureLayers:
-    """coordinator -> one worker: time the layers, to cut them into equal stages."""
+    """coordinator -> one worker: time the layers, to cut them into equal stages, and tell what
+    they take, for the limit on micro-batches in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,7 @@ class LayerCosts:
     worker: WorkerName
     forward_s: list[Seconds]
     backward_s: list[Seconds]
+    sizes: list[LayerSize]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ longest ago. ``hold`` does the same to a parameter once more, to the same bits. 
 which other tensors flow, or that is looked at from outside of torch, stays as it is.
 """
 
-import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 from typing_extensions import TypeIs
+
+from holdfast.host.heap import trim
 
 LIMIT_BYTES = 256 << 20  # of parameters that are held while a model is made
 _LEAST_BYTES = 1 << 20  # of a parameter that is worth it
@@ -130,16 +131,9 @@ def hold_only(layers: Sequence[nn.Module], mine: Collection[int]) -> None:
     for recipe in others:
         recipe.release()
     if others:
-        trim()
+        trim()  # a stage's sums are too large for the gaps
     for recipe in own:
         recipe.stay()
-
-
-def trim() -> None:
-    """Gaps between what is held go back to the system: a stage's sums are too large for them."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc
-        libc.malloc_trim(0)
 
 
 def _recipes(layers: Iterable[nn.Module]) -> list[Recipe]:

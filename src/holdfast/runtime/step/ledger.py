@@ -10,18 +10,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from holdfast.device.processor import DeviceSpan
-from holdfast.planner.remainder.lineage import MicrobatchProgress
+from holdfast.planner.remainder.facts import PROGRESS_AFTER, MicrobatchProgress
 from holdfast.protocol.records import OperationTime
 from holdfast.schedule.operation import Fact, Kind, Op, What
 
 Tensors = tuple[Tensor, ...]
-
-_AFTER = {
-    Kind.F: MicrobatchProgress.FORWARDED,
-    Kind.B: MicrobatchProgress.GRADED,
-    Kind.W: MicrobatchProgress.SUMMED,
-    Kind.BW: MicrobatchProgress.SUMMED,
-}
 
 
 @dataclass
@@ -94,7 +87,7 @@ class Ledger:
         """An operation of the step that the accumulators are of is finished."""
         self.num_done += 1
         if op.microbatch is not None:
-            self._progress[op.microbatch] = _AFTER[op.kind]
+            self._progress[op.microbatch] = PROGRESS_AFTER[op.kind]
 
     def took(self, step: int, time: OperationTime, span: DeviceSpan | None = None) -> None:
         """Also of an attempt that is abandoned later, and before an epoch ends."""

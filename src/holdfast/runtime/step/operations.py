@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from holdfast.data.batches import num_tokens
+from holdfast.host.heap import Gaps
 from holdfast.runtime.job.job_code import JobCode
 from holdfast.runtime.job.loading import Loading
 from holdfast.runtime.link.activity import LOAD
@@ -20,8 +21,11 @@ from holdfast.schedule.operation import Kind, Op
 
 
 class StageOperations:
-    def __init__(self, built: StageParts, loading: Loading, code: JobCode) -> None:
+    def __init__(
+        self, built: StageParts, loading: Loading, code: JobCode, gaps: Gaps | None = None
+    ) -> None:
         self._built, self._loading, self._code = built, loading, code
+        self._gaps = gaps or Gaps()
         self.crossings = Crossings()
         self._newest = 0  # step
         if loading.is_stream and built.fed:
@@ -82,7 +86,9 @@ class StageOperations:
             self._built.state.begin_sums()
         match op.kind:
             case Kind.F:
-                return self._forward(stage, at, microbatch, incoming, counts=True)
+                made = self._forward(stage, at, microbatch, incoming, counts=True)
+                self._gaps.look()
+                return made
             case Kind.B:
                 given = self.crossings.placed(at.step, microbatch, incoming)
                 return _present(stage.backward_input(microbatch, given))

@@ -14,6 +14,7 @@ from holdfast.config import RunConfig
 from holdfast.data.batches import Batches
 from holdfast.device.processor import PROCESSOR, Device
 from holdfast.faults.injection import Injector
+from holdfast.host.heap import Gaps
 from holdfast.job import Job
 from holdfast.protocol import messages, records
 from holdfast.protocol.half_done import from_record
@@ -27,7 +28,6 @@ from holdfast.runtime.probe.probing import Prober
 from holdfast.runtime.probe.profiling import Profiling
 from holdfast.runtime.reduce.verdict import Verdict, VerdictExchange
 from holdfast.runtime.stage.named_tensors import layer_digest
-from holdfast.runtime.stage.sparing import trim
 from holdfast.runtime.state.boundary_log import BoundaryLog, SendMessage, open_log
 from holdfast.runtime.state.copying import StateSender
 from holdfast.runtime.state.saving import StageSaver
@@ -61,7 +61,6 @@ _FLUSH_LIMIT_S = 10.0
 
 class StageTraining:
     _was_alone = True  # on its stage, ever since it was built
-    _has_stepped = False
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class StageTraining:
         self._me, self._transport, self._injector = me, transport, injector
         self._wait_s, self._clip_norm = assign.wait_s, job.clip_norm
         self.ledger, self.activity, self.lanes = Ledger(), Activity(), Lanes(check)
-        self._code = JobCode(check, ran, self.activity)
+        self._code, self._gaps = JobCode(check, ran, self.activity), Gaps()
         self._may_commit = partial(lease.wait, check)
         saver = stage_saver(me, keeping, assign, places, tell, lease=lease, check=check)
         builder = Builder(job, config, assign.cut, self._code, weights, device)
@@ -113,18 +112,23 @@ class StageTraining:
         self._boundary = TransportBoundary(me, transport, *kept, assign.wait_s)
 
     def _operating(self, batches: Batches, config: RunConfig) -> StageOperations:
-        return StageOperations(self.built, loading(batches, config.data, self._code), self._code)
+        ahead = loading(batches, config.data, self._code)
+        return StageOperations(self.built, ahead, self._code, self._gaps)
 
     def _build(self, builder: Builder, assign: messages.Assign, saver: StageSaver) -> StageParts:
         return builder.build(
             [assign.stage],
             first_step=assign.first_step,
             keeps_old=bool(assign.cut),
-            before_update=saver.before_update,
+            before_update=lambda: self._before_update(saver),
             may_commit=self._may_commit,
             reach=self._reach,
             due=self._injector.due,
         )
+
+    def _before_update(self, saver: StageSaver) -> None:
+        saver.before_update()
+        self._gaps.give_back()
 
     def _reporting(self, job: Job, config: RunConfig, tell: SendMessage) -> StepReports:
         hidden = HiddenState(job, self.built.layers, self.built.optimizer.plain)
@@ -254,9 +258,7 @@ class StageTraining:
         if self.sender.is_asked:
             self.sender.send_state(committed.step + 1, self.built.state.tensors())
         self._copies.committed(committed.step + 1)
-        if not self._has_stepped:
-            self._has_stepped = True
-            trim()  # the optimizer has made its state, between what was freed since
+        self._gaps.give_back()
         saves.save_if_due(committed.step + 1)
 
     def between_steps(self, order: messages.Probe | messages.SaveHere | messages.GoOn) -> None:

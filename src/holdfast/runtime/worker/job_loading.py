@@ -116,12 +116,11 @@ class JobLoader:
     def measured(self, job: Job) -> messages.LayerCosts:
         with DRAWING:
             precision = Precision.of(self._config.train.precision, self.device.kind)
-            forward_s, backward_s = measure_layers(
-                job, self.batches(job), precision, device=self.device
-            )
+            far = self.device is not PROCESSOR  # whose memory is a limit
+            batches = self.batches(job)
+            found = measure_layers(job, batches, precision, device=self.device, sized=far)
         self.settings.check("a layer or Job.data")
-        worker = str(self._spec.worker)
-        return messages.LayerCosts(worker=worker, forward_s=forward_s, backward_s=backward_s)
+        return messages.LayerCosts(worker=str(self._spec.worker), **found._asdict())
 
     def batches(self, job: Job) -> Batches:
         config = self._config

@@ -142,6 +142,7 @@ class Worker:
 
     def _say_hello(self, job: Job) -> None:
         self._host, port = self._transport.listen()
+        memory = self._loader.device.memory()
         hello = messages.Hello(
             worker=str(self._spec.worker),
             pid=os.getpid(),
@@ -152,6 +153,8 @@ class Worker:
             cut=list(job.cut or ()),
             host=self._host,
             port=port,
+            device_index=self._loader.device.index,
+            device_bytes=memory.total_bytes if memory else 0,
         )
         self._link.send(hello)
 

@@ -155,8 +155,9 @@ def job_of(layers):
 def test_only_the_layers_of_a_stage_are_held_when_it_is_built_and_after_they_are_measured():
     with sparing(1 << 20):
         job = job_of([nn.Linear(WIDTH, WIDTH) for _ in range(6)])
-    forward_s, backward_s = measure_layers(job, Batches(job, 0, 2))
-    assert all([*forward_s, *backward_s])
+    found = measure_layers(job, Batches(job, 0, 2))
+    assert all([*found.forward_s, *found.backward_s])
+    assert [one.trained for one in found.sizes] == [WIDTH * (WIDTH + 1)] * 6
     code = JobCode(lambda: None, lambda who: None, Activity())
     builder = Builder(job, RunConfig(), (2, 4), code)
     parts = builder.build([1], first_step=0, keeps_old=True)

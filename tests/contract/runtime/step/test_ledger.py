@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.planner.remainder.lineage import MicrobatchProgress
+from holdfast.planner.remainder.facts import MicrobatchProgress
 from holdfast.runtime.step.ledger import Ledger
 from holdfast.schedule.operation import Fact, Op, What, parse_op
 

@@ -11,6 +11,7 @@ from helpers.harness.coordinator_world import (
     emitted,
     finished,
     hello,
+    layer_costs,
     pid_of,
     report,
     seals,
@@ -45,9 +46,8 @@ def say_hello(world: World, **changes) -> list:
 def test_one_worker_measures_and_all_get_the_cut_that_balances_what_it_found() -> None:
     world = World()
     assert list(sent(say_hello(world, cut=[]), messages.MeasureLayers)) == ["0.0"]
-    costs = messages.LayerCosts(
-        worker="0.0", forward_s=[5.0, 1, 1, 1, 1, 1], backward_s=[5.0, 1, 1, 1, 1, 1]
-    )
+    costs_s = [5.0, 1, 1, 1, 1, 1]
+    costs = layer_costs("0.0", forward_s=costs_s, backward_s=costs_s)
     assigned = sent(world.handle(costs), messages.Assign)
     assert {name: a.stage for name, a in assigned.items()} == {
         "0.0": 0,

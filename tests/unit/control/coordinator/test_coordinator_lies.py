@@ -7,7 +7,14 @@ import pytest
 
 from helpers import wide
 from helpers.any_words import KINDS, AnyWords
-from helpers.harness.coordinator_world import NUM_LAYERS, World, finished, hello, report
+from helpers.harness.coordinator_world import (
+    NUM_LAYERS,
+    World,
+    finished,
+    hello,
+    layer_costs,
+    report,
+)
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.workers.membership import MISSING
 from holdfast.errors import Implausible, ProtocolError
@@ -42,7 +49,7 @@ def job_failed(step: int) -> messages.JobFailed:
     )
 
 
-COSTS = messages.LayerCosts(worker="0.0", forward_s=[1.0], backward_s=[1.0])
+COSTS = messages.LayerCosts(worker="0.0", forward_s=[1.0], backward_s=[1.0], sizes=[])
 LIES = {
     "a late LayerCosts": lambda world: COSTS,
     "a stage that it was not given": lambda world: messages.Ready(worker="0.0"),
@@ -114,6 +121,17 @@ def test_s5_nobody_speaks_of_training_before_it_has_begun(early) -> None:
 def test_s5_a_hello_has_one_hash_for_each_layer(number) -> None:
     with pytest.raises(Implausible, match="layer_hashes"):
         World().run.handle(hello("0.0", num_layers=number), 0.0)
+
+
+@pytest.mark.parametrize("name", ["forward_s", "backward_s", "sizes"])
+def test_s5_costs_are_told_of_each_layer(name) -> None:
+    world = World()
+    for worker in world.run.workers:
+        world.come(str(worker), cut=[])
+    asked = layer_costs("0.0")
+    with pytest.raises(Implausible, match=rf"LayerCosts\.{name}: 5 .*each of 6 layers"):
+        world.run.handle(layer_costs("0.0", **{name: getattr(asked, name)[1:]}), 0.1)
+    assert world.run.phase is RunPhase.MEASURING
 
 
 # --- what nobody has thought of ---

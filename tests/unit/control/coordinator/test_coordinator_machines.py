@@ -371,3 +371,17 @@ def test_a_wish_to_leave_before_training_is_kept():
     effects = [effect for _ in range(8) for effect in world.step()]
     assert ReleaseMachine("a") in effects
     assert set(world.seats().values()) == {"b"}
+
+
+# --- a loss that ends all ---
+
+
+def test_when_a_loss_ends_all_they_find_a_place_again_where_no_slot_is_to_spare():
+    """Found by the hunt: the slots of those who were told to end counted as taken for ever."""
+    slots = {"a": 1, "b": 1, "c": 1}
+    world = MachineWorld(slots, pipelines=1, stages=3, recovery={"mode": "global"})
+    world.step(2)
+    effects = world.die("0.1") + world.tick(1.0)
+    assert starts(effects).keys() == {"0.0", "0.1", "0.2"}
+    assert set(starts(effects).values()) == {"a", "b", "c"}
+    assert not emitted(effects, events.NoRoom)

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 from helpers.half_done import World, cross_routed, grid
 from holdfast.cluster import WorkerId
 from holdfast.errors import ScheduleError
-from holdfast.planner.remainder.lineage import (
-    Facts,
-    MicrobatchProgress,
-    Reduction,
-    Task,
-    still_to_do,
-)
+from holdfast.planner.remainder.facts import Facts, MicrobatchProgress
+from holdfast.planner.remainder.lineage import Reduction, Task, still_to_do
 from holdfast.schedule.operation import Fact, Kind, Op, Shape, What, makes, needs
 
 F, B, W, BW, R = Kind.F, Kind.B, Kind.W, Kind.BW, Kind.R

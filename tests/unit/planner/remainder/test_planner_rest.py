@@ -11,7 +11,7 @@ from helpers.half_done import World, cross_routed, grid
 from holdfast.cluster import WorkerId
 from holdfast.errors import MemoryExceeded
 from holdfast.planner.problem import LinkCost, LinkCosts, Member, Memory, Problem
-from holdfast.planner.remainder.lineage import Facts, MicrobatchProgress
+from holdfast.planner.remainder.facts import Facts, MicrobatchProgress
 from holdfast.planner.remainder.remainder import remainder_of_step
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Kind, Op, Shape

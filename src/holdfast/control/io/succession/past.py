@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.config import RunConfig
+from holdfast.control.device_room import limited_by_device
 from holdfast.control.takeover.snapshot import RunSnapshot
 from holdfast.errors import ConfigError
 from holdfast.observability import events
@@ -42,4 +43,5 @@ def started(config: RunConfig, snapshot: RunSnapshot, next_step: int) -> events.
         schedule=config.schedule.file or config.schedule.name,
         reason=snapshot.cut.reason,
         cut=tuple(snapshot.cut.layers),
+        in_flight=limited_by_device(snapshot.cut.in_flight, config),
     )

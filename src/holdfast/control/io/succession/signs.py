@@ -56,6 +56,8 @@ class Signs:
             return regaining.tell_end(parse_worker(told.worker))
         if regaining.awaits(told):
             return None
-        if is_new and regaining.is_starting(parse_worker(told.worker)):
+        # One that was given work before is of an earlier life: it would go on with that.
+        was_given_work = told.epoch > 0 or told.building > 0
+        if is_new and not was_given_work and regaining.is_starting(parse_worker(told.worker)):
             return messages.SayHello()
         return messages.Begone(reason="its place is gone")
