@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder 
 # What samples are drawn from where they are drawn anew each time.
 SEED := $(or $(HOLDFAST_SEED),$(shell date +%s))
 
-.PHONY: install demo demo-cluster test test-all test-cluster test-device check docs refresh-docs bench chaos clean
+.PHONY: install demo demo-cluster test test-all test-everything test-cluster test-device check docs refresh-docs bench chaos clean
 
 install: $(READY)
 
@@ -37,10 +37,16 @@ check: $(READY)
 test: check
 	env -u HOLDFAST_SEED $(PYTEST) -m 'not wide and not cluster' $(TESTS)
 
-# What make test leaves out, and other samples each time.
+# What make test leaves out, with other samples each time; of long tests with real processes some.
+WIDE = HOLDFAST_SEED=$(SEED) $(PYTEST) -m '(wide or hypothesis) and not cluster' --hypothesis-seed $(SEED) $(TESTS)
 test-all: $(READY)
 	@echo HOLDFAST_SEED=$(SEED)
-	HOLDFAST_SEED=$(SEED) $(PYTEST) -m '(wide or hypothesis) and not cluster' --hypothesis-seed $(SEED) $(TESTS)
+	HOLDFAST_DRAW=1 $(WIDE)
+
+# The same with all of them.
+test-everything: $(READY)
+	@echo HOLDFAST_SEED=$(SEED)
+	$(WIDE)
 
 # Several machines in namespaces, ssh, Slurm, Ray, a coordinator that dies: one test at a time.
 test-cluster: .venv/ready-cluster

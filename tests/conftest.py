@@ -12,6 +12,7 @@ import threading
 import pytest
 from hypothesis import settings
 
+from helpers.drawn import leave_out
 from helpers.seed import SEED
 from helpers.tally import Tally
 from holdfast.host import instruction_set
@@ -42,6 +43,10 @@ settings.load_profile("drawn" if "HOLDFAST_SEED" in os.environ else "same")
 
 def pytest_configure(config):
     config.pluginmanager.register(Tally(config), "tally")
+
+
+def pytest_collection_modifyitems(config, items):
+    leave_out(config, items)
 
 
 @pytest.fixture(scope="session")

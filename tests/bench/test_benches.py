@@ -69,6 +69,7 @@ def test_the_journal_bench_prints_its_figures(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 def test_the_tls_bench_prints_its_figures() -> None:
     pytest.importorskip("cryptography")

@@ -79,6 +79,7 @@ def test_two_may_die_and_two_may_join_at_the_same_time(arena, table, layout):
     arena.clean(story)
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("layout", ["2x3"] if QUICK else list(LAYOUTS))
 def test_a_joiner_may_die_while_it_copies(arena, table, layout):

@@ -70,7 +70,7 @@ random.Random("switches").shuffle(SINGLES)
 
 
 @pytest.mark.parametrize(
-    ("layout", "worker", "step", "point"), first(2, SINGLES[: 8 if QUICK else 300])
+    ("layout", "worker", "step", "point"), first(1, SINGLES[: 8 if QUICK else 300])
 )
 def test_a_worker_may_die_while_lanes_change(arena, table, restless, layout, worker, step, point):
     restless.seed(f"{SEED}-{layout}-{worker}-{step}-{point}")

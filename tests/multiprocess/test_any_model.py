@@ -9,7 +9,6 @@ import torch
 import holdfast as hf
 from helpers import runs, traced_models
 from helpers.runs import finished
-from helpers.wide import first
 
 TRACED = Path(traced_models.__file__)
 DECODERS = TRACED.with_name("decoders.py")
@@ -38,7 +37,8 @@ def assert_one_result(job: Path, name: str, folder: Path) -> runs.Outcome:
     return one
 
 
-@pytest.mark.parametrize("name", first(1, ["towers", "resnet", "vit", "unet", "functional"]))
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["towers", "resnet", "vit", "unet", "functional"])
 def test_a_traced_model_has_the_same_bits_on_every_layout(name, tmp_path):
     assert_one_result(TRACED, name, tmp_path)
 

@@ -15,7 +15,6 @@ import torch
 
 import holdfast as hf
 from helpers import api_jobs, jobs, runs
-from helpers.wide import first
 from holdfast.storage.manifest import find
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
@@ -72,7 +71,8 @@ def expected():
     return hf.testing.train_in_threads(api_jobs.small, stages=2, steps=3).parameters_sha256
 
 
-@pytest.mark.parametrize("guarded", first(1, [False, True]))
+@pytest.mark.wide
+@pytest.mark.parametrize("guarded", [False, True])
 def test_a_script_trains_a_function_of_its_own(tmp_path, expected, guarded, monkeypatch):
     text = SCRIPT
     if guarded:

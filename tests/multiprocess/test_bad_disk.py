@@ -148,6 +148,7 @@ def test_the_log_and_its_mirror_are_not_kept_in_each_other(job, run_dir, tmp_pat
 # --- directories of one's own ---
 
 
+@pytest.mark.wide
 def test_logs_elsewhere_and_their_mirror_are_gone_after_a_finished_run(arena, tmp_path):
     places = [tmp_path / "logs", tmp_path / "mirror"]
     where = [f"recovery.log_dir={places[0]}", f"recovery.log_mirror={places[1]}"]

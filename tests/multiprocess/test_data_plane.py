@@ -65,7 +65,8 @@ def assert_nobody_noticed(live, undisturbed):
     assert_nothing_left(run)
 
 
-@pytest.mark.parametrize("num_cuts", [5, pytest.param(200, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("num_cuts", [5, 200])
 def test_r4_no_worker_is_lost_for_a_broken_connection(live, undisturbed, num_cuts):
     dice = random.Random(SEED)
     print(f"HOLDFAST_SEED={SEED}")  # noqa: T201

@@ -10,12 +10,11 @@ import pytest
 from helpers import runs
 from helpers.pages import DOCS, PAGES, README, blocks, name_of, transcripts
 from helpers.sessions import Session, shape
-from helpers.wide import where
+from helpers.wide import wide
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(1800)]
 
 TUTORIAL = DOCS / "tutorial.md"
-USUAL = [README]  # the others have many real runs
 RECORDED = [
     page
     for page in PAGES
@@ -25,7 +24,7 @@ RECORDED = [
 ]
 
 
-@pytest.mark.parametrize("page", where(lambda page: page in USUAL, RECORDED), ids=name_of)
+@pytest.mark.parametrize("page", list(map(wide, RECORDED)), ids=name_of)
 def test_what_a_page_shows_is_what_happens(page, tmp_path):
     session = Session(page, tmp_path)
     session.play()

@@ -194,6 +194,7 @@ def test_a_tied_gpt_agrees_with_itself_in_any_layout_and_with_a_plain_loop(tmp_p
     assert_agrees_with_a_plain_loop(one, job)
 
 
+@pytest.mark.wide
 def test_a_resnet_has_the_same_batch_norm_statistics_in_any_layout(tmp_path):
     one, *others = (
         finished(runs.threads(EXAMPLES / "resnet.py", tmp_path / layout, *runs.layout(layout)))

@@ -9,7 +9,6 @@ import pytest
 
 from helpers import jobs, runs
 from helpers.live import LiveRun, is_running, paced, process_state, processes_of, wait_until
-from helpers.wide import first
 from holdfast.observability.events import (
     CheckpointSaved,
     Interrupted,
@@ -78,7 +77,8 @@ def test_a_killed_launcher_leaves_nobody_behind_and_its_run_can_be_resumed(start
     assert_resumes(live, undisturbed, runs.processes)
 
 
-@pytest.mark.parametrize("whom", first(1, ["every process", "the launcher"]))
+@pytest.mark.wide
+@pytest.mark.parametrize("whom", ["every process", "the launcher"])
 def test_r5_an_interrupt_of_it_writes_a_checkpoint_and_ends(start, undisturbed, whom):
     """A scheduler signals all of a control group, and ``timeout`` the group after its child."""
     live = start()

@@ -11,6 +11,7 @@ KILL = "kill 1.1 @ 3"  # pipeline 1, last stage, which loads targets
 AHEAD = runs.settings("data.workers=2", "workers.heartbeat_timeout_s=30")
 
 
+@pytest.mark.wide
 def test_a_killed_worker_with_loaders_of_its_own_changes_nothing(tmp_path):
     job = jobs.mixed(tmp_path)
     undisturbed = runs.finished(runs.threads(job, tmp_path / "calm", **NUMBERS))

@@ -170,6 +170,7 @@ def test_a_preflight_that_cannot_be_says_why(waiting, tmp_path, ticket, expected
     assert line.startswith(f"holdfast: {expected}".format(at=waiting.at))
 
 
+@pytest.mark.wide
 def test_what_a_killed_agent_has_left_is_removed_by_the_next_and_what_one_uses_is_not(
     waiting, tmp_path
 ):

@@ -115,7 +115,7 @@ def test_a_process_that_only_hangs_ends_all_others_too(tmp_path, undisturbed):
     assert_nothing_left(run)
 
 
-@pytest.mark.parametrize("consistency", ["keep-old", "undo"])
+@pytest.mark.parametrize("consistency", first(1, ["keep-old", "undo"]))
 def test_copies_in_memory_that_are_rare_cost_steps_but_no_bits(tmp_path, undisturbed, consistency):
     faults = ["kill 1.0 @ 6.B1"]
     settings = ["recovery.mode=commit", "recovery.commit_every=3"]
@@ -165,6 +165,7 @@ def test_mode_checkfreq_chooses_how_often_and_the_checkpoints_are_whole(tmp_path
     assert all((step - first.first) % first.every == 0 for step in chosen)
 
 
+@pytest.mark.wide
 def test_in_two_phases_the_same_state_is_saved_as_in_one(tmp_path):
     one = runs.finished(train(runs.threads, tmp_path, "1x2", [], "checkpoint.every_steps=3"))
     words = [*runs.layout("1x2"), *runs.settings("checkpoint.every_steps=3")]

@@ -47,6 +47,7 @@ def test_a_lost_stage_is_replayed_on_the_device(train, near):
     assert not far.summary["went_back"]
 
 
+@pytest.mark.wide
 def test_a_replacement_takes_the_state_to_its_device(train):
     words = runs.settings("workers.replace=1")
     steps = 24  # enough for it to be there before the end, on a busy machine too

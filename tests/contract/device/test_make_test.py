@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 LIMIT_S = 500
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(LIMIT_S + 20)
 def test_what_needs_a_device_works_on_the_test_device():
     if why := far_device.why_not():
