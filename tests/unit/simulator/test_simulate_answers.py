@@ -47,7 +47,7 @@ def test_json_has_what_the_table_has_and_the_source_of_every_constant(capsys):
     assert [row["policy"] for row in values["policies"]] == ["holdfast", "recycle", "restart"]
     for row in values["policies"]:
         assert sum(row["shares"].values()) == pytest.approx(1)
-        assert all(one["source"] for one in row["default_constants"].values())
+        assert all(one["source"] for one in row["constants"].values())
 
 
 def test_a_picture_is_the_same_every_time(tmp_path, capsys):

@@ -7,7 +7,7 @@ from enum import StrEnum
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from holdfast.baselines.policies.constants import PolicyConstants
+from holdfast.baselines.policies.constants import ConstantRow, PolicyConstants, listed
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.baselines.policies.paces import Paces
 
@@ -103,6 +103,10 @@ class Policy(ABC):
         self.job, self.paces = job, paces
         self.crew = Crew()
         self._given = constants
+
+    @property
+    def constants(self) -> tuple[ConstantRow, ...]:
+        return listed(self._given)
 
     def begin(self, live: Sequence[int]) -> Reaction:
         """All that are there have started and hold their state."""

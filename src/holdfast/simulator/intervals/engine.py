@@ -119,4 +119,5 @@ class _Run:
             mean_live=self._live_s / self._length_s,
             num_workers=policy.job.num_workers,
             reason=self._reason,
+            constants=policy.constants,
         )

@@ -54,7 +54,7 @@ def written(world: World) -> str:
     )
     rows = (
         f"{event.at_s!r},{event.kind.value},{' '.join(map(str, event.machines))},"
-        f"{event.notice_s!r},{event.factor!r}"
+        f"{float(event.notice_s)!r},{float(event.factor)!r}"
         for event in world.events
     )
     return "\n".join([head, f"# alive {alive}", _HEAD, *rows]) + "\n"
