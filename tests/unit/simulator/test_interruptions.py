@@ -244,18 +244,20 @@ def test_two_lost_stages_are_replayed_one_after_the_other():
 
 def test_bamboo_loses_all_when_the_stand_in_goes_before_it_is_relieved():
     job = job_of(3, 4)
-    at_once, soon, later = (
+    at_once, soon, joined, later = (
         simulate(
             world_of(*events, machines=12), make_policy("bamboo", Paces(job)), boot_s=0.0
         ).seconds[TimeKind.ROLLED_BACK]
         for events in (
             (loss(500.0, 0, 1),),
             (loss(500.0, 0), loss(510.0, 1)),
+            (loss(500.0, 0, 6), back(505.0, 6), loss(510.0, 1)),
             (loss(500.0, 0), loss(550.0, 1)),
         )
     )
     assert at_once > 0
     assert soon > 0
+    assert joined > 0
     assert later == 0
 
 

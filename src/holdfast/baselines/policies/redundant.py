@@ -71,9 +71,9 @@ class BambooPolicy(Policy):
         own, restart_s = self._own, shared.restart_s(self.job)
         if not was:
             return Reaction(period_s=period_s, pause_s=own.global_s + restart_s)
-        hit = frozenset(change.lost) | (self._open if change.unfinished_s else frozenset())
-        self._open = hit if change.lost and not change.notice_s else frozenset()
-        if change.lost and not change.notice_s and _neighbours(self.job.shape.stages, hit):
+        lost = () if change.notice_s else change.lost
+        self._open = frozenset(lost) | (self._open if change.unfinished_s else frozenset())
+        if lost and _neighbours(self.job.shape.stages, self._open):
             return Reaction(
                 period_s=period_s,
                 pause_s=own.global_s + restart_s,
@@ -81,8 +81,8 @@ class BambooPolicy(Policy):
             )
         if not (change.lost or change.came):
             return Reaction(period_s=period_s)
-        lost = WorkLost.OWN_SHARE if change.lost else WorkLost.NOTHING
-        return Reaction(period_s=period_s, pause_s=own.local_s, work_lost=lost)
+        work = WorkLost.OWN_SHARE if change.lost else WorkLost.NOTHING
+        return Reaction(period_s=period_s, pause_s=own.local_s, work_lost=work)
 
 
 def _neighbours(stages: int, seats: Collection[int]) -> bool:

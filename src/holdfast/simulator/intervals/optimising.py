@@ -100,5 +100,6 @@ def _settings(
         table = {**given, "logs": float(logs), "save_overhead": overhead}
         policy = make_policy(_POLICY, paces, table)
         outcome = simulate(world, policy, boot_s=boot_s)
-        every = policy.saving(policy.job.samples_a_step / outcome.fault_free_rate).every_steps
+        period_s = job.samples_a_step / max(outcome.fault_free_rate, 1e-30)
+        every = policy.saving(period_s).every_steps
         yield LayoutChoice(shape.pipelines, shape.stages, spares, logs, every, outcome)
