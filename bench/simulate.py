@@ -1,8 +1,9 @@
-"""The simulator by intervals: beside published figures, and all policies in a matrix of worlds.
+"""The simulator: beside published figures, all policies in a matrix of worlds, and a short hunt.
 
-Simulated: nothing is trained. The last line is JSON.
+Simulated: nothing is trained. The last line is JSON. A long hunt is ``bench/hunt.py``.
 
-    .venv/bin/python bench/simulate.py [--quick] [--section published|matrix|depths|speed]
+    .venv/bin/python bench/simulate.py [--quick] [--section published|matrix|depths|speed|hunt]
+        [--hunt-seeds 100]
 """
 
 import argparse
@@ -11,10 +12,11 @@ import sys
 from statistics import mean
 from typing import Any
 
+from hunt import hunt_all, warm_up
 from simulate_matrix import cells, line, matrix_figures, seconds_24h, without_floor
 from simulate_published import average_figures, curve_figures, table_figures
 
-SECTIONS = ("published", "matrix", "depths", "speed")
+SECTIONS = ("published", "matrix", "depths", "speed", "hunt")
 QUICK_SIZES = (24, 128)
 
 
@@ -22,6 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="24 and 128 workers, no long runs")
     parser.add_argument("--section", choices=SECTIONS, action="append")
+    parser.add_argument("--hunt-seeds", type=int, default=100, metavar="N", help="default: 100")
     args = parser.parse_args()
     chosen = args.section or SECTIONS
     figures: dict[str, Any] = {}
@@ -33,6 +36,9 @@ def main() -> int:
         figures |= depths()
     if "speed" in chosen:
         figures |= speed(args.quick)
+    if "hunt" in chosen:
+        warm_up()
+        figures |= hunt_all(0, args.hunt_seeds)
     print(json.dumps(figures))
     return 0
 

@@ -10,7 +10,8 @@ from holdfast.baselines.policies.constants import listed
 from holdfast.cli.flags import in_flags
 from holdfast.cli.simulating.arguments import add_arguments
 from holdfast.cli.simulating.asked import asked_job, other_layouts
-from holdfast.cli.simulating.running import run
+from holdfast.cli.simulating.hunts import add_flags
+from holdfast.cli.simulating.simulate import run
 from holdfast.errors import ConfigError
 from holdfast.simulator.answers.values import averaged
 from holdfast.simulator.intervals.outcome import Segment, TimeKind
@@ -20,10 +21,15 @@ SMALL = "--costs F=1,B=1,W=1 --pipelines 3 --stages 2 --microbatches 4 --mtbf 1h
 FEW = f"{SMALL} --policies holdfast,recycle,restart"
 
 
-def called(words):
+def parsed(words):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return run(parser.parse_args(words.split()))
+    add_flags(parser)
+    return parser.parse_args(words.split())
+
+
+def called(words):
+    return run(parsed(words))
 
 
 def test_the_table_has_every_policy_the_best_first(capsys):
@@ -41,7 +47,7 @@ def test_json_has_what_the_table_has_and_the_source_of_every_constant(capsys):
     assert [row["policy"] for row in values["policies"]] == ["holdfast", "recycle", "restart"]
     for row in values["policies"]:
         assert sum(row["shares"].values()) == pytest.approx(1)
-        assert all(one["source"] for one in row["default_constants"].values())
+        assert all(one["source"] for one in row["constants"].values())
 
 
 def test_a_picture_is_the_same_every_time(tmp_path, capsys):
@@ -96,9 +102,7 @@ def test_the_best_layout_comes_first(capsys):
 
 @pytest.mark.parametrize("cost", ["--costs F=1,B=2,W=3", "--model 350m"])
 def test_another_layout_has_the_same_work_and_samples(cost):
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    args = parser.parse_args(f"{cost} --pipelines 3 --stages 2 --microbatches 4".split())
+    args = parsed(f"{cost} --pipelines 3 --stages 2 --microbatches 4")
     job = asked_job(args)
     make = other_layouts(args, job)
     for pipelines, stages in ((1, 6), (2, 3), (5, 1), (3, 2)):
@@ -129,8 +133,11 @@ def test_another_layout_has_the_same_work_and_samples(cost):
         ("--machines 8 --policies comet", "policy comet: expected one of"),
         ("--machines 8 --constant x", "--constant x: expected policy.name=number"),
         ("--machines 8 --picture a.gif", "--picture a.gif: expected a file that ends in"),
-        ("--machines 8 --price -1", "--price -1.0: expected a number >= 0"),
-        ("--machines 8 --utilisation 3", "utilisation 3.0"),
+        ("--machines 8 --price -1", "--price -1.0: expected a number 0 or more"),
+        (
+            "--machines 8 --utilisation 3",
+            "--utilisation 3.0: expected a number above 0 and at most",
+        ),
         ("--machines 99999999999999999999", "expected at least 1 and at most 200,000"),
         ("--pipelines 200000 --stages 2", "400,000 workers: expected at most 200,000"),
         ("--machines 8 --days 1e9 --slow", "--days 1000000000.0: expected a number above 0 and"),

@@ -119,6 +119,17 @@ def test_more_machines_than_there_can_be_are_refused_before_they_are_made():
 # --- traces and files ---
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("slow", [False, True])
+def test_every_generated_world_is_the_same_after_export(kind, slow):
+    failures = Failures(kind=kind, mtbf_s=1800, notice_s=30, maintenance_every_s=20000, rack=3)
+    world = generated(failures, machines=9, length_s=DAY_S, seed=3, workers_a_machine=2)
+    world = with_slowness(world, seed=4) if slow else world
+    assert world.events
+    assert read_world(written(world), "file") == world
+    assert written(read_world(written(world), "file")) == written(world)
+
+
 @pytest.mark.parametrize("name", PACKAGED)
 def test_a_packaged_trace_reads_and_is_the_same_after_export(name):
     world = packaged_trace(name)
@@ -215,6 +226,8 @@ from holdfast.simulator.worlds.generate import Failures, generated
 from holdfast.simulator.worlds.slowness import with_slowness
 from holdfast.simulator.worlds.files import packaged_trace, written
 from holdfast.simulator.intervals.comparing import compare_policies
+from holdfast.simulator.intervals.optimising import optimised
+from holdfast.baselines.policies.catalogue import BY_NAME
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.schedule.costs import Costs
 from holdfast.schedule.operation import Shape
@@ -223,9 +236,10 @@ world = with_slowness(
 )
 print(written(world), written(packaged_trace("gcp-a100", seed=4)))
 job = JobCosts(name="j", shape=Shape(3, 2, 12), costs=Costs.uniform(2, link_s=0.01))
-names = ("holdfast", "recycle", "oobleck", "dropping")
-for outcome in compare_policies(world, job, names):
+for outcome in compare_policies(world, job, list(BY_NAME)):
     print(repr(outcome.samples), outcome.segments)
+for choice in optimised(world, job.laid_out, [1, 2, 3]):
+    print(choice[:-1], repr(choice.outcome.samples))
 """
 
 

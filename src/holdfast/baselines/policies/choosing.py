@@ -34,8 +34,10 @@ class ChameleonPolicy(Policy):
         return min((way.begin(live) for way in self._ways), key=lambda found: found.period_s)
 
     @override
-    def after(self, change: Change) -> Reaction:
-        return min((way.react(change) for way in self._ways), key=_steps_lost)
+    def after(self, change: Change) -> Reaction | None:
+        answers = [way.react(change) for way in self._ways]
+        found = [answer for answer in answers if answer is not None]
+        return min(found, key=_steps_lost, default=None)
 
 
 def _steps_lost(reaction: Reaction) -> float:

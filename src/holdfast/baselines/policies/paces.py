@@ -19,7 +19,7 @@ from holdfast.planner.plan import Plan
 from holdfast.planner.planning import best_plan, first_plan
 from holdfast.planner.problem import Member, Problem
 
-# Up to so many workers plans are refined (helpers with second stages): a second each.
+# Up to so many workers plans are refined, as Holdfast does in the background: a second each.
 MOST_REFINED = 32
 # Up to here ReCycle deals out micro-batches in its own way; above, our planner does it for ReCycle.
 MOST_ROUND_ROBIN = 64
@@ -44,17 +44,17 @@ class Paces:
     # --- any holders a stage: re-routing ---
 
     def planned_s(self, crews: Sequence[StageCrew], *, settled: bool = True) -> float:
-        """Holdfast, everyone where it is; ``settled``: copies for second stages are made too."""
+        """Holdfast, everyone where it is; ``settled``: the plan has been refined, too."""
         key = self._alike(crews) if settled else tuple(crews)
         if not all(key):
             return inf
         return self._once(("planned", key, settled), lambda: self._planned(key, settled).period_s)
 
     def _planned(self, crews: tuple[StageCrew, ...], settled: bool) -> Plan:
-        problem = self._problem(crews)
+        problem = replace(self._problem(crews), may_move=False, two_stages=False)
         if settled and len(problem.members) <= MOST_REFINED:
             return best_plan(problem)
-        return first_plan(replace(problem, may_move=False))
+        return first_plan(problem)
 
     def _alike(self, crews: Sequence[StageCrew]) -> tuple[StageCrew, ...]:
         """Among equal stages it hardly matters which is short of holders: the last ones, say."""

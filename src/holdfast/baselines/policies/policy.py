@@ -7,7 +7,7 @@ from enum import StrEnum
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from holdfast.baselines.policies.constants import PolicyConstants
+from holdfast.baselines.policies.constants import ConstantRow, PolicyConstants, listed
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.baselines.policies.paces import Paces
 
@@ -21,6 +21,13 @@ class WorkLost(StrEnum):
     SINCE_CHECKPOINT = "since checkpoint"
 
 
+class Interrupted(StrEnum):
+    """What a loss makes of a stop, or of a replay, that is under way. Who comes ends neither."""
+
+    ANEW = "anew"  # it begins anew, with all it was for
+    GOES_ON = "goes on"  # what the loss needs is done beside it
+
+
 class Change(NamedTuple):
     """Workers by their seat: pipeline x stages + stage. A seat that went and came is in both."""
 
@@ -28,6 +35,9 @@ class Change(NamedTuple):
     came: tuple[int, ...] = ()
     speeds: Mapping[int, float] = {}  # of whose speed has changed: 1 = normal
     notice_s: float = 0.0
+    at_s: float = 0.0  # when it comes
+    unfinished_s: float = 0.0  # what is left of a stop, and of work that is done again
+    stands: bool = False  # nobody computes, and nobody would without this change
 
 
 class Stretch(NamedTuple):
@@ -35,6 +45,7 @@ class Stretch(NamedTuple):
 
     seconds: float
     period_s: float
+    goes_on: bool = True  # if something else changes meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +55,7 @@ class Reaction:
     work_lost: WorkLost = WorkLost.NOTHING
     replay_s: float = 0.0  # for each step since the checkpoint, instead of losing them
     meanwhile: tuple[Stretch, ...] = ()  # after the pause
+    interrupted: Interrupted = Interrupted.ANEW
     reason: str = ""
 
 
@@ -92,12 +104,17 @@ class Policy(ABC):
         self.crew = Crew()
         self._given = constants
 
+    @property
+    def constants(self) -> tuple[ConstantRow, ...]:
+        return listed(self._given)
+
     def begin(self, live: Sequence[int]) -> Reaction:
         """All that are there have started and hold their state."""
         self.crew = Crew.of(live)
         return self.first()
 
-    def react(self, change: Change) -> Reaction:
+    def react(self, change: Change) -> Reaction | None:
+        """None: nobody takes notice."""
         self.crew.follow(change)
         return self.after(change)
 
@@ -105,7 +122,7 @@ class Policy(ABC):
     def first(self) -> Reaction: ...
 
     @abstractmethod
-    def after(self, change: Change) -> Reaction: ...
+    def after(self, change: Change) -> Reaction | None: ...
 
     def saving(self, period_s: float) -> Saving:
         """Checkpoints, for steps of this length."""

@@ -12,10 +12,8 @@ from typing_extensions import override
 from holdfast.baselines.policies import shared
 from holdfast.baselines.policies.constants import TINY, PolicyConstants, constant
 from holdfast.baselines.policies.policy import Change, Policy, Reaction, Saving, WorkLost
+from holdfast.baselines.policies.their_restarts import AS_SIMULATED, JOINS_WAIT, TheirRestarts
 
-_JOINS_WAIT = (
-    "1: who comes waits for the next loss, as in Oobleck's simulator; 0: it is used at once"
-)
 _REFERENCE_BYTES = 6.7e9 * 16 / 8  # TrainMover's 6.7B, over 8 stages
 
 
@@ -30,7 +28,8 @@ class OobleckConstants(PolicyConstants):
     join_copy_s: float = constant(
         75.0, "TrainMover: over 100 s to add a machine, 6.7B on 32 GPUs; grows likewise"
     )
-    joins_wait: float = constant(0.0, _JOINS_WAIT)
+    joins_wait: float = constant(0.0, JOINS_WAIT)
+    as_simulated: float = constant(0.0, AS_SIMULATED)
     save_overhead: float = constant(
         0.005, "a choice, as for Holdfast: a checkpoint is seldom needed", above=TINY
     )
@@ -45,7 +44,6 @@ class OobleckPolicy(Policy):
     )
     constants_type = OobleckConstants
     _running = False
-    _paced_s = inf  # of the last change that was followed
 
     @property
     def _own(self) -> OobleckConstants:
@@ -65,34 +63,39 @@ class OobleckPolicy(Policy):
     @override
     def first(self) -> Reaction:
         period_s = self._paced_s = self._period_s()
-        self._running = not isinf(period_s)
+        self._running, self._restarts = not isinf(period_s), TheirRestarts()
         return Reaction(period_s=period_s)
 
     @override
-    def after(self, change: Change) -> Reaction:
+    def after(self, change: Change) -> Reaction | None:
         was, period_s = self._running, self._period_s()
         self._running = not isinf(period_s)
         if isinf(period_s):
             return self.cannot("too few workers for a pipeline")
         own, share = self._own, self.job.state_a_gpu / _REFERENCE_BYTES
-        if was and own.joins_wait and not change.lost:
-            return Reaction(period_s=self._paced_s)
-        self._paced_s = period_s
+        if was and own.joins_wait and not (change.lost or change.stands):
+            return None
         if not was:
             return Reaction(period_s=period_s, pause_s=shared.restart_s(self.job))
         if not (change.lost or change.came):
             return Reaction(period_s=period_s)
         copy_s = own.join_copy_s if change.came else own.lose_copy_s
         lost = WorkLost.STEP if change.lost else WorkLost.NOTHING
-        return Reaction(period_s=period_s, pause_s=own.regroup_s + copy_s * share, work_lost=lost)
+        stop_s = own.regroup_s + copy_s * share
+        reaction = Reaction(period_s=period_s, pause_s=stop_s, work_lost=lost)
+        if own.as_simulated:
+            number, pace_s, self._paced_s = max(len(change.lost), 1), self._paced_s, period_s
+            return self._restarts.begin(number, change, reaction, pace_s)
+        return reaction
 
 
 @dataclass(frozen=True)
 class VarunaConstants(PolicyConstants):
     restart_factor: float = constant(1.0, shared.RESTART)
-    joins_wait: float = constant(0.0, _JOINS_WAIT)
+    joins_wait: float = constant(0.0, JOINS_WAIT)
+    as_simulated: float = constant(0.0, AS_SIMULATED)
     loses: float = constant(
-        1.0, "1: steps since the checkpoint; 0: nothing, as Oobleck's simulator runs small models"
+        1.0, "1: steps since the checkpoint; 0: the step, as Oobleck's simulator runs small models"
     )
     checkpoint_steps: float = constant(10.0, "Oobleck's simulator of Varuna: every 10 iterations")
     save_overhead: float = constant(
@@ -106,7 +109,6 @@ class VarunaPolicy(Policy):
     leaves_out = "Varuna's own schedule (1F1B stands for it), uploads of checkpoints"
     constants_type = VarunaConstants
     _running = False
-    _paced_s = inf  # of the last change that was followed
 
     @property
     def _own(self) -> VarunaConstants:
@@ -128,31 +130,32 @@ class VarunaPolicy(Policy):
     @override
     def first(self) -> Reaction:
         period_s = self._paced_s = self._period_s()
-        self._running = not isinf(period_s)
+        self._running, self._restarts = not isinf(period_s), TheirRestarts()
         return Reaction(period_s=period_s)
 
     @override
-    def after(self, change: Change) -> Reaction:
+    def after(self, change: Change) -> Reaction | None:
         period_s = self._period_s()
         if isinf(period_s):
             self._running = False
             return self.cannot("too few workers for the model")
-        if self._running and self._own.joins_wait and not change.lost:
-            return Reaction(period_s=self._paced_s)
-        self._paced_s = period_s
+        own = self._own
+        if self._running and own.joins_wait and not (change.lost or change.stands):
+            return None
         if self._running and not (change.lost or change.came):
             return Reaction(period_s=period_s)
         self._running = True
         save_s = self.job.state_a_gpu / self.job.disk_bytes_s
         in_time = not change.lost or change.notice_s >= save_s
-        return Reaction(
-            period_s=period_s,
-            pause_s=shared.restart_s(self.job) * self._own.restart_factor
-            + (save_s if in_time else 0.0),
-            work_lost=(
-                WorkLost.NOTHING if in_time or not self._own.loses else WorkLost.SINCE_CHECKPOINT
-            ),
+        stop_s = shared.restart_s(self.job) * own.restart_factor + (save_s if in_time else 0.0)
+        lost = WorkLost.SINCE_CHECKPOINT if own.loses else WorkLost.STEP
+        reaction = Reaction(
+            period_s=period_s, pause_s=stop_s, work_lost=WorkLost.NOTHING if in_time else lost
         )
+        if own.as_simulated:
+            number, pace_s, self._paced_s = max(len(change.lost), 1), self._paced_s, period_s
+            return self._restarts.begin(number, change, reaction, pace_s)
+        return reaction
 
 
 @dataclass(frozen=True)

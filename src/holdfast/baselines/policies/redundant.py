@@ -1,6 +1,6 @@
 """Bamboo: every worker also computes the forwards of the stage after its own."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -36,6 +36,7 @@ class BambooPolicy(Policy):
     )
     constants_type = BambooConstants
     _running = False
+    _open: frozenset[int] = frozenset()  # seats that others stand in for until a stop is over
 
     @property
     def _own(self) -> BambooConstants:
@@ -70,7 +71,9 @@ class BambooPolicy(Policy):
         own, restart_s = self._own, shared.restart_s(self.job)
         if not was:
             return Reaction(period_s=period_s, pause_s=own.global_s + restart_s)
-        if _neighbours(self.job.shape.stages, change.lost) and not change.notice_s:
+        lost = () if change.notice_s else change.lost
+        self._open = frozenset(lost) | (self._open if change.unfinished_s else frozenset())
+        if lost and _neighbours(self.job.shape.stages, self._open):
             return Reaction(
                 period_s=period_s,
                 pause_s=own.global_s + restart_s,
@@ -78,11 +81,11 @@ class BambooPolicy(Policy):
             )
         if not (change.lost or change.came):
             return Reaction(period_s=period_s)
-        lost = WorkLost.OWN_SHARE if change.lost else WorkLost.NOTHING
-        return Reaction(period_s=period_s, pause_s=own.local_s, work_lost=lost)
+        work = WorkLost.OWN_SHARE if change.lost else WorkLost.NOTHING
+        return Reaction(period_s=period_s, pause_s=own.local_s, work_lost=work)
 
 
-def _neighbours(stages: int, seats: Sequence[int]) -> bool:
+def _neighbours(stages: int, seats: Collection[int]) -> bool:
     """Whether a worker went together with the one that holds its copy."""
     hit = sorted(seats)
     return any(

@@ -18,16 +18,22 @@ class _Rerouting(Policy):
     """Keeps the stage of every live worker."""
 
     _stage_of: dict[int, int]
-    _holds_all = False  # somebody holds each stage's state
+    _missing: set[int]  # stages that nobody holds the state of, and nobody gets it so far
+    _coming: set[int]  # those that somebody is getting
 
     @override
     def first(self) -> Reaction:
+        """At the start every state is made anew wherever it is wanted."""
         stages = self.job.shape.stages
         self._stage_of = {worker: worker % stages for worker in self.crew.speeds}
-        self._fill()
-        self._holds_all = self._num_held() == stages
+        self._missing, self._coming = set(), set()
+        if not self._fill():
+            return self._too_few()
         self._settle()
         return Reaction(period_s=self._period_s(settled=True))
+
+    def _too_few(self) -> Reaction:
+        return Reaction(period_s=inf, reason="fewer workers than stages")
 
     def _rows(self) -> list[list[int]]:
         """Workers of each stage, the fastest first."""
@@ -48,17 +54,24 @@ class _Rerouting(Policy):
     def _period_s(self, *, settled: bool) -> float:
         raise NotImplementedError
 
-    def _follow(self, change: Change) -> bool:
-        """Whether every stage still has somebody who holds it."""
+    def _follow(self, change: Change) -> None:
+        if not change.unfinished_s:
+            self._coming = set()
         for worker in change.lost:
             self._stage_of.pop(worker, None)
-        held = self._holds_all and self._num_held() == self.job.shape.stages
+        held = set(self._stage_of.values()) | self._coming
+        self._missing |= set(range(self.job.shape.stages)) - held
         counts = [len(row) for row in self._rows()]
         for worker in change.came:
             stage = counts.index(min(counts))
             self._stage_of[worker] = stage
             counts[stage] += 1
-        return held
+
+    def _begin_to_get(self) -> int:
+        """The states that are missing: how many."""
+        number, self._coming = len(self._missing), self._coming | self._missing
+        self._missing = set()
+        return number
 
     def _fill(self) -> bool:
         """A stage that nobody holds gets one of those that others have most of."""
@@ -110,8 +123,8 @@ class HoldfastPolicy(_Rerouting):
     name = "holdfast"
     title = "Holdfast"
     leaves_out = (
-        "collectives on GPUs (its stop was measured with its own transport, on CPUs); a second "
-        "failure while a stage is rebuilt costs no more than the first"
+        "collectives on GPUs (its stop was measured with its own transport, on CPUs); logs that go "
+        "with a machine (recovery.log_copies=1 keeps another copy)"
     )
     constants_type = HoldfastConstants
 
@@ -130,17 +143,15 @@ class HoldfastPolicy(_Rerouting):
 
     @override
     def after(self, change: Change) -> Reaction:
-        held = self._follow(change)
+        self._follow(change)
         if not self._fill():
-            self._holds_all = False
-            return Reaction(period_s=inf, reason="fewer workers than stages")
-        rebuilt, self._holds_all = not held, True
+            return self._too_few()
         own = self._own
         stop_s = own.stop_s + own.stop_a_worker_s * len(self.crew)
         if change.lost and not change.notice_s:
             stop_s += own.detect_s
-        if rebuilt:
-            return self._rebuilt(stop_s)
+        if number := self._begin_to_get():
+            return self._rebuilt(stop_s, number)
         now_s = self._period_s(settled=False)
         meanwhile = self._until_noticed(change, now_s)
         self._settle()
@@ -161,10 +172,11 @@ class HoldfastPolicy(_Rerouting):
             return ()
         slowest = min(self.crew.speeds.values())
         waiting_s = self.paces.healthy_s * self._own.over_plan / slowest
-        return (Stretch(self._own.slow_steps * waiting_s, max(waiting_s, now_s)),)
+        seconds = self._own.slow_steps * waiting_s
+        return (Stretch(seconds, max(waiting_s, now_s), goes_on=False),)
 
-    def _rebuilt(self, stop_s: float) -> Reaction:
-        """A stage that nobody held: from the log, or back to the checkpoint."""
+    def _rebuilt(self, stop_s: float, number: int) -> Reaction:
+        """Stages that nobody held, one after the other: from the log, or back to the checkpoint."""
         own, job = self._own, self.job
         self._settle()
         pause_s = stop_s + own.rebuild_s + job.state_a_gpu / job.disk_bytes_s
@@ -173,7 +185,8 @@ class HoldfastPolicy(_Rerouting):
             lost = WorkLost.SINCE_CHECKPOINT
             return Reaction(period_s=period_s, pause_s=pause_s, work_lost=lost)
         stage_s = max(map(job.costs.backward_s, range(job.shape.stages))) + max(job.costs.forward_s)
-        replay_s = job.shape.microbatches * stage_s / len(self.crew) * own.replay_over_model
+        work_s = number * job.shape.microbatches * stage_s
+        replay_s = work_s / len(self.crew) * own.replay_over_model
         return Reaction(period_s=period_s, pause_s=pause_s, replay_s=replay_s)
 
 
@@ -219,11 +232,10 @@ class RecyclePolicy(_Rerouting):
 
     @override
     def after(self, change: Change) -> Reaction:
-        held = self._follow(change)
+        self._follow(change)
         if not self._fill():
-            self._holds_all = False
-            return Reaction(period_s=inf, reason="fewer workers than stages")
-        restarted, self._holds_all = not held, True
+            return self._too_few()
+        restarted = self._begin_to_get() > 0
         now_s = self._period_s(settled=True)
         moved = self._settle() or bool(change.came)
         period_s = self._period_s(settled=True)

@@ -11,7 +11,15 @@ from typing_extensions import override
 
 from holdfast.baselines.policies import shared
 from holdfast.baselines.policies.constants import TINY, PolicyConstants, constant
-from holdfast.baselines.policies.policy import Change, Policy, Reaction, Saving, Stretch, WorkLost
+from holdfast.baselines.policies.policy import (
+    Change,
+    Interrupted,
+    Policy,
+    Reaction,
+    Saving,
+    Stretch,
+    WorkLost,
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class DroppingPolicy(Policy):
             pause_s=(own.detect_s if change.lost else 0.0) + heal_s,
             work_lost=WorkLost.STEP if change.lost else WorkLost.NOTHING,
             meanwhile=(Stretch(own.regroup_s, few_s),) if few_s > period_s else (),
+            interrupted=Interrupted.GOES_ON,
         )
 
 
@@ -238,4 +247,9 @@ class SparesPolicy(Policy):
             return Reaction(period_s=period_s, pause_s=shared.restart_s(self.job))
         if not change.lost:
             return Reaction(period_s=period_s)
-        return Reaction(period_s=period_s, pause_s=self._own.swap_s, work_lost=WorkLost.STEP)
+        return Reaction(
+            period_s=period_s,
+            pause_s=self._own.swap_s,
+            work_lost=WorkLost.STEP,
+            interrupted=Interrupted.GOES_ON,
+        )

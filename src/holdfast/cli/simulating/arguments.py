@@ -8,6 +8,8 @@ from holdfast.simulator.costs.presets import PRESETS
 from holdfast.simulator.worlds.files import PACKAGED
 from holdfast.simulator.worlds.generate import KINDS
 
+# A flag that is not given is None: ``no_effect`` has what is usual then.
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _world(parser.add_argument_group("the world"))
@@ -23,17 +25,13 @@ def _world(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--mtbf", metavar="TIME", help="a failure somewhere in the cluster every TIME, e.g. 2h"
     )
+    group.add_argument("--failures", choices=KINDS, help="how they come (default: poisson)")
+    group.add_argument("--repair", metavar="TIME", help="until a machine is back (default: 20m)")
     group.add_argument(
-        "--failures", choices=KINDS, default="poisson", help="how they come (default: poisson)"
+        "--notice", metavar="TIME", help="so long before a loss it is known (default: 0)"
     )
     group.add_argument(
-        "--repair", metavar="TIME", default="20m", help="until a machine is back (default: 20m)"
-    )
-    group.add_argument(
-        "--notice", metavar="TIME", default="0", help="so long before a loss it is known"
-    )
-    group.add_argument(
-        "--rack", type=int, default=8, metavar="N", help="machines behind one switch (default: 8)"
+        "--rack", type=int, metavar="N", help="machines behind one switch (default: 8)"
     )
     group.add_argument(
         "--maintenance", metavar="TIME", help="every TIME the next rack is away for an hour"
@@ -47,14 +45,14 @@ def _world(group: "argparse._ArgumentGroup") -> None:
         metavar="N",
         help="a trace is scaled to so many (default: the job's)",
     )
-    group.add_argument("--workers-a-machine", type=int, default=1, metavar="N", help="default: 1")
+    group.add_argument("--workers-a-machine", type=int, metavar="N", help="default: 1")
     group.add_argument(
         "--days", type=float, metavar="N", help="how long (default: 1, or all of a trace)"
     )
     group.add_argument(
-        "--boot", metavar="TIME", default="60s", help="until a new machine is of use (default: 60s)"
+        "--boot", metavar="TIME", help="until a new machine is of use (default: 60s)"
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    group.add_argument("--seed", type=int, metavar="N", help="default: 0")
     group.add_argument("--export", type=Path, metavar="FILE", help="write the world as CSV")
 
 
@@ -98,9 +96,7 @@ def _policies(group: "argparse._ArgumentGroup") -> None:
 
 
 def _answers(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "--price", type=float, default=2.0, metavar="X", help="of a GPU and hour (default: 2)"
-    )
+    group.add_argument("--price", type=float, metavar="X", help="of a GPU and hour (default: 2)")
     group.add_argument("--json", action="store_true", help="print everything as JSON")
     group.add_argument("--picture", type=Path, metavar="FILE", help="a .svg or .png")
     group.add_argument("--html", type=Path, metavar="FILE", help="one page with everything in it")

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 
 from holdfast.baselines.policies.catalogue import BY_NAME, policy_named
+from holdfast.baselines.policies.constants import TINY
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.cli.plan_problem import parse_costs
 from holdfast.errors import ConfigError
@@ -15,7 +16,7 @@ from holdfast.schedule.operation import Shape
 from holdfast.simulator.costs.from_run import run_costs
 from holdfast.simulator.costs.presets import preset
 from holdfast.simulator.costs.transformer import Hardware, transformer_costs
-from holdfast.simulator.worlds.durations import parse_duration_s
+from holdfast.simulator.worlds.durations import duration_text, parse_duration_s
 from holdfast.simulator.worlds.files import PACKAGED, packaged_trace, read_world
 from holdfast.simulator.worlds.generate import Failures, generated
 from holdfast.simulator.worlds.slowness import with_slowness
@@ -23,6 +24,8 @@ from holdfast.simulator.worlds.world import MOST_DAYS, MOST_MACHINES, World, sca
 
 _DAY_S = 86400.0
 _SMALL_STAGES, _STAGES = 4, 8
+_MOST = 1e20
+MOST_SEED = 10**12
 
 
 def asked_policies(text: str | None) -> list[str]:
@@ -45,6 +48,8 @@ def asked_job(args: argparse.Namespace) -> JobCosts:
     each = args.microbatches or 2 * stages
     if args.costs is None:
         return _of_model(args, pipelines, stages, each)
+    if not args.costs.strip():
+        raise ConfigError("--costs '': expected seconds, e.g. F=1,B=1,W=1")
     shape, costs = Shape(pipelines, stages, pipelines * each), parse_costs(args.costs, stages)
     return JobCosts(name="a job", shape=shape, costs=costs)
 
@@ -63,7 +68,7 @@ def other_layouts(args: argparse.Namespace, job: JobCosts) -> Callable[[int, int
 
 
 def _of_model(args: argparse.Namespace, pipelines: int, stages: int, each: int) -> JobCosts:
-    model, hardware = preset(args.model or "6.7b"), _hardware(args)
+    model, hardware = preset("6.7b" if args.model is None else args.model), _hardware(args)
     return transformer_costs(model, hardware, pipelines=pipelines, stages=stages, microbatches=each)
 
 
@@ -81,6 +86,8 @@ def asked_world(args: argparse.Namespace, num_workers: int) -> World:
             f"--machines {machines} with {each} workers each: expected room for the job's "
             f"{num_workers} workers"
         )
+    if not 0 <= args.seed <= MOST_SEED:
+        raise ConfigError(f"--seed {args.seed}: expected 0 to {MOST_SEED:,}")
     world = _traced(args, machines, each) if args.trace else _drawn(args, machines, each)
     return with_slowness(world, args.seed) if args.slow else world
 
@@ -96,10 +103,17 @@ def _length_s(args: argparse.Namespace) -> float | None:
 
 
 def _traced(args: argparse.Namespace, machines: int, each: int) -> World:
-    if args.trace in PACKAGED:
-        world = packaged_trace(args.trace, args.seed)
-    else:
-        world = read_world(_text(args.trace), args.trace, args.seed)
+    def read(seed: int) -> World:
+        if args.trace in PACKAGED:
+            return packaged_trace(args.trace, seed)
+        return read_world(_text(args.trace), args.trace, seed)
+
+    world = read(args.seed)
+    if args.seed and not args.slow and world == read(args.seed + 1):
+        raise ConfigError(
+            f"--seed {args.seed} has no effect here: {args.trace} names the machines that go; "
+            "expected it with --slow, or with a trace of counts"
+        )
     world = scaled(world, machines)
     length_s = _length_s(args) or world.length_s
     cut = world.cut_to(length_s)
@@ -116,7 +130,7 @@ def _text(name: str) -> str:
 
 
 def _drawn(args: argparse.Namespace, machines: int, each: int) -> World:
-    every = args.maintenance
+    every, length_s = args.maintenance, _length_s(args) or _DAY_S
     failures = Failures(
         kind=args.failures,
         mtbf_s=inf if args.mtbf is None else parse_duration_s("--mtbf", args.mtbf),
@@ -125,10 +139,15 @@ def _drawn(args: argparse.Namespace, machines: int, each: int) -> World:
         rack=args.rack,
         maintenance_every_s=inf if every is None else parse_duration_s("--maintenance", every),
     )
+    if inf > failures.maintenance_every_s >= length_s:
+        raise ConfigError(
+            f"--maintenance {every} has no effect here: the run lasts {duration_text(length_s)}; "
+            "expected more --days, or maintenance more often"
+        )
     return generated(
         failures,
         machines=machines,
-        length_s=_length_s(args) or _DAY_S,
+        length_s=length_s,
         seed=args.seed,
         workers_a_machine=each,
     )
@@ -146,8 +165,19 @@ def _of_run(args: argparse.Namespace) -> JobCosts:
     return job
 
 
-def require_counts(args: argparse.Namespace) -> None:
+def require_numbers(args: argparse.Namespace) -> None:
     """Before anything is made of them."""
+    for name, least in (("flops", TINY), ("gpu_memory", TINY), ("link", TINY), ("price", 0.0)):
+        value = getattr(args, name)
+        if value is not None and not least <= value <= _MOST:
+            words = "0 or more" if not least else "above 0"
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {value}: expected a number {words}, at most {_MOST:g}"
+            )
+    if args.utilisation is not None and not TINY <= args.utilisation <= 1:
+        raise ConfigError(
+            f"--utilisation {args.utilisation}: expected a number above 0 and at most 1"
+        )
     for name in ("pipelines", "stages", "microbatches", "machines", "workers_a_machine", "rack"):
         value = getattr(args, name)
         if value is not None and not 1 <= value <= MOST_MACHINES:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from holdfast.cli.simulating.asked import MOST_SEED
 from holdfast.errors import ConfigError
 from holdfast.simulator.hunt.hunting import SomeSeeds, WorldOutcome, hunted, judge
 from holdfast.simulator.hunt.shrinking import shrunk
@@ -25,7 +26,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--hunt", type=int, metavar="SEEDS", help="run so many random worlds, from --seed on"
     )
     group.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="processes that share them (default: 1)"
+        "--jobs", type=int, metavar="N", help="processes that share them (default: 1)"
     )
     group.add_argument(
         "--world", type=Path, metavar="FILE", help="run one world, as --hunt has printed it"
@@ -35,7 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     for name, value, least, most in (
         ("--hunt", args.hunt, 1, 10**9),
-        ("--seed", args.seed, 0, 10**12),
+        ("--seed", args.seed, 0, MOST_SEED),
         ("--jobs", args.jobs, 1, _MOST_JOBS),
     ):
         if not least <= value <= most:
@@ -105,7 +106,11 @@ def replay(args: argparse.Namespace) -> int:
         text = args.world.read_text()
     except (OSError, UnicodeDecodeError) as why:
         raise ConfigError(f"--world {args.world}: cannot be read ({why})") from why
-    found = judge(parse_scenario(text))
+    try:
+        scenario = parse_scenario(text)
+    except ConfigError as why:
+        raise ConfigError(f"--world {args.world}: {why}") from why
+    found = judge(scenario)
     _say(found.wrong or f"all is well after {found.took_s:.1f} virtual s: {found.ended}")
     return 1 if found.wrong else 0
 

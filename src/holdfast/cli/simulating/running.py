@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from holdfast.cli.simulating.asked import (
     asked_policies,
     asked_world,
     other_layouts,
-    require_counts,
+    require_numbers,
 )
 from holdfast.cli.simulating.tables import candidates_table, outcomes_table
 from holdfast.errors import ConfigError
@@ -33,18 +33,17 @@ from holdfast.simulator.worlds.world import World
 
 
 def run(args: argparse.Namespace) -> int:
-    require_counts(args)
+    require_numbers(args)
     boot_s = parse_duration_s("--boot", args.boot, zero=True)
-    if not args.price >= 0:
-        raise ConfigError(f"--price {args.price}: expected a number >= 0")
     _require_form(args.picture)
     job = asked_job(args)
     world = asked_world(args, job.num_workers)
     if args.export is not None:
         _write("--export", args.export, written(world).encode())
+    constants = parse_constants(args.constant)
     if args.optimise:
-        return _optimise(args, world, job, boot_s)
-    names, constants = asked_policies(args.policies), parse_constants(args.constant)
+        return _optimise(args, world, job, boot_s, constants.get("holdfast", {}))
+    names = asked_policies(args.policies)
     with _progress(len(names)) as told:
         outcomes = compare_policies(
             world, job, names, constants=constants, boot_s=boot_s, progress=told
@@ -74,11 +73,24 @@ def _answer(
     Console().print(outcomes_table(values, outcomes, args.price))
 
 
-def _optimise(args: argparse.Namespace, world: World, job: JobCosts, boot_s: float) -> int:
+def _optimise(
+    args: argparse.Namespace,
+    world: World,
+    job: JobCosts,
+    boot_s: float,
+    constants: Mapping[str, float],
+) -> int:
     stages = stage_counts(job.layers, world.num_workers)
     batch = job.shape.microbatches
     with _progress(1) as told:
-        found = optimised(world, other_layouts(args, job), stages, boot_s=boot_s, progress=told)
+        found = optimised(
+            world,
+            other_layouts(args, job),
+            stages,
+            constants=constants,
+            boot_s=boot_s,
+            progress=told,
+        )
     if args.json:
         rows = [candidate_values(candidate, args.price) for candidate in found]
         values = {"world": world_values(world), "batch": batch, "candidates": rows}

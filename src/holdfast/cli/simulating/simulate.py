@@ -4,6 +4,7 @@ import argparse
 
 from holdfast.cli import help_text
 from holdfast.cli.simulating import arguments, hunts, running
+from holdfast.cli.simulating.no_effect import settled
 
 EXAMPLES = (
     "holdfast simulate --model 6.7b --pipelines 16 --stages 8 --mtbf 2h --repair 20m --days 30",
@@ -28,6 +29,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
+    args = settled(args)
     if args.world is not None:
         return hunts.replay(args)
     if args.hunt is not None:

@@ -6,11 +6,11 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from holdfast.simulator.intervals.optimising import LayoutChoice
+from holdfast.simulator.intervals.optimising import LayoutChoice, shown
 from holdfast.simulator.intervals.outcome import PolicyOutcome, TimeKind
 from holdfast.simulator.worlds.world import World
 
-_MOST_ROWS = 12
+_MOST_ROWS = 16
 _LOST = {
     TimeKind.REDONE: "redone",
     TimeKind.ROLLED_BACK: "back",
@@ -57,7 +57,7 @@ def candidates_table(world: World, found: Sequence[LayoutChoice], price: float) 
     for name in ("D x S", "spares", "log", "checkpoint every", "samples/s", "cost a day"):
         table.add_column(name, justify="right")
     table.add_column("samples for 1", justify="right")
-    for candidate in found[:_MOST_ROWS]:
+    for candidate in shown(found)[:_MOST_ROWS]:
         table.add_row(
             f"{candidate.pipelines} x {candidate.stages}",
             str(candidate.spares),

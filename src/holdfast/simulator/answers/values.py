@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.baselines.policies.catalogue import BY_NAME
-from holdfast.baselines.policies.constants import listed
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.simulator.intervals.optimising import LayoutChoice
 from holdfast.simulator.intervals.outcome import PolicyOutcome, Segment, TimeKind
@@ -35,7 +34,6 @@ def job_values(job: JobCosts) -> dict[str, Any]:
 
 
 def outcome_values(outcome: PolicyOutcome, price_gpu_h: float) -> dict[str, Any]:
-    kind = BY_NAME[outcome.policy]
     return {
         "policy": outcome.policy,
         "samples": outcome.samples,
@@ -49,10 +47,9 @@ def outcome_values(outcome: PolicyOutcome, price_gpu_h: float) -> dict[str, Any]
         "cost_a_day": outcome.cost_a_day(price_gpu_h),
         "samples_for_1": outcome.samples_for(price_gpu_h),
         "cannot_run": outcome.reason,
-        "leaves_out": kind.leaves_out,
-        "default_constants": {
-            row.name: {"value": row.value, "source": row.source}
-            for row in listed(kind.constants_type())
+        "leaves_out": BY_NAME[outcome.policy].leaves_out,
+        "constants": {
+            row.name: {"value": row.value, "source": row.source} for row in outcome.constants
         },
     }
 

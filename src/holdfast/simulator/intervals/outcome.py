@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from holdfast.baselines.policies.constants import ConstantRow
+
 
 class TimeKind(StrEnum):
     EFFECTIVE = "effective"  # steps that count
@@ -41,6 +43,7 @@ class PolicyOutcome:
     mean_live: float
     num_workers: int
     reason: str = ""  # why it never ran, if so
+    constants: tuple[ConstantRow, ...] = ()
 
     @property
     def rate(self) -> float:

@@ -50,11 +50,11 @@ def written(world: World) -> str:
     alive = " ".join(map(str, world.alive))
     head = (
         f"# world machines={world.machines} workers_a_machine={world.workers_a_machine} "
-        f"length_s={world.length_s!r} name={world.name}"
+        f"length_s={float(world.length_s)!r} name={world.name}"
     )
     rows = (
-        f"{event.at_s!r},{event.kind.value},{' '.join(map(str, event.machines))},"
-        f"{event.notice_s!r},{event.factor!r}"
+        f"{float(event.at_s)!r},{event.kind.value},{' '.join(map(str, event.machines))},"
+        f"{float(event.notice_s)!r},{float(event.factor)!r}"
         for event in world.events
     )
     return "\n".join([head, f"# alive {alive}", _HEAD, *rows]) + "\n"
