@@ -47,12 +47,12 @@ def applied(mutant: Mutant) -> Iterator[None]:
 
 
 def _no_fence() -> list[Change]:
-    usual = losing.Losing._fenced
+    usual = losing.Losing.fenced
 
     def fenced(self: Any, effects: list[Any]) -> list[Any]:
         return [one for one in usual(self, effects) if not isinstance(one, Fence)]
 
-    return [(losing.Losing, "_fenced", fenced)]
+    return [(losing.Losing, "fenced", fenced)]
 
 
 def _long_lease() -> list[Change]:

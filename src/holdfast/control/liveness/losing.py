@@ -120,7 +120,7 @@ class Losing:
         for notice in compress(notices, map(operator.not_, is_member)):
             if m.Command.FENCE in membership.handle(notice):
                 effects += self._lose_joiner(self._let_go(notice, cause, explained, silent))
-        return self._fenced(effects)
+        return self.fenced(effects)
 
     def _let_go(self, notice: m.Stimulus, cause: str, explained: bool, silent: bool) -> Loss:
         worker = notice.worker
@@ -139,7 +139,7 @@ class Losing:
         forgotten = self._reconfigurations.forget(worker, at_s)
         return [Fence(worker), failed(worker, loss.cause, at_s), *forgotten]
 
-    def _fenced(self, effects: list[Effect]) -> list[Effect]:
-        """A loss may have ended others."""
+    def fenced(self, effects: list[Effect]) -> list[Effect]:
+        """The end of a process that is let go is no news. A loss may have ended others."""
         self.processes.fence(effect.worker for effect in effects if isinstance(effect, Fence))
         return effects

@@ -140,6 +140,7 @@ class RollingBack:
         effects: list[Effect] = [Send(worker, stop) for worker in self._run.membership.live]
         for worker in self._run.membership.all_in(m.WorkerPhase.MEMBER, *m.JOINING):
             self._run.membership.handle(m.GaveUp(worker, at_s))
+            self._run.assignments.forget(worker)  # it may say once more that it has built
             self._run.machines.unseat(worker)  # else its slot would be taken for ever
             self._joining.forget(worker)
             effects.append(Fence(worker))

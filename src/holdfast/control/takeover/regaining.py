@@ -109,4 +109,4 @@ class Regaining:
         )
         changes = parts.reconfigurations
         back = changes.all_are_back(at_s, was_returning=run.lifecycle.was_returning)
-        return [Emit(took_over), *back]
+        return [Emit(took_over), *parts.losing.fenced(back)]

@@ -1,6 +1,7 @@
 """What must hold in every run, looked at after each event. Says what is wrong, never why."""
 
 import json
+import re
 
 from holdfast.baselines.registry import policies_of
 from holdfast.control import effects as e
@@ -11,6 +12,7 @@ from holdfast.control.takeover.snapshot import RunSnapshot, from_record
 from holdfast.faults.fault import parse_fault
 from holdfast.observability import events
 from holdfast.protocol import messages
+from holdfast.simulator.hunt.verdicts import may_be_lost
 from holdfast.simulator.messages.coordinator_host import CoordinatorHost
 from holdfast.simulator.messages.prompt_planner import PromptPlanner
 from holdfast.simulator.messages.virtual_run import Violation, VirtualRun, Watch
@@ -23,6 +25,9 @@ _SAME = (
     *("hello_kinds", "hellos", "parts", "num_given", "fired", "joins_used", "seats", "by_hand"),
     *("left_out", "draining", "rules", "compared_from", "log", "nonfinite", "validations"),
 )
+_TOO_SLOW, _ENDED = "too slow", re.compile("exit code|signal|closed")
+_MOVES = ("commit", "deed", "ended")
+_MOST_STILL_S = 100.0  # if nobody is waited for
 _HAVE_SPOKEN = ("BUILDING", "READY", "COPYING")
 
 
@@ -33,7 +38,10 @@ class Invariants(Watch):
         self._acting = 0  # generation
         self._num_records = self._written = 0  # records, and the epoch of the newest
         self._finished: set[int] = set()
-        self._has_lost = False
+        self._has_lost = self._knows_victims = False
+        self._victims: set[str] | None = None
+        self._most_still_s = 0.0
+        self._moved_s = 0.0  # when training went on, or something happened, for the last time
         self._looked_at: object = None
         self._here: object = None
 
@@ -41,6 +49,9 @@ class Invariants(Watch):
 
     def leads(self, world: VirtualRun, host: CoordinatorHost) -> None:
         self._acting = host.generation
+        config = world.config
+        wait_s = config.workers.start_limit_s + config.machines.wait_s
+        self._most_still_s = _MOST_STILL_S + (config.workers.restarts + 1) * wait_s
 
     def attached(self, pid: int, generation: int) -> None:
         if generation < self._generations.get(pid, 0):
@@ -127,10 +138,24 @@ class Invariants(Watch):
                 self._finished.add(event.step)
             case events.WentBack():
                 self._finished = {step for step in self._finished if step < event.to_step}
-            case events.WorkerLost() | events.MachineLost():
+            case events.WorkerLost():
+                self._has_lost = True
+                self._loses(world, event.worker, event.cause)
+            case events.JoinFailed() if _ENDED.match(event.reason):
+                self._loses(world, event.worker, event.reason)
+            case events.MachineLost():
                 self._has_lost = True
             case events.RunFinished():
                 self._ended(world)
+
+    def _loses(self, world: VirtualRun, worker: str, cause: str) -> None:
+        """Whoever is well is not given up."""
+        if _TOO_SLOW in cause:
+            return
+        if not self._knows_victims:
+            self._victims, self._knows_victims = may_be_lost(world.scenario), True
+        if self._victims is not None and worker not in self._victims:
+            raise Violation(f"nothing has happened to {worker}, which is lost: {cause}")
 
     def _ended(self, world: VirtualRun) -> None:
         """Of a step that nobody told of, those who ran it are gone."""
@@ -138,6 +163,12 @@ class Invariants(Watch):
         missing = sorted(set(range(end)) - self._finished)
         if missing and not self._has_lost:
             raise Violation(f"nobody was lost, and steps {missing} were never told of")
+
+    def noted(self, at_s: float, words: tuple[str, ...]) -> None:
+        if words[0] in _MOVES:
+            self._moved_s = at_s
+        elif at_s - self._moved_s > self._most_still_s:
+            raise Violation(f"nothing has gone on for {at_s - self._moved_s:.0f} s")
 
     def committed(self, world: VirtualRun, worker: SimulatedWorker, step: int) -> None:
         if worker.cut_off_s is not None:

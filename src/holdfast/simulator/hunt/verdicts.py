@@ -1,8 +1,9 @@
-"""Whether a run may have ended as it did, for all that has happened to it."""
+"""Whether a run may have ended as it did, and lost whom it has lost."""
 
 import re
 
 from holdfast.errors import HoldfastError
+from holdfast.faults.fault import parse_fault
 from holdfast.simulator.messages.scenario import Scenario
 
 # Mistakes of the coordinator, whatever has happened.
@@ -17,6 +18,7 @@ _ONLY_AFTER = (
     (re.compile(r"interrupted"), {"interrupt"}),
     (re.compile(r"waited in vain"), _MUTE),
     (re.compile(r"could not be written"), {"full"}),
+    (re.compile(r"every machine is to leave"), {"drain"}),
     (re.compile(r"machines\.wait_s"), {"dies", "power", "cut", "drain"}),
     (re.compile(r"was lost|ended with|closed its connection|start_limit_s|nobody holds"), _DEADLY),
 )
@@ -44,6 +46,20 @@ def unlawful(failure: HoldfastError, scenario: Scenario) -> str:
         if pattern.search(text):
             return "" if happened & kinds else f"for no reason the run ended with: {text}"
     return f"nobody expects a run to end with: {text}"
+
+
+_OF_ONE = {"kill", "stop", "hang-up"}
+
+
+def may_be_lost(scenario: Scenario) -> set[str] | None:
+    """Workers to whom something happens; None: it may be anybody."""
+    deeds = {deed.what for deed in scenario.deeds}
+    away = scenario.config().workers.orphan_limit_s < _AWAY_S and "crash" in deeds
+    if away or deeds & (_DEADLY - _OF_ONE - {"crash"}):
+        return None
+    faults = [parse_fault(text) for text in scenario.faults]
+    named = [str(worker) for fault in faults for worker in (fault.worker, fault.peer) if worker]
+    return {*named, *(deed.words[0] for deed in scenario.deeds if deed.what in _OF_ONE)}
 
 
 def _must_go_on(happened: list[str], scenario: Scenario) -> bool:

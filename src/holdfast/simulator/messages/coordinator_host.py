@@ -284,7 +284,7 @@ class CoordinatorHost:
 
     def _begin_seal(self, seal: e.SealCheckpoint) -> None:
         """In the run directory at once; far away it takes a while."""
-        if self.coordinator.run.saved.seals_at_once:
+        if not self.coordinator.run.config.checkpoint.dir:
             self._seal(seal)
         else:
             self.around.time.after(_SEAL_S, self._seal, seal)

@@ -1,6 +1,7 @@
 """What happens to a simulated run from outside: deaths, partitions, full disks, crashes."""
 
 from collections.abc import Callable
+from functools import partial
 
 from holdfast.simulator.messages.coordinator_host import CoordinatorHost
 from holdfast.simulator.messages.scenario import Deed
@@ -12,6 +13,8 @@ def schedule_deeds(world: VirtualRun) -> None:
     for deed in world.scenario.deeds:
         if deed.of_stimuli:
             world.crashes[int(deed.at)] = _crash_at_stimulus(world, float(deed.words[0]))
+        elif deed.upon:
+            world.when(deed.upon, deed.count, partial(world.time.after, deed.at, do, world, deed))
         else:
             world.time.at(deed.at, do, world, deed)
 

@@ -11,6 +11,9 @@ from holdfast.simulator.messages.shelf import Shelf
 from holdfast.simulator.messages.simulated_agent import SimulatedAgent
 from holdfast.simulator.messages.virtual_time import VirtualTime
 from holdfast.simulator.messages.worker.simulated_worker import SimulatedWorker
+from holdfast.simulator.messages.worker.tensor_box import STATE, UPDATE, Wanted
+
+_UPDATE = 0.05  # of the time that a whole state takes
 
 
 class SimulatedMachines(ABC):
@@ -18,7 +21,8 @@ class SimulatedMachines(ABC):
         self.scenario, self.config = scenario, scenario.config()
         self.time, self.shelf = VirtualTime(), Shelf()
         self.dice = random.Random(f"world-{scenario.seed}")
-        self.network = VirtualNetwork(self.time, self.dice, scenario.costs.link_s)
+        costs = scenario.costs
+        self.network = VirtualNetwork(self.time, self.dice, costs.link_s, costs.slow_words)
         self.agents: dict[str, SimulatedAgent] = {}
         self.processes: dict[int, SimulatedWorker] = {}
         self._ports: dict[int, SimulatedWorker] = {}
@@ -66,6 +70,12 @@ class SimulatedMachines(ABC):
 
     def write_s(self) -> float:
         return 0.05 + 0.3 * self.dice.random()
+
+    def copying_s(self, name: Wanted) -> float:
+        """How long a message occupies its link."""
+        if name.channel == STATE:
+            return self.scenario.costs.copy_s
+        return _UPDATE * self.scenario.costs.copy_s if name.channel == UPDATE else 0.0
 
     def ended(self, worker: SimulatedWorker, code: int) -> None:
         self.note("ended", worker.name, str(code))

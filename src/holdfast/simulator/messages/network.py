@@ -30,17 +30,20 @@ class FarEnd(LineEnd, Protocol):
 
 
 class VirtualNetwork:
-    """``delay_s``: of a word, at least; now and then one takes far longer."""
+    """``delay_s``: of a word; a part of them, ``slow_words``, takes far longer."""
 
-    def __init__(self, time: VirtualTime, dice: random.Random, delay_s: float) -> None:
+    def __init__(
+        self, time: VirtualTime, dice: random.Random, delay_s: float, slow_words: float = 0.02
+    ) -> None:
         self.time, self._dice, self._delay_s = time, dice, delay_s
+        self._slow_words = slow_words
         self._cut: dict[Pair, int] = {}  # partitions that are under way
         self._waiting: list[Callable[[], None]] = []  # to be tried when one is over
         self._last_s: dict[tuple[int, int], float] = {}  # arrival of the last tensor of a link
 
     def draw_delay_s(self) -> float:
         random = self._dice.random
-        slow = 30.0 if random() < 0.02 else 1.0
+        slow = 30.0 if random() < self._slow_words else 1.0
         return self._delay_s * slow * (0.5 + random())
 
     def is_cut(self, one: str, other: str) -> bool:
@@ -62,9 +65,10 @@ class VirtualNetwork:
     def when_mended(self, again: Callable[[], None]) -> None:
         self._waiting.append(again)
 
-    def arrival_s(self, source: int, to: int) -> float:
+    def arrival_s(self, source: int, to: int, takes_s: float = 0.0) -> float:
         """Of a tensor that is sent now, after all that were sent on the link before."""
         at_s = max(self.time.now_s + self.draw_delay_s(), self._last_s.get((source, to), 0.0))
+        at_s += takes_s
         self._last_s[source, to] = at_s
         return at_s
 

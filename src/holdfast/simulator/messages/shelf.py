@@ -69,7 +69,7 @@ class Shelf:
         last = PurePosixPath(name).name
         if last in self._rebuilt:
             return self._rebuilt[last]
-        return next(s for step, s in self._sealed.items() if checkpoint_name(step) == last)
+        return {checkpoint_name(step): states for step, states in self._sealed.items()}[last]
 
     def discard(self, directory: str) -> None:
         path = PurePosixPath(directory)

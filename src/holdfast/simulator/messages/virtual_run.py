@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,8 @@ class VirtualRun(SimulatedMachines):
         self.num_stimuli, self.is_over = 0, False
         self.crashes: dict[int, Callable[[], None]] = {}  # stimulus -> what is done then
         self._log = hashlib.sha256()
+        self._awaited: dict[str, dict[int, list[Callable[[], None]]]] = {}
+        self._noted: Counter[str] = Counter()
         self.order = messages.StartWorkers(
             workers=[],
             job="job.py",
@@ -182,6 +185,17 @@ class VirtualRun(SimulatedMachines):
     def note(self, *words: str) -> None:
         self._log.update(f"{self.time.now_s:.6f} {' '.join(words)}\n".encode())
         self.watch.noted(self.time.now_s, words)
+        if words[0] in self._awaited:
+            self._count(words[0])
+
+    def when(self, name: str, count: int, act: Callable[[], None]) -> None:
+        """As soon as so many of this name were noted."""
+        self._awaited.setdefault(name, {}).setdefault(count, []).append(act)
+
+    def _count(self, name: str) -> None:
+        self._noted[name] += 1
+        for act in self._awaited[name].pop(self._noted[name], ()):
+            act()
 
     @property
     def fingerprint(self) -> str:

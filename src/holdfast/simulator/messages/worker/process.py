@@ -48,6 +48,8 @@ class Surroundings(Protocol):
 
     def write_s(self) -> float: ...
 
+    def copying_s(self, name: Wanted) -> float: ...
+
     def ended(self, worker: Any, code: int) -> None: ...
 
     def attached(self, pid: int, generation: int) -> None: ...
@@ -235,7 +237,7 @@ class SimulatedProcess:
             limit_s = self.around.config.workers.heartbeat_timeout_s or _RECONNECT_S
             network.time.after(min(limit_s, _RECONNECT_S), self.unreached, peer, epoch)
             return
-        at_s = network.arrival_s(self.pid, peer.pid)
+        at_s = network.arrival_s(self.pid, peer.pid, self.around.copying_s(name))
         network.time.at(at_s, peer.came, epoch, name, value)
 
     def came(self, epoch: int, name: Wanted, value: Any) -> None:
