@@ -1,8 +1,8 @@
-"""The simulator by intervals: beside published figures, and all policies in a matrix of worlds.
+"""The simulator beside published figures and real runs, and all policies in a matrix of worlds.
 
-Simulated: nothing is trained. The last line is JSON.
+Simulated: nothing is trained; in section real worker processes sleep instead of computing. The last line is JSON.
 
-    .venv/bin/python bench/simulate.py [--quick] [--section published|matrix|depths|speed]
+    .venv/bin/python bench/simulate.py [--quick] [--section published|matrix|depths|speed|real]
 """
 
 import argparse
@@ -13,8 +13,9 @@ from typing import Any
 
 from simulate_matrix import cells, line, matrix_figures, seconds_24h, without_floor
 from simulate_published import average_figures, curve_figures, table_figures
+from simulate_real import add_flags, real
 
-SECTIONS = ("published", "matrix", "depths", "speed")
+SECTIONS = ("published", "matrix", "depths", "speed", "real")
 QUICK_SIZES = (24, 128)
 
 
@@ -22,6 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="24 and 128 workers, no long runs")
     parser.add_argument("--section", choices=SECTIONS, action="append")
+    add_flags(parser.add_argument_group("section real"))
     args = parser.parse_args()
     chosen = args.section or SECTIONS
     figures: dict[str, Any] = {}
@@ -33,6 +35,8 @@ def main() -> int:
         figures |= depths()
     if "speed" in chosen:
         figures |= speed(args.quick)
+    if "real" in chosen:
+        figures |= real(args)
     print(json.dumps(figures))
     return 0
 

@@ -11,6 +11,7 @@ from holdfast.config import RunConfig, config_from, parse_assignment, set_value
 from holdfast.errors import ConfigError
 from holdfast.protocol.records import VerdictRow
 from holdfast.schedule.operation import Kind, Shape
+from holdfast.simulator.costs.measured_times import MeasuredTimes
 from holdfast.simulator.messages.reference import CLIPPED, SKIPPED
 
 _VERDICTS = {"clip": CLIPPED, "skip": SKIPPED}
@@ -80,7 +81,8 @@ class OperationCosts:
 
 @dataclass(frozen=True)
 class Scenario:
-    """``machines``: the slots of each; empty: one machine that has room for all."""
+    """``machines``: the slots of each; empty: one machine that has room for all. ``measured``: what
+    everything takes, instead of ``costs`` and of times that are drawn at random."""
 
     seed: str
     shape: Shape
@@ -93,6 +95,7 @@ class Scenario:
     deeds: tuple[Deed, ...] = ()
     refined_s: float = -1.0
     costs: OperationCosts = OperationCosts()
+    measured: MeasuredTimes | None = None
 
     def config(self) -> RunConfig:
         shape = self.shape
@@ -128,6 +131,7 @@ class Scenario:
             *([f"refined {self.refined_s:g}"] if self.refined_s >= 0 else []),
             *(f"fault {text}" for text in self.faults),
             *(f"deed {deed}" for deed in self.deeds),
+            *(f"measured {line}" for line in (self.measured.lines() if self.measured else ())),
         ]
         return "\n".join(lines) + "\n"
 
@@ -156,6 +160,7 @@ def parse_scenario(text: str) -> Scenario:
             deeds=tuple(map(Deed.parse, found.get("deed", ()))),
             refined_s=float(found.get("refined", ["-1"])[0]),
             costs=OperationCosts(*map(float, costs.split())),
+            measured=MeasuredTimes.parse(found["measured"]) if "measured" in found else None,
         )
     except (KeyError, ValueError) as why:
         raise ConfigError(

@@ -45,6 +45,9 @@ class WorkerDuties(SimulatedProcess):
         self._longest[op.kind.name] = max(took_s, self._longest.get(op.kind.name, 0.0))
         return took_s
 
+    def measured_s(self, name: str) -> float:
+        return self.around.measured_s(name)
+
     def verdict_of(self, step: int) -> VerdictRow:
         return self.around.reference.verdict(step)
 

@@ -1,0 +1,63 @@
+"""What a run's events say of its speed and of time that was lost. The same for real and simulated.
+
+Pure: knows no run, only the steps that became final, and when.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from holdfast.observability.events import Event, Recovered, StepFinished
+
+WARM_STEPS = 3  # of the first ones no usual step is made
+
+
+class Window(NamedTuple):
+    """From the end of the step before ``step`` to the end of the last of so many ``steps``.
+
+    ``until``: or to the end of the first step after a change with this cause. Counted from 0.
+    """
+
+    step: int
+    steps: int = 2
+    until: str = ""
+
+
+def ends_s(events: Sequence[Event]) -> dict[int, float]:
+    """When each step was final; of one that ran again, the last time."""
+    return {event.step: event.at_s for event in events if isinstance(event, StepFinished)}
+
+
+def throughput(events: Sequence[Event]) -> float:
+    """Steps a second, from the end of the first to the end of the last."""
+    at_s = ends_s(events)
+    first, last = min(at_s), max(at_s)
+    return (last - first) / (at_s[last] - at_s[first])
+
+
+def usual_step_s(at_s: Mapping[int, float], before: int) -> float:
+    """Median of the steps before something happened."""
+    times_s = [at_s[b] - at_s[a] for a, b in pairwise(range(WARM_STEPS - 1, before)) if b in at_s]
+    return statistics.median(times_s)
+
+
+def time_lost_s(events: Sequence[Event], window: Window, first_fault: int | None = None) -> float:
+    """How much longer the window took than as many usual steps before the run's first fault."""
+    at_s = ends_s(events)
+    first, last = window.step - 1, window.step + window.steps - 1
+    if window.until:
+        last = _after_change(events, at_s, window.until)
+    usual_s = usual_step_s(at_s, window.step if first_fault is None else first_fault)
+    return at_s[last] - at_s[first] - (last - first) * usual_s
+
+
+def _after_change(events: Sequence[Event], at_s: Mapping[int, float], cause: str) -> int:
+    changes = [e for e in events if isinstance(e, Recovered) and cause in e.cause]
+    if not changes:
+        raise ValueError(f"no change by {cause} in this run: expected one")
+    return min(step for step, end_s in at_s.items() if end_s > changes[0].resumed_s)
+
+
+def error(simulated: float, real: float) -> float:
+    return abs(simulated / real - 1)

@@ -1,0 +1,306 @@
+"""The simulator beside real emulated runs: the same cluster, the same faults at the same points.
+
+Real worker processes sleep instead of computing. For each layout a run of its own measures what
+operations and processes take (``costs run``): it is not among those that are compared, and nothing
+is fitted to these. Then every case is run for real and in virtual time, message by message and
+interval by interval.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attempts import Attempts, headline
+from failstop_run import START_LIMIT_S, Job, Run
+from holdfast.baselines.policies.job_costs import JobCosts
+from holdfast.cluster import WorkerId
+from holdfast.observability.events import Event, RunFinished, StepFinished
+from holdfast.planner.planning import refine
+from holdfast.planner.problem import Member
+from holdfast.schedule.operation import Shape
+from holdfast.simulator.costs.from_run import run_costs
+from holdfast.simulator.costs.measured_times import MeasuredTimes, measured_times
+from holdfast.simulator.messages.scenario import Scenario
+from holdfast.simulator.messages.virtual_run import VirtualRun
+from simulate_lost import WARM_STEPS, Window, ends_s, error, throughput, time_lost_s
+from simulate_real_intervals import in_intervals
+
+LAYOUTS = {"2x2": (2, 2), "4x2": (4, 2), "4x4": (4, 4)}
+PER_PIPELINE, STEPS = 4, 30
+COSTS_STEPS, COSTS_CALM = 46, 22
+OP_MS = {"2x2": 20, "4x2": 20, "4x4": 30}  # 16 processes on two cores need time for themselves
+RUN_LIMIT_S, VIRTUAL_LIMIT_S = 600.0, 600.0
+SEEDS = (1, 2, 3)
+LOADED = 1.0  # a load before the run of more than half of two cores
+SAVES_EVERY = 5
+CASES = ["no failure", "one kill", "two kills", "kill, join", "slow x2", "lost stage"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``faults`` as for ``--fault``; ``windows``: where time is lost."""
+
+    name: str
+    faults: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ("workers.replace=0",)
+    windows: tuple[Window, ...] = ()
+
+
+class Found(NamedTuple):
+    """Of one run, real or simulated."""
+
+    steps_s: float  # steps a second
+    lost_s: float | None
+
+
+def cases(shape: Shape) -> list[Case]:
+    """Steps of faults are counted from 1, those of windows from 0."""
+    stay = ("workers.replace=0",)
+    log = ("recovery.log=boundary", f"checkpoint.every_steps={SAVES_EVERY}")
+    last = shape.last_stage
+    whole = tuple(f"kill {d}.1 @ 14.B1" for d in range(shape.pipelines))
+    one, other = "kill 1.1 @ 9.B1", f"kill 0.{last} @ 17.F1" if last > 1 else "kill 0.0 @ 17.F1"
+    return [
+        Case("no failure"),
+        Case("one kill", (one,), stay, (Window(8),)),
+        Case("two kills", (one, other), stay, (Window(8), Window(16))),
+        Case("kill, join", (one,), (), (Window(8, until="join"),)),
+        Case("slow x2", ("slow 1.0 @ 9-22 x2",), stay, (Window(8, steps=16),)),
+        Case("lost stage", whole, log, (Window(13),)),
+    ]
+
+
+def costs_faults(shape: Shape) -> tuple[str, ...]:
+    """After many calm steps: a worker dies and is started again; later a stage is lost."""
+    return (
+        f"kill 0.1 @ {COSTS_CALM + 1}.F1",
+        *(f"kill {d}.0 @ 38.F1" for d in range(shape.pipelines)),
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    name: str
+    shape: Shape
+    op_ms: int
+
+    @classmethod
+    def of(cls, name: str, op_ms: int | None) -> "Layout":
+        pipelines, stages = LAYOUTS[name]
+        shape = Shape(pipelines, stages, pipelines * PER_PIPELINE)
+        return cls(name, shape, op_ms or OP_MS[name])
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        each = f"{self.op_ms}ms"
+        return (f"device.emulate=F={each},B={each},W={each}", "checkpoint.every_steps=0")
+
+    def job(self, case: Case, steps: int) -> Job:
+        shape = self.shape
+        return Job(
+            pipelines=shape.pipelines,
+            stages=shape.stages,
+            microbatches=PER_PIPELINE,
+            steps=steps,
+            settings=("workers.replace=3", *self.settings, *case.settings),
+            faults=case.faults,
+        )
+
+
+# --- real ---
+
+
+def ran(layout: Layout, case: Case, folder: Path, steps: int = STEPS) -> list[Event]:
+    with Run(layout.job(case, steps), folder) as run:
+        run.wait("its first step", lambda: run.of(StepFinished) or None, START_LIMIT_S)
+        run.wait("its end", lambda: next(iter(run.of(RunFinished)), None), RUN_LIMIT_S)
+        return list(run.events)
+
+
+class Costs(NamedTuple):
+    """What the costs run has measured; ``calm_s``: a step before its first fault, on average."""
+
+    times: MeasuredTimes
+    job: JobCosts
+    calm_s: float
+
+
+def measured(layout: Layout, folder: Path) -> Costs:
+    """From the costs run, and what a trial of the planner takes on this machine."""
+    case = Case(
+        "costs",
+        costs_faults(layout.shape),
+        ("recovery.log=boundary", f"checkpoint.every_steps={SAVES_EVERY}"),
+    )
+    events = ran(layout, case, folder, COSTS_STEPS)
+    times = measured_times("costs run", events)
+    job = run_costs("costs run", events)
+    at_s, last = ends_s(events), COSTS_CALM - 1
+    calm_s = (at_s[last] - at_s[WARM_STEPS]) / (last - WARM_STEPS)
+    return Costs(MeasuredTimes({**times.rows, "trial": (trial_s(job),)}), job, calm_s)
+
+
+def trial_s(job: JobCosts) -> float:
+    """CPU seconds of one trial of the planner's search, for this job."""
+    shape, count = job.shape, 0
+    workers = [WorkerId(d, s) for d in range(shape.pipelines) for s in range(shape.stages)]
+    problem = job.problem(tuple(Member(worker, worker.stage) for worker in workers[1:]))
+
+    def between() -> None:
+        nonlocal count
+        count += 1
+
+    start_s = time.thread_time()
+    for _ in refine(problem, between=between):
+        pass
+    return (time.thread_time() - start_s) / max(count, 1)
+
+
+# --- in virtual time ---
+
+
+def simulated(layout: Layout, case: Case, times: MeasuredTimes, seed: int) -> list[Event]:
+    usual = ("checkpoint.at_end=false", "workers.replace=3")
+    world = VirtualRun(
+        Scenario(
+            seed=str(seed),
+            shape=layout.shape,
+            steps=STEPS,
+            settings=(*usual, *layout.settings, *case.settings),
+            faults=case.faults,
+            measured=times,
+        )
+    )
+    world.run(VIRTUAL_LIMIT_S)
+    if world.failure is not None or not world.is_over:
+        raise RuntimeError(f"{layout.name}, {case.name}: no end in virtual time: {world.failure}")
+    return world.events
+
+
+def judged(events: Sequence[Event], case: Case) -> Found:
+    if not case.windows:
+        return Found(throughput(events), None)
+    return Found(throughput(events), sum(time_lost_s(events, one) for one in case.windows))
+
+
+def middle(found: Sequence[Found]) -> Found:
+    lost = [one.lost_s for one in found if one.lost_s is not None]
+    rate = statistics.median(one.steps_s for one in found)
+    return Found(rate, statistics.median(lost) if lost else None)
+
+
+# --- beside each other ---
+
+
+class Row(NamedTuple):
+    """Of a case in a layout; ``load``: the most before or after its real runs."""
+
+    layout: str
+    case: str
+    load: float
+    real: Found
+    messages: Found
+    intervals_steps_s: float
+
+    @property
+    def errors(self) -> tuple[float, float | None, float]:
+        """Of throughput, of the time lost, and of throughput by intervals."""
+        lost = None
+        if self.real.lost_s is not None and self.messages.lost_s is not None:
+            lost = error(self.messages.lost_s, self.real.lost_s)
+        rate = self.real.steps_s
+        return error(self.messages.steps_s, rate), lost, error(self.intervals_steps_s, rate)
+
+
+def rows(attempts: Attempts, layout: Layout, chosen: Sequence[str], rounds: int) -> Iterator[Row]:
+    """Rounds alternate between the cases, so that what else the machine does meets all of them."""
+    costs = attempts.attempt_in_place(f"{layout.name} costs", lambda at: measured(layout, at))
+    if costs is None:
+        return
+    times, job, calm_s = costs
+    some = [case for case in cases(layout.shape) if case.name in chosen]
+    real: dict[str, list[Found]] = {case.name: [] for case in some}
+    loads = dict.fromkeys(real, os.getloadavg()[0])
+    for _ in range(rounds):
+        for case in some:
+            one = attempts.attempt_in_place(
+                f"{layout.name} {case.name}",
+                lambda at, case=case: judged(ran(layout, case, at), case),
+            )
+            real[case.name] += [one] if one is not None else []
+            loads[case.name] = max(loads[case.name], os.getloadavg()[0])
+    for case in some:
+        if real[case.name]:
+            in_messages = [judged(simulated(layout, case, times, seed), case) for seed in SEEDS]
+            yield Row(
+                layout.name,
+                case.name,
+                loads[case.name],
+                middle(real[case.name]),
+                middle(in_messages),
+                by_intervals(case, times, job, calm_s),
+            )
+
+
+def by_intervals(case: Case, times: MeasuredTimes, job: JobCosts, calm_s: float) -> float:
+    saves = SAVES_EVERY if "recovery.log=boundary" in case.settings else 0
+    replaces = "workers.replace=0" not in case.settings
+    return in_intervals(
+        job, times, case.faults, STEPS, replaces=replaces, saves_every=saves, calm_s=calm_s
+    )
+
+
+def add_flags(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--layout", action="append", choices=list(LAYOUTS), help="only these")
+    group.add_argument("--case", action="append", choices=CASES, help="only these")
+    group.add_argument("--rounds", type=int, default=3, help="real runs of a case (3)")
+    group.add_argument("--op-ms", type=int, help="of F, B and W (20; 4x4: 30)")
+    group.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs' directories")
+
+
+def real(args: argparse.Namespace) -> dict[str, Any]:
+    """Also prints the table. The last line's figures: means over the rows."""
+    quick = args.quick
+    layouts = args.layout or (["2x2"] if quick else list(LAYOUTS))
+    chosen = args.case or (["one kill"] if quick else CASES)
+    rounds = 1 if quick else args.rounds
+    attempts = Attempts("simulate-real", args.keep)
+    headline("Real emulated runs beside the simulator: steps/s, and s lost by what happened")
+    print(f"{'':16}{'load':>6}{'real':>9}{'msg':>9}{'':8}{'ivals':>9}{'':8}{'lost':>9}{'msg':>9}")
+    found: list[Row] = []
+    for name in layouts:
+        for row in rows(attempts, Layout.of(name, args.op_ms), chosen, rounds):
+            found.append(row)
+            print(line(row), flush=True)
+    return means(found) | {"failures": attempts.failures}
+
+
+def line(row: Row) -> str:
+    rate, lost, intervals = row.errors
+    busy = "*" if row.load > LOADED else " "
+    text = f"{row.layout} {row.case:11}{busy}{row.load:6.1f}{row.real.steps_s:9.4f}"
+    text += f"{row.messages.steps_s:9.4f}{rate:7.1%} {row.intervals_steps_s:9.4f}{intervals:7.1%} "
+    if row.real.lost_s is not None and row.messages.lost_s is not None:
+        text += f"{row.real.lost_s:9.3f}{row.messages.lost_s:9.3f}{lost:7.0%}"
+    return text
+
+
+def means(found: Sequence[Row]) -> dict[str, Any]:
+    errors = [row.errors for row in found]
+    lost = [one[1] for one in errors if one[1] is not None]
+
+    def mean(values: Sequence[float]) -> float | None:
+        return round(statistics.fmean(values), 4) if values else None
+
+    return {
+        "error_throughput": mean([one[0] for one in errors]),
+        "error_stall": mean(lost),
+        "error_throughput_intervals": mean([one[2] for one in errors]),
+        "cells_under_load": sum(row.load > LOADED for row in found),
+        "cells_real": len(found),
+    }
