@@ -36,20 +36,24 @@ def throughput(events: Sequence[Event]) -> float:
     return (last - first) / (at_s[last] - at_s[first])
 
 
-def usual_step_s(at_s: Mapping[int, float], before: int) -> float:
-    """Median of the steps before something happened."""
-    times_s = [at_s[b] - at_s[a] for a, b in pairwise(range(WARM_STEPS - 1, before)) if b in at_s]
-    return statistics.median(times_s)
+def time_lost_s(events: Sequence[Event], windows: Sequence[Window]) -> float:
+    """How much longer all windows took than as many usual steps.
+
+    Usual is the median of the steps since the window before, or since the run was warm.
+    """
+    at_s, since, lost_s = ends_s(events), WARM_STEPS, 0.0
+    for window in windows:
+        first, last = window.step - 1, window.step + window.steps - 1
+        if window.until:
+            last = _after_change(events, at_s, window.until)
+        usual_s = statistics.median(b - a for a, b in pairwise(_part(at_s, since - 1, first)))
+        lost_s += at_s[last] - at_s[first] - (last - first) * usual_s
+        since = last + 1
+    return lost_s
 
 
-def time_lost_s(events: Sequence[Event], window: Window, first_fault: int | None = None) -> float:
-    """How much longer the window took than as many usual steps before the run's first fault."""
-    at_s = ends_s(events)
-    first, last = window.step - 1, window.step + window.steps - 1
-    if window.until:
-        last = _after_change(events, at_s, window.until)
-    usual_s = usual_step_s(at_s, window.step if first_fault is None else first_fault)
-    return at_s[last] - at_s[first] - (last - first) * usual_s
+def _part(at_s: Mapping[int, float], first: int, last: int) -> list[float]:
+    return [at_s[step] for step in range(first, last + 1)]
 
 
 def _after_change(events: Sequence[Event], at_s: Mapping[int, float], cause: str) -> int:

@@ -19,7 +19,13 @@ from attempts import Attempts, headline
 from failstop_run import START_LIMIT_S, Job, Run
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.cluster import WorkerId
-from holdfast.observability.events import Event, RunFinished, StepFinished
+from holdfast.observability.events import (
+    EVENTS_FILE,
+    Event,
+    RunFinished,
+    StepFinished,
+    read_events,
+)
 from holdfast.planner.planning import refine
 from holdfast.planner.problem import Member
 from holdfast.schedule.operation import Shape
@@ -38,6 +44,7 @@ RUN_LIMIT_S, VIRTUAL_LIMIT_S = 600.0, 600.0
 SEEDS = (1, 2, 3)
 LOADED = 1.0  # a load before the run of more than half of two cores
 SAVES_EVERY = 5
+LOGGED = ("recovery.log=boundary", f"checkpoint.every_steps={SAVES_EVERY}")
 CASES = ["no failure", "one kill", "two kills", "kill, join", "slow x2", "lost stage"]
 
 
@@ -61,7 +68,6 @@ class Found(NamedTuple):
 def cases(shape: Shape) -> list[Case]:
     """Steps of faults are counted from 1, those of windows from 0."""
     stay = ("workers.replace=0",)
-    log = ("recovery.log=boundary", f"checkpoint.every_steps={SAVES_EVERY}")
     last = shape.last_stage
     whole = tuple(f"kill {d}.1 @ 14.B1" for d in range(shape.pipelines))
     one, other = "kill 1.1 @ 9.B1", f"kill 0.{last} @ 17.F1" if last > 1 else "kill 0.0 @ 17.F1"
@@ -71,16 +77,8 @@ def cases(shape: Shape) -> list[Case]:
         Case("two kills", (one, other), stay, (Window(8), Window(16))),
         Case("kill, join", (one,), (), (Window(8, until="join"),)),
         Case("slow x2", ("slow 1.0 @ 9-22 x2",), stay, (Window(8, steps=16),)),
-        Case("lost stage", whole, log, (Window(13),)),
+        Case("lost stage", whole, LOGGED, (Window(13),)),
     ]
-
-
-def costs_faults(shape: Shape) -> tuple[str, ...]:
-    """After many calm steps: a worker dies and is started again; later a stage is lost."""
-    return (
-        f"kill 0.1 @ {COSTS_CALM + 1}.F1",
-        *(f"kill {d}.0 @ 38.F1" for d in range(shape.pipelines)),
-    )
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,27 @@ class Layout:
 # --- real ---
 
 
-def ran(layout: Layout, case: Case, folder: Path, steps: int = STEPS) -> list[Event]:
+@dataclass(frozen=True)
+class Runs:
+    """Real runs, each in a directory of its own; ``again``: those that were kept there, not new
+    ones."""
+
+    attempts: Attempts
+    keep: Path | None
+    again: bool
+
+    def events(self, layout: Layout, case: Case, number: int, steps: int) -> list[Event] | None:
+        name = "-".join([layout.name, *case.name.replace(",", "").split(), str(number)])
+        kept = self.keep and self.keep / name
+        if self.again and kept is not None:
+            return read_events(kept / "run" / EVENTS_FILE)
+        if kept is None:
+            return self.attempts.attempt_in_place(name, lambda at: ran(layout, case, at, steps))
+        kept.mkdir(parents=True)
+        return self.attempts.attempt(name, lambda: ran(layout, case, kept, steps))
+
+
+def ran(layout: Layout, case: Case, folder: Path, steps: int) -> list[Event]:
     with Run(layout.job(case, steps), folder) as run:
         run.wait("its first step", lambda: run.of(StepFinished) or None, START_LIMIT_S)
         run.wait("its end", lambda: next(iter(run.of(RunFinished)), None), RUN_LIMIT_S)
@@ -130,14 +148,14 @@ class Costs(NamedTuple):
     calm_s: float
 
 
-def measured(layout: Layout, folder: Path) -> Costs:
+def costs_case(shape: Shape) -> Case:
+    """After many calm steps a worker dies and is started again; later a stage is lost."""
+    stage = (f"kill {pipeline}.0 @ 38.F1" for pipeline in range(shape.pipelines))
+    return Case("costs", (f"kill 0.1 @ {COSTS_CALM + 1}.F1", *stage), LOGGED)
+
+
+def measured(events: Sequence[Event]) -> Costs:
     """From the costs run, and what a trial of the planner takes on this machine."""
-    case = Case(
-        "costs",
-        costs_faults(layout.shape),
-        ("recovery.log=boundary", f"checkpoint.every_steps={SAVES_EVERY}"),
-    )
-    events = ran(layout, case, folder, COSTS_STEPS)
     times = measured_times("costs run", events)
     job = run_costs("costs run", events)
     at_s, last = ends_s(events), COSTS_CALM - 1
@@ -183,9 +201,8 @@ def simulated(layout: Layout, case: Case, times: MeasuredTimes, seed: int) -> li
 
 
 def judged(events: Sequence[Event], case: Case) -> Found:
-    if not case.windows:
-        return Found(throughput(events), None)
-    return Found(throughput(events), sum(time_lost_s(events, one) for one in case.windows))
+    lost_s = time_lost_s(events, case.windows) if case.windows else None
+    return Found(throughput(events), lost_s)
 
 
 def middle(found: Sequence[Found]) -> Found:
@@ -217,41 +234,42 @@ class Row(NamedTuple):
         return error(self.messages.steps_s, rate), lost, error(self.intervals_steps_s, rate)
 
 
-def rows(attempts: Attempts, layout: Layout, chosen: Sequence[str], rounds: int) -> Iterator[Row]:
+def rows(runs: Runs, layout: Layout, chosen: Sequence[str], rounds: int) -> Iterator[Row]:
     """Rounds alternate between the cases, so that what else the machine does meets all of them."""
-    costs = attempts.attempt_in_place(f"{layout.name} costs", lambda at: measured(layout, at))
-    if costs is None:
+    calm = runs.events(layout, costs_case(layout.shape), 0, COSTS_STEPS)
+    if calm is None:
         return
-    times, job, calm_s = costs
+    costs = measured(calm)
     some = [case for case in cases(layout.shape) if case.name in chosen]
     real: dict[str, list[Found]] = {case.name: [] for case in some}
     loads = dict.fromkeys(real, os.getloadavg()[0])
-    for _ in range(rounds):
+    for number in range(rounds):
         for case in some:
-            one = attempts.attempt_in_place(
-                f"{layout.name} {case.name}",
-                lambda at, case=case: judged(ran(layout, case, at), case),
-            )
-            real[case.name] += [one] if one is not None else []
+            events = runs.events(layout, case, number, STEPS)
+            real[case.name] += [] if events is None else [judged(events, case)]
             loads[case.name] = max(loads[case.name], os.getloadavg()[0])
     for case in some:
         if real[case.name]:
-            in_messages = [judged(simulated(layout, case, times, seed), case) for seed in SEEDS]
+            in_messages = [judged(simulated(layout, case, costs.times, n), case) for n in SEEDS]
             yield Row(
                 layout.name,
                 case.name,
                 loads[case.name],
                 middle(real[case.name]),
                 middle(in_messages),
-                by_intervals(case, times, job, calm_s),
+                by_intervals(case, costs),
             )
 
 
-def by_intervals(case: Case, times: MeasuredTimes, job: JobCosts, calm_s: float) -> float:
-    saves = SAVES_EVERY if "recovery.log=boundary" in case.settings else 0
-    replaces = "workers.replace=0" not in case.settings
+def by_intervals(case: Case, costs: Costs) -> float:
     return in_intervals(
-        job, times, case.faults, STEPS, replaces=replaces, saves_every=saves, calm_s=calm_s
+        costs.job,
+        costs.times,
+        case.faults,
+        STEPS,
+        replaces="workers.replace=0" not in case.settings,
+        saves_every=SAVES_EVERY if case.settings == LOGGED else 0,
+        calm_s=costs.calm_s,
     )
 
 
@@ -261,6 +279,7 @@ def add_flags(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--rounds", type=int, default=3, help="real runs of a case (3)")
     group.add_argument("--op-ms", type=int, help="of F, B and W (20; 4x4: 30)")
     group.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs' directories")
+    group.add_argument("--again", action="store_true", help="those in --keep, and no new ones")
 
 
 def real(args: argparse.Namespace) -> dict[str, Any]:
@@ -269,12 +288,13 @@ def real(args: argparse.Namespace) -> dict[str, Any]:
     layouts = args.layout or (["2x2"] if quick else list(LAYOUTS))
     chosen = args.case or (["one kill"] if quick else CASES)
     rounds = 1 if quick else args.rounds
-    attempts = Attempts("simulate-real", args.keep)
+    attempts = Attempts("simulate-real")
+    runs = Runs(attempts, args.keep, args.again)
     headline("Real emulated runs beside the simulator: steps/s, and s lost by what happened")
     print(f"{'':16}{'load':>6}{'real':>9}{'msg':>9}{'':8}{'ivals':>9}{'':8}{'lost':>9}{'msg':>9}")
     found: list[Row] = []
     for name in layouts:
-        for row in rows(attempts, Layout.of(name, args.op_ms), chosen, rounds):
+        for row in rows(runs, Layout.of(name, args.op_ms), chosen, rounds):
             found.append(row)
             print(line(row), flush=True)
     return means(found) | {"failures": attempts.failures}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from holdfast.errors import ConfigError
 from holdfast.observability import events
-from holdfast.schedule.operation import Kind, Op, Shape, needs, parse_op
+from holdfast.schedule.operation import Kind, Op, Shape, makes, needs, parse_op
 
 ROWS = {
     "link": "from the end of an operation to the start of the one that waited for its result",
@@ -95,7 +95,7 @@ def measured_times(source: str, recorded: Iterable[events.Event]) -> MeasuredTim
         raise ConfigError(f"{source}: expected finished steps before the first failure")
     rows = _operations(ran) | _between(ran, shape)
     rows["build"] = [started.at_s - _last_ready_s(seen[: starts[-1]], started.at_s)]
-    rows |= _of_changes(seen[starts[-1] :], rows)
+    rows |= _of_changes(seen[starts[-1] :], rows, shape)
     return MeasuredTimes({name: _quantiles(row) for name, row in rows.items() if row})
 
 
@@ -184,7 +184,7 @@ def _last_ready_s(seen: Iterable[events.Event], usual_s: float) -> float:
 
 
 def _of_changes(
-    seen: Sequence[events.Event], rows: Mapping[str, list[float]]
+    seen: Sequence[events.Event], rows: Mapping[str, list[float]], shape: Shape
 ) -> dict[str, list[float]]:
     """If the run had any: a death, a process that was started, a replay."""
     found: dict[str, list[float]] = {"death": [], "change": [], "start": [], "replay": []}
@@ -199,7 +199,7 @@ def _of_changes(
             case events.Recovered() if event.cause == "death":
                 found["death"].append(event.notice_s - event.fault_s)
                 if began is None:
-                    found["change"] += _change_s(seen, event)
+                    found["change"] += _change_s(seen, event, shape)
             case events.ReplayBegan():
                 began = event
             case events.StageRebuilt() if began is not None:
@@ -207,21 +207,26 @@ def _of_changes(
     return found
 
 
-def _change_s(seen: Iterable[events.Event], change: events.Recovered) -> Iterator[float]:
-    """Of each survivor, whose first operation may wait for nobody: the least is that one's."""
-    ops = [
-        (event.worker, start_s, end_s)
+def _change_s(
+    seen: Iterable[events.Event], change: events.Recovered, shape: Shape
+) -> Iterator[float]:
+    """Of each survivor whose first operation waits for nothing that others make after it."""
+    ran = [
+        _Ran(event.worker, event.step, parse_op(text), start_s, end_s)
         for event in seen
         if isinstance(event, events.WorkerStep) and event.worker not in change.workers
-        for _, start_s, end_s in event.ops
+        for text, start_s, end_s in event.ops
     ]
-    stopped = [end_s for _, start_s, end_s in ops if start_s < change.notice_s < end_s]
-    first_s: dict[str, float] = {}
-    for worker, start_s, _ in ops:
-        if start_s >= change.plan_s:
-            first_s[worker] = min(start_s, first_s.get(worker, start_s))
-    if first_s:
-        yield max(min(first_s.values()) - max(stopped, default=change.notice_s), 0.0)
+    stopped_s = max((o.end_s for o in ran if o.start_s < change.plan_s), default=change.notice_s)
+    later = [one for one in ran if one.start_s >= change.plan_s]
+    new = {(one.step, fact) for one in later for fact in makes(one.op)}
+    first: dict[str, _Ran] = {}
+    for one in sorted(later, key=lambda one: one.start_s):
+        first.setdefault(one.worker, one)
+    for one in first.values():
+        waits = any((one.step, fact) in new for fact in needs(one.op, shape))
+        if one.op.kind is Kind.R or not waits:
+            yield max(one.start_s - max(stopped_s, change.notice_s), 0.0)
 
 
 def _operations_s(
