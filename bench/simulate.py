@@ -1,6 +1,7 @@
 """The simulator beside published figures and real runs, and all policies in a matrix of worlds.
 
-Simulated: nothing is trained; in section real worker processes sleep instead of computing. The last line is JSON.
+Simulated: nothing is trained; in section real worker processes sleep instead of computing. The last
+line is JSON.
 
     .venv/bin/python bench/simulate.py [--quick] [--section published|matrix|depths|speed|real]
 """

@@ -55,23 +55,6 @@ class MeasuredTimes:
         row = self.rows.get(name)
         return median(row) if row else 0.0
 
-    def lines(self) -> list[str]:
-        return [
-            " ".join([name, *(f"{seconds:.6g}" for seconds in row)])
-            for name, row in sorted(self.rows.items())
-        ]
-
-    @classmethod
-    def parse(cls, lines: Iterable[str]) -> "MeasuredTimes":
-        """ValueError: not as ``lines`` wrote it."""
-        rows = {}
-        for line in lines:
-            name, *row = line.split()
-            rows[name] = tuple(map(float, row))
-            if not row or min(rows[name]) < 0:
-                raise ValueError(f"measured {line}: expected seconds")
-        return cls(rows)
-
 
 class _Ran(NamedTuple):
     worker: str

@@ -19,7 +19,9 @@ class SimulatedMachines(ABC):
         self.time, self.shelf = VirtualTime(), Shelf()
         self.dice = random.Random(f"world-{scenario.seed}")
         self.measured = scenario.measured
-        self.network = VirtualNetwork(self.time, self.dice, scenario.costs.link_s, self.measured)
+        self.network = VirtualNetwork(self.time, self.dice, scenario.costs.link_s)
+        self.network.delays_s = self.measured.rows.get("link", ()) if self.measured else ()
+        self.slowness: dict[str, float] = {}  # machine -> operations take so many times as long
         self.agents: dict[str, SimulatedAgent] = {}
         self.processes: dict[int, SimulatedWorker] = {}
         self._ports: dict[int, SimulatedWorker] = {}

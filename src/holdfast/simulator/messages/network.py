@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.protocol import messages
-from holdfast.simulator.costs.measured_times import MeasuredTimes
 from holdfast.simulator.messages.virtual_time import VirtualTime
 
 Pair = tuple[str, str]
@@ -31,24 +30,18 @@ class FarEnd(LineEnd, Protocol):
 
 
 class VirtualNetwork:
-    """``delay_s``: of a word, at least; now and then one takes far longer. Unless it is measured."""
+    """``delay_s``: of a word, at least; now and then one takes far longer."""
 
-    def __init__(
-        self,
-        time: VirtualTime,
-        dice: random.Random,
-        delay_s: float,
-        measured: MeasuredTimes | None = None,
-    ) -> None:
+    def __init__(self, time: VirtualTime, dice: random.Random, delay_s: float) -> None:
         self.time, self._dice, self._delay_s = time, dice, delay_s
-        self._measured = () if measured is None else measured.rows.get("link", ())
+        self.delays_s: tuple[float, ...] = ()  # measured ones: they are drawn from
         self._cut: dict[Pair, int] = {}  # partitions that are under way
         self._waiting: list[Callable[[], None]] = []  # to be tried when one is over
         self._last_s: dict[tuple[int, int], float] = {}  # arrival of the last tensor of a link
 
     def draw_delay_s(self) -> float:
-        if self._measured:
-            return self._dice.choice(self._measured)
+        if self.delays_s:
+            return self._dice.choice(self.delays_s)
         random = self._dice.random
         slow = 30.0 if random() < 0.02 else 1.0
         return self._delay_s * slow * (0.5 + random())

@@ -82,7 +82,7 @@ class OperationCosts:
 @dataclass(frozen=True)
 class Scenario:
     """``machines``: the slots of each; empty: one machine that has room for all. ``measured``: what
-    everything takes, instead of ``costs`` and of times that are drawn at random."""
+    everything takes, instead of ``costs`` and times that are drawn; not in the text form."""
 
     seed: str
     shape: Shape
@@ -131,7 +131,6 @@ class Scenario:
             *([f"refined {self.refined_s:g}"] if self.refined_s >= 0 else []),
             *(f"fault {text}" for text in self.faults),
             *(f"deed {deed}" for deed in self.deeds),
-            *(f"measured {line}" for line in (self.measured.lines() if self.measured else ())),
         ]
         return "\n".join(lines) + "\n"
 
@@ -160,7 +159,6 @@ def parse_scenario(text: str) -> Scenario:
             deeds=tuple(map(Deed.parse, found.get("deed", ()))),
             refined_s=float(found.get("refined", ["-1"])[0]),
             costs=OperationCosts(*map(float, costs.split())),
-            measured=MeasuredTimes.parse(found["measured"]) if "measured" in found else None,
         )
     except (KeyError, ValueError) as why:
         raise ConfigError(

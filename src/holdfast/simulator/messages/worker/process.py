@@ -35,6 +35,7 @@ class Surroundings(Protocol):
     reference: UndisturbedRun
     config: RunConfig
     num_layers: int
+    slowness: Mapping[str, float]
 
     def violated(self, what: str) -> None: ...
 

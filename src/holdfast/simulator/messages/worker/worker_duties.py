@@ -38,7 +38,7 @@ class WorkerDuties(SimulatedProcess):
     # --- what the lanes ask ---
 
     def operation_s(self, op: Op) -> float:
-        took_s = self.around.operation_s(op)
+        took_s = self.around.operation_s(op) * self.around.slowness.get(self.machine, 1.0)
         self._op_number += 1
         self._busy = "" if op.kind is Kind.R else op.kind.name
         took_s += self.injector.slowdown(took_s) if op.kind is not Kind.R else 0.0

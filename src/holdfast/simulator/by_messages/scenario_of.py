@@ -1,0 +1,101 @@
+"""From a job and a world to a run that can be simulated message by message."""
+
+from math import isfinite
+
+from holdfast.baselines.policies.catalogue import make_policy
+from holdfast.baselines.policies.job_costs import JobCosts
+from holdfast.baselines.policies.paces import Paces
+from holdfast.baselines.policies.rerouting import HoldfastConstants
+from holdfast.errors import ConfigError
+from holdfast.schedule.operation import Kind
+from holdfast.simulator.costs.measured_times import MeasuredTimes
+from holdfast.simulator.messages.scenario import Deed, Scenario
+from holdfast.simulator.worlds.world import World, WorldEvent, WorldKind
+
+MOST_WORKERS = 64
+_MANY_STEPS = 10_000_000  # the world ends before
+_HOME = "c"  # the coordinator's machine, which does not fail
+_OFTEN = 1_000_000
+
+
+def scenario_of(
+    world: World, job: JobCosts, paces: Paces, measured: MeasuredTimes | None, seed: int
+) -> Scenario:
+    """``measured``: by a run, if there is one; what it has not is taken from the job's costs."""
+    if world.num_workers > MOST_WORKERS:
+        raise ConfigError(
+            f"--resolution messages with {world.num_workers:,} workers: expected at most "
+            f"{MOST_WORKERS}; take --resolution intervals for more"
+        )
+    times = job_times(job)
+    return Scenario(
+        seed=str(seed),
+        shape=job.shape,
+        steps=_MANY_STEPS,
+        settings=_settings(world, job, paces),
+        machines=(world.workers_a_machine,) * world.machines,
+        home=_HOME,
+        measured=MeasuredTimes({**times.rows, **measured.rows} if measured else times.rows),
+    )
+
+
+def job_times(job: JobCosts) -> MeasuredTimes:
+    """Seconds of operations and links as the job has them; changes as they were measured once."""
+    costs, usual = job.costs, HoldfastConstants()
+    rows: dict[str, tuple[float, ...]] = {}
+    for stage in range(job.shape.stages):
+        kinds = (Kind.F, Kind.B, Kind.W, Kind.BW)
+        tables = (costs.forward_s, costs.input_s, costs.weight_s, costs.fused_s)
+        for kind, table in zip(kinds, tables, strict=True):
+            rows[f"{stage}{kind}"] = (table[stage],)
+        rows[f"{stage}R"] = (costs.step_s[stage],)
+    boundary_s = job.boundary_bytes / job.link_bytes_s if isfinite(job.link_bytes_s) else 0.0
+    rows["link"] = (costs.link_s + boundary_s,)
+    rows["change"] = (usual.stop_s + usual.stop_a_worker_s * job.num_workers,)
+    rows["build"] = (job.copy_s,)
+    rows["replay"] = (usual.rebuild_s,)
+    return MeasuredTimes(rows)
+
+
+def _settings(world: World, job: JobCosts, paces: Paces) -> tuple[str, ...]:
+    """The coordinator plans with the stages' mean: a device that is emulated has one for all."""
+    stages, costs = job.shape.stages, job.costs
+    rows = {"F": costs.forward_s, "B": costs.input_s, "W": costs.weight_s, "BW": costs.fused_s}
+    each = ",".join(f"{kind}={1e6 * sum(row) / stages:.3f}us" for kind, row in rows.items())
+    every = make_policy("holdfast", paces).saving(paces.healthy_s).every_steps
+    return (
+        f"device.emulate={each}",
+        f"checkpoint.every_steps={every}",
+        "checkpoint.at_end=false",
+        f"schedule.memory={job.room}",
+        *(["recovery.log=boundary"] if stages > 1 else []),
+        f"workers.replace={_OFTEN}",
+        f"workers.restarts={_OFTEN}",
+        "workers.heartbeat_timeout_s=10",
+        f"machines.start_with={len(world.alive)}",
+        "machines.wait_s=1000000",
+    )
+
+
+def deeds_of(world: World, boot_s: float) -> tuple[Deed, ...]:
+    """Seconds since training began. Changes of speed are no deeds."""
+    found = [deed for event in world.events for deed in _deeds(event, boot_s)]
+    return tuple(sorted(found, key=lambda deed: deed.at))
+
+
+def _deeds(event: WorldEvent, boot_s: float) -> list[Deed]:
+    names = [machine_name(machine) for machine in event.machines]
+    match event.kind:
+        case WorldKind.LOSS if event.notice_s:
+            early_s = max(event.at_s - event.notice_s, 0.0)
+            drains = [Deed(early_s, "drain", (name,)) for name in names]
+            return drains + [Deed(event.at_s, "dies", (name,)) for name in names]
+        case WorldKind.LOSS:
+            return [Deed(event.at_s, "dies", (name,)) for name in names]
+        case WorldKind.RETURN:
+            return [Deed(event.at_s + boot_s, "comes", (name,)) for name in names]
+    return []
+
+
+def machine_name(number: int) -> str:
+    return f"m{number}"
