@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from holdfast.observability.events import Event, Recovered, StepFinished
+from holdfast.observability.events import Event, Recovered, StepFinished, WorkerStep
+from holdfast.schedule.operation import Kind, parse_op
 
-WARM_STEPS = 3  # of the first ones no usual step is made
+WARM_STEPS = 8  # the first ones have benchmarks: of them no usual step is made
+CALM_STEPS = 13  # nothing happens before
 
 
 class Window(NamedTuple):
@@ -61,6 +63,18 @@ def _after_change(events: Sequence[Event], at_s: Mapping[int, float], cause: str
     if not changes:
         raise ValueError(f"no change by {cause} in this run: expected one")
     return min(step for step, end_s in at_s.items() if end_s > changes[0].resumed_s)
+
+
+def operations_s(events: Sequence[Event]) -> float:
+    """Mean of the forwards before anything happens."""
+    times_s = sorted(
+        end_s - start_s
+        for event in events
+        if isinstance(event, WorkerStep) and WARM_STEPS <= event.step < CALM_STEPS
+        for text, start_s, end_s in event.ops
+        if parse_op(text).kind is Kind.F
+    )
+    return statistics.fmean(times_s)
 
 
 def error(simulated: float, real: float) -> float:

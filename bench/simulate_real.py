@@ -28,21 +28,22 @@ from holdfast.observability.events import (
 )
 from holdfast.planner.planning import refine
 from holdfast.planner.problem import Member
+from holdfast.runtime.probe.probing import EMULATED_FORWARDS
 from holdfast.schedule.operation import Shape
 from holdfast.simulator.costs.from_run import run_costs
 from holdfast.simulator.costs.measured_times import MeasuredTimes, measured_times
 from holdfast.simulator.messages.scenario import Scenario
 from holdfast.simulator.messages.virtual_run import VirtualRun
-from simulate_lost import WARM_STEPS, Window, ends_s, error, throughput, time_lost_s
+from simulate_lost import WARM_STEPS, Window, ends_s, error, operations_s, throughput, time_lost_s
 from simulate_real_intervals import in_intervals
 
 LAYOUTS = {"2x2": (2, 2), "4x2": (4, 2), "4x4": (4, 4)}
-PER_PIPELINE, STEPS = 4, 30
+PER_PIPELINE, STEPS = 4, 36
 COSTS_STEPS, COSTS_CALM = 46, 22
 OP_MS = {"2x2": 20, "4x2": 20, "4x4": 30}  # 16 processes on two cores need time for themselves
 RUN_LIMIT_S, VIRTUAL_LIMIT_S = 600.0, 600.0
 SEEDS = (1, 2, 3)
-LOADED = 1.0  # a load before the run of more than half of two cores
+DISTURBED = 0.02  # operations took so much more or less than in the costs run
 SAVES_EVERY = 5
 LOGGED = ("recovery.log=boundary", f"checkpoint.every_steps={SAVES_EVERY}")
 CASES = ["no failure", "one kill", "two kills", "kill, join", "slow x2", "lost stage"]
@@ -68,16 +69,15 @@ class Found(NamedTuple):
 def cases(shape: Shape) -> list[Case]:
     """Steps of faults are counted from 1, those of windows from 0."""
     stay = ("workers.replace=0",)
-    last = shape.last_stage
-    whole = tuple(f"kill {d}.1 @ 14.B1" for d in range(shape.pipelines))
-    one, other = "kill 1.1 @ 9.B1", f"kill 0.{last} @ 17.F1" if last > 1 else "kill 0.0 @ 17.F1"
+    stage = tuple(f"kill {pipeline}.1 @ 19.B1" for pipeline in range(shape.pipelines))
+    one, other = "kill 1.1 @ 14.B1", f"kill 0.{2 * (shape.stages > 2)} @ 24.F1"
     return [
         Case("no failure"),
-        Case("one kill", (one,), stay, (Window(8),)),
-        Case("two kills", (one, other), stay, (Window(8), Window(16))),
-        Case("kill, join", (one,), (), (Window(8, until="join"),)),
-        Case("slow x2", ("slow 1.0 @ 9-22 x2",), stay, (Window(8, steps=16),)),
-        Case("lost stage", whole, LOGGED, (Window(13),)),
+        Case("one kill", (one,), stay, (Window(13),)),
+        Case("two kills", (one, other), stay, (Window(13), Window(23))),
+        Case("kill, join", (one,), (), (Window(13, until="join"),)),
+        Case("slow x2", ("slow 1.0 @ 14-27 x2",), stay, (Window(13, steps=16),)),
+        Case("lost stage", stage, LOGGED, (Window(18),)),
     ]
 
 
@@ -146,6 +146,7 @@ class Costs(NamedTuple):
     times: MeasuredTimes
     job: JobCosts
     calm_s: float
+    calm: Sequence[Event]
 
 
 def costs_case(shape: Shape) -> Case:
@@ -156,11 +157,12 @@ def costs_case(shape: Shape) -> Case:
 
 def measured(events: Sequence[Event]) -> Costs:
     """From the costs run, and what a trial of the planner takes on this machine."""
-    times = measured_times("costs run", events)
-    job = run_costs("costs run", events)
+    times, job = measured_times("costs run", events), run_costs("costs run", events)
     at_s, last = ends_s(events), COSTS_CALM - 1
     calm_s = (at_s[last] - at_s[WARM_STEPS]) / (last - WARM_STEPS)
-    return Costs(MeasuredTimes({**times.rows, "trial": (trial_s(job),)}), job, calm_s)
+    forwards_s = EMULATED_FORWARDS * times.usual_s("0F")
+    beside = {"trial": (trial_s(job),), "benchmark": (forwards_s,)}
+    return Costs(MeasuredTimes({**times.rows, **beside}), job, calm_s, events)
 
 
 def trial_s(job: JobCosts) -> float:
@@ -214,51 +216,75 @@ def middle(found: Sequence[Found]) -> Found:
 # --- beside each other ---
 
 
-class Row(NamedTuple):
-    """Of a case in a layout; ``load``: the most before or after its real runs."""
+class Pair(NamedTuple):
+    """A real run, and what the simulator makes of it. ``pace``: how much longer operations took
+    than in the costs run; far from 1 the machine had something else to do."""
 
-    layout: str
-    case: str
-    load: float
     real: Found
     messages: Found
     intervals_steps_s: float
+    pace: float
+    load: float
+
+
+class Row(NamedTuple):
+    """Of a case in a layout: medians of its rounds."""
+
+    layout: str
+    case: str
+    pair: Pair
+
+    @classmethod
+    def of(cls, layout: str, case: str, pairs: Sequence[Pair]) -> "Row":
+        median = statistics.median
+        return cls(
+            layout,
+            case,
+            Pair(
+                middle([one.real for one in pairs]),
+                middle([one.messages for one in pairs]),
+                median(one.intervals_steps_s for one in pairs),
+                max((one.pace for one in pairs), key=lambda pace: abs(pace - 1)),
+                max(one.load for one in pairs),
+            ),
+        )
+
+    @property
+    def is_disturbed(self) -> bool:
+        return abs(self.pair.pace - 1) > DISTURBED
 
     @property
     def errors(self) -> tuple[float, float | None, float]:
         """Of throughput, of the time lost, and of throughput by intervals."""
-        lost = None
-        if self.real.lost_s is not None and self.messages.lost_s is not None:
-            lost = error(self.messages.lost_s, self.real.lost_s)
-        rate = self.real.steps_s
-        return error(self.messages.steps_s, rate), lost, error(self.intervals_steps_s, rate)
+        real, found, lost = self.pair.real, self.pair.messages, None
+        if real.lost_s is not None and found.lost_s is not None:
+            lost = error(found.lost_s, real.lost_s)
+        by_intervals = error(self.pair.intervals_steps_s, real.steps_s)
+        return error(found.steps_s, real.steps_s), lost, by_intervals
 
 
 def rows(runs: Runs, layout: Layout, chosen: Sequence[str], rounds: int) -> Iterator[Row]:
-    """Rounds alternate between the cases, so that what else the machine does meets all of them."""
-    calm = runs.events(layout, costs_case(layout.shape), 0, COSTS_STEPS)
-    if calm is None:
-        return
-    costs = measured(calm)
+    """Rounds of all cases, each with a costs run of its own: what else the machine does differs
+    from hour to hour, and meets all of them."""
     some = [case for case in cases(layout.shape) if case.name in chosen]
-    real: dict[str, list[Found]] = {case.name: [] for case in some}
-    loads = dict.fromkeys(real, os.getloadavg()[0])
+    found: dict[str, list[Pair]] = {case.name: [] for case in some}
     for number in range(rounds):
-        for case in some:
+        calm = runs.events(layout, costs_case(layout.shape), number, COSTS_STEPS)
+        costs = None if calm is None else measured(calm)
+        for case in some if costs is not None else ():
+            assert costs is not None
             events = runs.events(layout, case, number, STEPS)
-            real[case.name] += [] if events is None else [judged(events, case)]
-            loads[case.name] = max(loads[case.name], os.getloadavg()[0])
+            found[case.name] += [] if events is None else [pair(layout, case, costs, events)]
     for case in some:
-        if real[case.name]:
-            in_messages = [judged(simulated(layout, case, costs.times, n), case) for n in SEEDS]
-            yield Row(
-                layout.name,
-                case.name,
-                loads[case.name],
-                middle(real[case.name]),
-                middle(in_messages),
-                by_intervals(case, costs),
-            )
+        if found[case.name]:
+            yield Row.of(layout.name, case.name, found[case.name])
+
+
+def pair(layout: Layout, case: Case, costs: Costs, events: Sequence[Event]) -> Pair:
+    in_messages = middle([judged(simulated(layout, case, costs.times, n), case) for n in SEEDS])
+    pace = operations_s(events) / operations_s(costs.calm)
+    load = os.getloadavg()[0]
+    return Pair(judged(events, case), in_messages, by_intervals(case, costs), pace, load)
 
 
 def by_intervals(case: Case, costs: Costs) -> float:
@@ -291,7 +317,10 @@ def real(args: argparse.Namespace) -> dict[str, Any]:
     attempts = Attempts("simulate-real")
     runs = Runs(attempts, args.keep, args.again)
     headline("Real emulated runs beside the simulator: steps/s, and s lost by what happened")
-    print(f"{'':16}{'load':>6}{'real':>9}{'msg':>9}{'':8}{'ivals':>9}{'':8}{'lost':>9}{'msg':>9}")
+    print("*: operations took over 2 % more or less than in the costs run: other work beside")
+    print(
+        f"{'':16}{'load':>6}{'pace':>6}{'real':>9}{'msg':>9}{'':8}{'ivals':>9}{'':8}{'lost':>9}{'msg':>9}"
+    )
     found: list[Row] = []
     for name in layouts:
         for row in rows(runs, Layout.of(name, args.op_ms), chosen, rounds):
@@ -301,12 +330,12 @@ def real(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def line(row: Row) -> str:
-    rate, lost, intervals = row.errors
-    busy = "*" if row.load > LOADED else " "
-    text = f"{row.layout} {row.case:11}{busy}{row.load:6.1f}{row.real.steps_s:9.4f}"
-    text += f"{row.messages.steps_s:9.4f}{rate:7.1%} {row.intervals_steps_s:9.4f}{intervals:7.1%} "
-    if row.real.lost_s is not None and row.messages.lost_s is not None:
-        text += f"{row.real.lost_s:9.3f}{row.messages.lost_s:9.3f}{lost:7.0%}"
+    real, found, ivals, pace, load = row.pair
+    rate, lost, by_intervals = row.errors
+    text = f"{row.layout} {row.case:11}{'*' if row.is_disturbed else ' '}{load:6.1f}{pace:6.2f}"
+    text += f"{real.steps_s:9.4f}{found.steps_s:9.4f}{rate:7.1%} {ivals:9.4f}{by_intervals:7.1%} "
+    if lost is not None:
+        text += f"{real.lost_s:9.3f}{found.lost_s:9.3f}{lost:7.0%}"
     return text
 
 
@@ -321,6 +350,6 @@ def means(found: Sequence[Row]) -> dict[str, Any]:
         "error_throughput": mean([one[0] for one in errors]),
         "error_stall": mean(lost),
         "error_throughput_intervals": mean([one[2] for one in errors]),
-        "cells_under_load": sum(row.load > LOADED for row in found),
-        "cells_real": len(found),
+        "real_cells": len(found),
+        "real_cells_disturbed": sum(row.is_disturbed for row in found),
     }

@@ -79,21 +79,27 @@ def _settings(world: World, job: JobCosts, paces: Paces) -> tuple[str, ...]:
 
 def deeds_of(world: World, boot_s: float) -> tuple[Deed, ...]:
     """Seconds since training began. Changes of speed are no deeds."""
-    found = [deed for event in world.events for deed in _deeds(event, boot_s)]
+    found: list[Deed] = []
+    for event in world.events:
+        for machine in event.machines:
+            found += _deeds(event, machine, boot_s, _lost_s(world, machine))
     return tuple(sorted(found, key=lambda deed: deed.at))
 
 
-def _deeds(event: WorldEvent, boot_s: float) -> list[Deed]:
-    names = [machine_name(machine) for machine in event.machines]
-    match event.kind:
-        case WorldKind.LOSS if event.notice_s:
-            early_s = max(event.at_s - event.notice_s, 0.0)
-            drains = [Deed(early_s, "drain", (name,)) for name in names]
-            return drains + [Deed(event.at_s, "dies", (name,)) for name in names]
-        case WorldKind.LOSS:
-            return [Deed(event.at_s, "dies", (name,)) for name in names]
-        case WorldKind.RETURN:
-            return [Deed(event.at_s + boot_s, "comes", (name,)) for name in names]
+def _lost_s(world: World, machine: int) -> list[float]:
+    losses = (event for event in world.events if event.kind is WorldKind.LOSS)
+    return [event.at_s for event in losses if machine in event.machines]
+
+
+def _deeds(event: WorldEvent, machine: int, boot_s: float, lost_s: list[float]) -> list[Deed]:
+    """A machine that goes again before it has booted has never come."""
+    name, here_s = machine_name(machine), event.at_s + boot_s
+    if event.kind is WorldKind.LOSS:
+        early_s = max(event.at_s - event.notice_s, 0.0)
+        drain = [Deed(early_s, "drain", (name,))] if event.notice_s else []
+        return [*drain, Deed(event.at_s, "dies", (name,))]
+    if event.kind is WorldKind.RETURN and not any(event.at_s <= at <= here_s for at in lost_s):
+        return [Deed(here_s, "comes", (name,))]
     return []
 
 

@@ -24,10 +24,11 @@ ROWS = {
     "start": "from the order to start a process until it is there",
     "build": "from the last worker that is there to the start of training",
     "replay": "of a replay, beside its operations",
+    "benchmark": "of a worker, when a step begins, if the coordinator asks for one",
     "trial": "of the planner, for one of the orders that it tries",
 }
 _QUANTILES = 40
-_WARM_STEPS = 2  # the first ones compile and connect
+_WARM_STEPS = 7  # the first ones compile, connect, and have benchmarks
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,9 @@ def measured_times(source: str, recorded: Iterable[events.Event]) -> MeasuredTim
     shape = Shape(started.pipelines, started.stages, started.microbatches)
     ran = list(_calm(seen[starts[-1] :], started.first_step + _WARM_STEPS))
     if not ran:
-        raise ConfigError(f"{source}: expected finished steps before the first failure")
+        raise ConfigError(
+            f"{source}: expected more than {_WARM_STEPS} steps before the first failure"
+        )
     rows = _operations(ran) | _between(ran, shape)
     rows["build"] = [started.at_s - _last_ready_s(seen[: starts[-1]], started.at_s)]
     rows |= _of_changes(seen[starts[-1] :], rows, shape)

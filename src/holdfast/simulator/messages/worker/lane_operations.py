@@ -47,7 +47,9 @@ class LaneHost(Protocol):
 
     def resumed(self, epoch: int) -> None: ...
 
-    def begins(self, step: int) -> None: ...
+    def begins(self, step: int) -> float:
+        """Seconds that a benchmark takes."""
+        ...
 
     def commits(self, step: int) -> None:
         """A step is about to become final."""
