@@ -28,6 +28,7 @@ ROWS = {
     "trial": "of the planner, for one of the orders that it tries",
 }
 _QUANTILES = 40
+_FEW = 20
 _WARM_STEPS = 7  # the first ones compile, connect, and have benchmarks
 
 
@@ -74,25 +75,35 @@ def measured_times(source: str, recorded: Iterable[events.Event]) -> MeasuredTim
     started = seen[starts[-1]]
     assert isinstance(started, events.RunStarted)
     shape = Shape(started.pipelines, started.stages, started.microbatches)
-    ran = list(_calm(seen[starts[-1] :], started.first_step + _WARM_STEPS))
+    calm = list(_calm(seen[starts[-1] :], started.first_step + _WARM_STEPS))
+    ran = [one for event in calm for one in _operations_of(event)]
     if not ran:
         raise ConfigError(
             f"{source}: expected more than {_WARM_STEPS} steps before the first failure"
         )
-    rows = _operations(ran) | _between(ran, shape)
+    rows = _operations(ran) | _between(ran, shape, _moved_s(calm))
     rows["build"] = [started.at_s - _last_ready_s(seen[: starts[-1]], started.at_s)]
     rows |= _of_changes(seen[starts[-1] :], rows, shape)
     return MeasuredTimes({name: _quantiles(row) for name, row in rows.items() if row})
 
 
-def _calm(seen: Sequence[events.Event], from_step: int) -> Iterator[_Ran]:
-    """Operations until something happens."""
+def _calm(seen: Sequence[events.Event], from_step: int) -> Iterator[events.WorkerStep]:
+    """Until something happens."""
     for event in seen:
         if isinstance(event, events.FaultFired | events.WorkerLost | events.Recovered):
             return
         if isinstance(event, events.WorkerStep) and event.step >= from_step:
-            for text, start_s, end_s in event.ops:
-                yield _Ran(event.worker, event.step, parse_op(text), start_s, end_s)
+            yield event
+
+
+def _operations_of(event: events.WorkerStep) -> Iterator[_Ran]:
+    for text, start_s, end_s in event.ops:
+        yield _Ran(event.worker, event.step, parse_op(text), start_s, end_s)
+
+
+def _moved_s(calm: Iterable[events.WorkerStep]) -> list[float]:
+    """Medians of tensors that were under way, by receiver, sender and step."""
+    return [max(row[4], 0.0) for event in calm for row in event.transfers if row[1] != "probe"]
 
 
 def _operations(ran: Iterable[_Ran]) -> dict[str, list[float]]:
@@ -103,8 +114,11 @@ def _operations(ran: Iterable[_Ran]) -> dict[str, list[float]]:
     return dict(rows)
 
 
-def _between(ran: Sequence[_Ran], shape: Shape) -> dict[str, list[float]]:
-    """What lies between operations: links, gaps, turns, and what a reduction takes for itself."""
+def _between(ran: Sequence[_Ran], shape: Shape, moved_s: list[float]) -> dict[str, list[float]]:
+    """What lies between operations: links, gaps, turns, and what a reduction takes for itself.
+
+    Where hardly anybody waits for a result a link is what tensors were under way, ``moved_s``.
+    """
     rows: dict[str, list[float]] = {"link": [], "gap": [], "turn": []}
     made_s = {(one.step, one.op): one.end_s for one in ran}
     lanes: dict[str, list[_Ran]] = defaultdict(list)
@@ -113,6 +127,8 @@ def _between(ran: Sequence[_Ran], shape: Shape) -> dict[str, list[float]]:
     for lane in lanes.values():
         for before, after in pairwise(lane):
             _put_between(rows, before, after, made_s, shape)
+    if len(rows["link"]) < _FEW:
+        rows["link"] = moved_s
     link_s = median(rows["link"]) if rows["link"] else 0.0
     return rows | _reductions(ran, link_s)
 
@@ -197,12 +213,9 @@ def _change_s(
     seen: Iterable[events.Event], change: events.Recovered, shape: Shape
 ) -> Iterator[float]:
     """Of each survivor whose first operation waits for nothing that others make after it."""
-    ran = [
-        _Ran(event.worker, event.step, parse_op(text), start_s, end_s)
-        for event in seen
-        if isinstance(event, events.WorkerStep) and event.worker not in change.workers
-        for text, start_s, end_s in event.ops
-    ]
+    steps = (event for event in seen if isinstance(event, events.WorkerStep))
+    survivors = (event for event in steps if event.worker not in change.workers)
+    ran = [one for event in survivors for one in _operations_of(event)]
     stopped_s = max((o.end_s for o in ran if o.start_s < change.plan_s), default=change.notice_s)
     later = [one for one in ran if one.start_s >= change.plan_s]
     new = {(one.step, fact) for one in later for fact in makes(one.op)}
