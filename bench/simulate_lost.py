@@ -11,9 +11,6 @@ from typing import NamedTuple
 from holdfast.observability.events import Event, Recovered, StepFinished, WorkerStep
 from holdfast.schedule.operation import Kind, parse_op
 
-WARM_STEPS = 8  # the first ones have benchmarks: of them no usual step is made
-CALM_STEPS = 13  # nothing happens before
-
 
 class Window(NamedTuple):
     """From the end of the step before ``step`` to the end of the last of so many ``steps``.
@@ -38,12 +35,12 @@ def throughput(events: Sequence[Event]) -> float:
     return (last - first) / (at_s[last] - at_s[first])
 
 
-def time_lost_s(events: Sequence[Event], windows: Sequence[Window]) -> float:
+def time_lost_s(events: Sequence[Event], windows: Sequence[Window], warm: int) -> float:
     """How much longer all windows took than as many usual steps.
 
-    Usual is the median of the steps since the window before, or since the run was warm.
+    Usual is the median of the steps since the window before, or since step ``warm``.
     """
-    at_s, since, lost_s = ends_s(events), WARM_STEPS, 0.0
+    at_s, since, lost_s = ends_s(events), warm, 0.0
     for window in windows:
         first, last = window.step - 1, window.step + window.steps - 1
         if window.until:
@@ -65,16 +62,15 @@ def _after_change(events: Sequence[Event], at_s: Mapping[int, float], cause: str
     return min(step for step, end_s in at_s.items() if end_s > changes[0].resumed_s)
 
 
-def operations_s(events: Sequence[Event]) -> float:
-    """Mean of the forwards before anything happens."""
-    times_s = sorted(
+def forward_s(events: Sequence[Event], steps: range) -> float:
+    """Mean of all forwards in these steps."""
+    return statistics.fmean(
         end_s - start_s
         for event in events
-        if isinstance(event, WorkerStep) and WARM_STEPS <= event.step < CALM_STEPS
+        if isinstance(event, WorkerStep) and event.step in steps
         for text, start_s, end_s in event.ops
         if parse_op(text).kind is Kind.F
     )
-    return statistics.fmean(times_s)
 
 
 def error(simulated: float, real: float) -> float:

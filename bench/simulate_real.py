@@ -31,15 +31,15 @@ from holdfast.planner.problem import Member
 from holdfast.runtime.probe.probing import EMULATED_FORWARDS
 from holdfast.schedule.operation import Shape
 from holdfast.simulator.costs.from_run import run_costs
-from holdfast.simulator.costs.measured_times import MeasuredTimes, measured_times
+from holdfast.simulator.costs.measured_times import MeasuredTimes, measured_times, warm_steps
 from holdfast.simulator.messages.scenario import Scenario
 from holdfast.simulator.messages.virtual_run import VirtualRun
-from simulate_lost import WARM_STEPS, Window, ends_s, error, operations_s, throughput, time_lost_s
+from simulate_lost import Window, ends_s, error, forward_s, throughput, time_lost_s
 from simulate_real_intervals import in_intervals
 
 LAYOUTS = {"2x2": (2, 2), "4x2": (4, 2), "4x4": (4, 4)}
-PER_PIPELINE, STEPS = 4, 36
-COSTS_STEPS, COSTS_CALM = 46, 22
+PER_PIPELINE = 4
+STEPS_AFTER, COSTS_STEPS_AFTER = 22, 24  # after the first fault
 OP_MS = {"2x2": 20, "4x2": 20, "4x4": 30}  # 16 processes on two cores need time for themselves
 RUN_LIMIT_S, VIRTUAL_LIMIT_S = 600.0, 600.0
 SEEDS = (1, 2, 3)
@@ -66,18 +66,26 @@ class Found(NamedTuple):
     lost_s: float | None
 
 
+def first_fault(shape: Shape) -> int:
+    """Links have been measured, and some steps were as usual. Counted from 0."""
+    return warm_steps(shape) + 5
+
+
 def cases(shape: Shape) -> list[Case]:
     """Steps of faults are counted from 1, those of windows from 0."""
-    stay = ("workers.replace=0",)
-    stage = tuple(f"kill {pipeline}.1 @ 19.B1" for pipeline in range(shape.pipelines))
-    one, other = "kill 1.1 @ 14.B1", f"kill 0.{2 * (shape.stages > 2)} @ 24.F1"
+    first, stay = first_fault(shape), ("workers.replace=0",)
+    lost = SAVES_EVERY * (first // SAVES_EVERY + 1) + 3
+    stage = tuple(f"kill {d}.1 @ {lost + 1}.B1" for d in range(shape.pipelines))
+    one = f"kill 1.1 @ {first + 1}.B1"
+    other = f"kill 0.{2 * (shape.stages > 2)} @ {first + 11}.F1"
+    slow = f"slow 1.0 @ {first + 1}-{first + 14} x2"
     return [
         Case("no failure"),
-        Case("one kill", (one,), stay, (Window(13),)),
-        Case("two kills", (one, other), stay, (Window(13), Window(23))),
-        Case("kill, join", (one,), (), (Window(13, until="join"),)),
-        Case("slow x2", ("slow 1.0 @ 14-27 x2",), stay, (Window(13, steps=16),)),
-        Case("lost stage", stage, LOGGED, (Window(18),)),
+        Case("one kill", (one,), stay, (Window(first),)),
+        Case("two kills", (one, other), stay, (Window(first), Window(first + 10))),
+        Case("kill, join", (one,), (), (Window(first, until="join"),)),
+        Case("slow x2", (slow,), stay, (Window(first, steps=16),)),
+        Case("lost stage", stage, LOGGED, (Window(lost),)),
     ]
 
 
@@ -92,6 +100,14 @@ class Layout:
         pipelines, stages = LAYOUTS[name]
         shape = Shape(pipelines, stages, pipelines * PER_PIPELINE)
         return cls(name, shape, op_ms or OP_MS[name])
+
+    @property
+    def steps(self) -> int:
+        return first_fault(self.shape) + STEPS_AFTER
+
+    @property
+    def costs_steps(self) -> int:
+        return costs_calm(self.shape) + COSTS_STEPS_AFTER
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -151,15 +167,20 @@ class Costs(NamedTuple):
 
 def costs_case(shape: Shape) -> Case:
     """After many calm steps a worker dies and is started again; later a stage is lost."""
-    stage = (f"kill {pipeline}.0 @ 38.F1" for pipeline in range(shape.pipelines))
-    return Case("costs", (f"kill 0.1 @ {COSTS_CALM + 1}.F1", *stage), LOGGED)
+    calm = costs_calm(shape)
+    stage = (f"kill {pipeline}.0 @ {calm + 16}.F1" for pipeline in range(shape.pipelines))
+    return Case("costs", (f"kill 0.1 @ {calm + 1}.F1", *stage), LOGGED)
+
+
+def costs_calm(shape: Shape) -> int:
+    return warm_steps(shape) + 14
 
 
 def measured(events: Sequence[Event]) -> Costs:
     """From the costs run, and what a trial of the planner takes on this machine."""
     times, job = measured_times("costs run", events), run_costs("costs run", events)
-    at_s, last = ends_s(events), COSTS_CALM - 1
-    calm_s = (at_s[last] - at_s[WARM_STEPS]) / (last - WARM_STEPS)
+    at_s, first, last = ends_s(events), warm_steps(job.shape), costs_calm(job.shape) - 1
+    calm_s = (at_s[last] - at_s[first]) / (last - first)
     forwards_s = EMULATED_FORWARDS * times.usual_s("0F")
     beside = {"trial": (trial_s(job),), "benchmark": (forwards_s,)}
     return Costs(MeasuredTimes({**times.rows, **beside}), job, calm_s, events)
@@ -190,7 +211,7 @@ def simulated(layout: Layout, case: Case, times: MeasuredTimes, seed: int) -> li
         Scenario(
             seed=str(seed),
             shape=layout.shape,
-            steps=STEPS,
+            steps=layout.steps,
             settings=(*usual, *layout.settings, *case.settings),
             faults=case.faults,
             measured=times,
@@ -202,8 +223,9 @@ def simulated(layout: Layout, case: Case, times: MeasuredTimes, seed: int) -> li
     return world.events
 
 
-def judged(events: Sequence[Event], case: Case) -> Found:
-    lost_s = time_lost_s(events, case.windows) if case.windows else None
+def judged(events: Sequence[Event], case: Case, shape: Shape) -> Found:
+    warm = warm_steps(shape)
+    lost_s = time_lost_s(events, case.windows, warm) if case.windows else None
     return Found(throughput(events), lost_s)
 
 
@@ -269,11 +291,11 @@ def rows(runs: Runs, layout: Layout, chosen: Sequence[str], rounds: int) -> Iter
     some = [case for case in cases(layout.shape) if case.name in chosen]
     found: dict[str, list[Pair]] = {case.name: [] for case in some}
     for number in range(rounds):
-        calm = runs.events(layout, costs_case(layout.shape), number, COSTS_STEPS)
+        calm = runs.events(layout, costs_case(layout.shape), number, layout.costs_steps)
         costs = None if calm is None else measured(calm)
         for case in some if costs is not None else ():
             assert costs is not None
-            events = runs.events(layout, case, number, STEPS)
+            events = runs.events(layout, case, number, layout.steps)
             found[case.name] += [] if events is None else [pair(layout, case, costs, events)]
     for case in some:
         if found[case.name]:
@@ -281,18 +303,27 @@ def rows(runs: Runs, layout: Layout, chosen: Sequence[str], rounds: int) -> Iter
 
 
 def pair(layout: Layout, case: Case, costs: Costs, events: Sequence[Event]) -> Pair:
-    in_messages = middle([judged(simulated(layout, case, costs.times, n), case) for n in SEEDS])
-    pace = operations_s(events) / operations_s(costs.calm)
+    in_messages = middle(
+        [judged(simulated(layout, case, costs.times, n), case, layout.shape) for n in SEEDS]
+    )
+    steps = range(warm_steps(layout.shape), first_fault(layout.shape))
+    pace = forward_s(events, steps) / forward_s(costs.calm, steps)
     load = os.getloadavg()[0]
-    return Pair(judged(events, case), in_messages, by_intervals(case, costs), pace, load)
+    return Pair(
+        judged(events, case, layout.shape),
+        in_messages,
+        by_intervals(layout, case, costs),
+        pace,
+        load,
+    )
 
 
-def by_intervals(case: Case, costs: Costs) -> float:
+def by_intervals(layout: Layout, case: Case, costs: Costs) -> float:
     return in_intervals(
         costs.job,
         costs.times,
         case.faults,
-        STEPS,
+        layout.steps,
         replaces="workers.replace=0" not in case.settings,
         saves_every=SAVES_EVERY if case.settings == LOGGED else 0,
         calm_s=costs.calm_s,

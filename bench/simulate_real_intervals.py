@@ -1,5 +1,6 @@
 """The cases of ``simulate_real`` by intervals: a world with the same faults, at the same steps."""
 
+from dataclasses import replace
 from math import inf
 
 from holdfast.baselines.policies.job_costs import JobCosts
@@ -16,6 +17,7 @@ from holdfast.simulator.worlds.world import World, WorldEvent, WorldKind, in_ord
 _LENGTH_S = 3600.0
 _WITHIN = 0.5  # of a step: a fault comes when about so much of it is done
 _REPLACED_S = 0.5  # a lost worker is started again after so long: the others recover first
+_STEPS_TO_JOIN = 1.5  # it gets the state when a step ends, and joins after the next one
 
 
 class _SavingHoldfast(HoldfastPolicy):
@@ -56,9 +58,11 @@ def in_intervals(
         policy.every = saves_every
         return simulate(world, policy, boot_s=0.0)
 
-    back_s = _REPLACED_S + times.usual_s("start") + times.usual_s("build") + calm_s
+    degraded_s = calm_s * job.shape.pipelines / (job.shape.pipelines - 1)
+    started_s = _REPLACED_S + times.usual_s("start") + times.usual_s("build")
+    back_s = started_s + _STEPS_TO_JOIN * degraded_s
     found = [parse_fault(text) for text in faults]
-    events = [one for fault in found for one in _events(fault, job, calm_s)]
+    events = _together([_event(fault, job, calm_s) for fault in found])
     if replaces:
         events += [
             WorldEvent(one.at_s + back_s, WorldKind.RETURN, one.machines)
@@ -77,13 +81,23 @@ def _world(job: JobCosts, events: list[WorldEvent]) -> World:
     return World("a case", machines, 1, _LENGTH_S, tuple(range(machines)), in_order(events))
 
 
-def _events(fault: Fault, job: JobCosts, step_s: float) -> list[WorldEvent]:
+def _event(fault: Fault, job: JobCosts, step_s: float) -> WorldEvent:
     machine = _machine(fault, job)
     if fault.kind is FaultKind.SLOW:
         factor = 1.0 if fault.lasting is None else fault.lasting.factor
-        return [WorldEvent(fault.step * step_s, WorldKind.SLOW, (machine,), factor=factor)]
+        return WorldEvent(fault.step * step_s, WorldKind.SLOW, (machine,), factor=factor)
     at_s = (fault.step + _WITHIN) * step_s
-    return [WorldEvent(at_s, WorldKind.LOSS, (machine,))]
+    return WorldEvent(at_s, WorldKind.LOSS, (machine,))
+
+
+def _together(events: list[WorldEvent]) -> list[WorldEvent]:
+    """What happens at one moment is one event."""
+    times_s = sorted({event.at_s for event in events})
+    groups = [[event for event in events if event.at_s == at_s] for at_s in times_s]
+    return [
+        replace(group[0], machines=tuple(sorted(m for event in group for m in event.machines)))
+        for group in groups
+    ]
 
 
 def _end_of(fault: Fault, job: JobCosts, slow_for_good: PolicyOutcome) -> list[WorldEvent]:

@@ -25,6 +25,7 @@ ROWS = {
     "build": "from the last worker that is there to the start of training",
     "replay": "of a replay, beside its operations",
     "benchmark": "of a worker, when a step begins, if the coordinator asks for one",
+    "probe": "of links between workers, when a step begins, in the same way",
     "trial": "of the planner, for one of the orders that it tries",
 }
 _QUANTILES = 40
@@ -66,6 +67,11 @@ class _Ran(NamedTuple):
     end_s: float
 
 
+def warm_steps(shape: Shape) -> int:
+    """Before them workers connect and have benchmarks, and links are measured: a round a step."""
+    return max(_WARM_STEPS, shape.pipelines * shape.stages)
+
+
 def measured_times(source: str, recorded: Iterable[events.Event]) -> MeasuredTimes:
     """Of the last launch in these events; ``source`` is for messages."""
     seen = list(recorded)
@@ -75,13 +81,15 @@ def measured_times(source: str, recorded: Iterable[events.Event]) -> MeasuredTim
     started = seen[starts[-1]]
     assert isinstance(started, events.RunStarted)
     shape = Shape(started.pipelines, started.stages, started.microbatches)
-    calm = list(_calm(seen[starts[-1] :], started.first_step + _WARM_STEPS))
+    warm = warm_steps(shape)
+    calm = list(_calm(seen[starts[-1] :], started.first_step + warm))
     ran = [one for event in calm for one in _operations_of(event)]
     if not ran:
-        raise ConfigError(
-            f"{source}: expected more than {_WARM_STEPS} steps before the first failure"
-        )
+        raise ConfigError(f"{source}: expected more than {warm} steps before the first failure")
     rows = _operations(ran) | _between(ran, shape, _moved_s(calm))
+    usual_s = median(rows["turn"]) if rows["turn"] else 0.0
+    early = _calm(seen[starts[-1] :], started.first_step + _WARM_STEPS)
+    rows["probe"] = _probes_s([event for event in early if event.step < warm], usual_s)
     rows["build"] = [started.at_s - _last_ready_s(seen[: starts[-1]], started.at_s)]
     rows |= _of_changes(seen[starts[-1] :], rows, shape)
     return MeasuredTimes({name: _quantiles(row) for name, row in rows.items() if row})
@@ -106,6 +114,24 @@ def _moved_s(calm: Iterable[events.WorkerStep]) -> list[float]:
     return [max(row[4], 0.0) for event in calm for row in event.transfers if row[1] != "probe"]
 
 
+def _probes_s(early: Iterable[events.WorkerStep], usual_s: float) -> list[float]:
+    """What is more between two steps while links are measured: in each step, the mean of stage 0,
+    as all send at once and wait for each other."""
+    found: dict[int, list[float]] = defaultdict(list)
+    lanes: dict[str, list[_Ran]] = defaultdict(list)
+    for event in early:
+        lanes[event.worker] += _operations_of(event)
+    pairs = [pair for lane in lanes.values() for pair in pairwise(sorted(lane, key=_start_s))]
+    for before, after in pairs:
+        if before.op.kind is Kind.R and after.op.stage == 0 and after.op.kind is Kind.F:
+            found[after.step].append(max(after.start_s - before.end_s - usual_s, 0.0))
+    return [fmean(row) for row in found.values()]
+
+
+def _start_s(one: _Ran) -> float:
+    return one.start_s
+
+
 def _operations(ran: Iterable[_Ran]) -> dict[str, list[float]]:
     rows: dict[str, list[float]] = defaultdict(list)
     for one in ran:
@@ -122,7 +148,7 @@ def _between(ran: Sequence[_Ran], shape: Shape, moved_s: list[float]) -> dict[st
     rows: dict[str, list[float]] = {"link": [], "gap": [], "turn": []}
     made_s = {(one.step, one.op): one.end_s for one in ran}
     lanes: dict[str, list[_Ran]] = defaultdict(list)
-    for one in sorted(ran, key=lambda one: one.start_s):
+    for one in sorted(ran, key=_start_s):
         lanes[one.worker].append(one)
     for lane in lanes.values():
         for before, after in pairwise(lane):

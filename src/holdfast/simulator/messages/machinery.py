@@ -26,6 +26,7 @@ class SimulatedMachines(ABC):
         self.processes: dict[int, SimulatedWorker] = {}
         self._ports: dict[int, SimulatedWorker] = {}
         self._num_processes = 0
+        self._probes_s: dict[int, float] = {}  # by step
 
     @abstractmethod
     def note(self, *words: str) -> None:
@@ -71,6 +72,12 @@ class SimulatedMachines(ABC):
     def measured_s(self, name: str) -> float:
         """Of a row of ``MeasuredTimes``; 0 in a world that is drawn."""
         return 0.0 if self.measured is None else self.measured.draw_s(name, self.dice)
+
+    def probe_s(self, step: int) -> float:
+        """The same for all: they send at once."""
+        if step not in self._probes_s:
+            self._probes_s[step] = self.measured_s("probe")
+        return self._probes_s[step]
 
     def load_s(self) -> float:
         return self._usual_s("start", 0.2 + 0.4 * self.dice.random())

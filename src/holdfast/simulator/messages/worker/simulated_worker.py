@@ -164,7 +164,7 @@ class SimulatedWorker(WorkerDuties):
         self.connect(proceed.addresses)
         self.feeding.forget(proceed.stages)
         self.following.stop()
-        self._probes = []
+        self._probes, self._link_steps = [], set()
         self.lanes.start(proceed.epoch, proceed.schedule, proceed.first_step)
         model.ledger.num_done = 0
         runner = LaneRunner(self, model, proceed)

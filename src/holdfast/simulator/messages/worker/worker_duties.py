@@ -34,6 +34,7 @@ class WorkerDuties(SimulatedProcess):
         self._log: LogOrder | None = None
         self._logs_from = -1
         self._probes: list[messages.Probe] = []
+        self._link_steps: set[int] = set()  # in which links are measured
 
     # --- what the lanes ask ---
 
@@ -71,8 +72,11 @@ class WorkerDuties(SimulatedProcess):
         self.injector.enter(step)
         due = [order for order in self._probes if order.step <= step]
         self._probes = [order for order in self._probes if order.step > step]
-        if not any(order.compute for order in due):
-            return 0.0
+        self._link_steps |= {order.step + link.after for order in due for link in order.links}
+        links_s = self.around.probe_s(step) if step in self._link_steps else 0.0
+        return links_s + (self._benchmark_s(step) if any(one.compute for one in due) else 0.0)
+
+    def _benchmark_s(self, step: int) -> float:
         measured_s = self.measured_s("benchmark")
         took_s = measured_s or _BENCHMARK_S
         took_s += self.injector.slowdown(took_s)
