@@ -3,7 +3,8 @@
 Simulated: nothing is trained; in section real worker processes sleep instead of computing. The last
 line is JSON.
 
-    .venv/bin/python bench/simulate.py [--quick] [--section published|matrix|depths|speed|real]
+    .venv/bin/python bench/simulate.py [--quick]
+        [--section published|matrix|depths|speed|real|resolutions]
 """
 
 import argparse
@@ -15,8 +16,9 @@ from typing import Any
 from simulate_matrix import cells, line, matrix_figures, seconds_24h, without_floor
 from simulate_published import average_figures, curve_figures, table_figures
 from simulate_real import add_flags, real
+from simulate_resolutions import resolutions
 
-SECTIONS = ("published", "matrix", "depths", "speed", "real")
+SECTIONS = ("published", "matrix", "depths", "speed", "real", "resolutions")
 QUICK_SIZES = (24, 128)
 
 
@@ -25,6 +27,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="24 and 128 workers, no long runs")
     parser.add_argument("--section", choices=SECTIONS, action="append")
     add_flags(parser.add_argument_group("section real"))
+    parser.add_argument("--worlds", type=int, default=12, help="of section resolutions (12)")
     args = parser.parse_args()
     chosen = args.section or SECTIONS
     figures: dict[str, Any] = {}
@@ -38,6 +41,8 @@ def main() -> int:
         figures |= speed(args.quick)
     if "real" in chosen:
         figures |= real(args)
+    if "resolutions" in chosen:
+        figures |= resolutions(args.quick, args.worlds)
     print(json.dumps(figures))
     return 0
 

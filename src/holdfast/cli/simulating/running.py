@@ -13,11 +13,11 @@ from holdfast.baselines.policies.catalogue import parse_constants
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.cli.simulating.asked import (
     asked_job,
-    asked_policies,
     asked_world,
     other_layouts,
     require_counts,
 )
+from holdfast.cli.simulating.resolutions import by_messages, names_of
 from holdfast.cli.simulating.tables import candidates_table, outcomes_table
 from holdfast.errors import ConfigError
 from holdfast.observability.jsonfile import encode
@@ -38,15 +38,17 @@ def run(args: argparse.Namespace) -> int:
     if not args.price >= 0:
         raise ConfigError(f"--price {args.price}: expected a number >= 0")
     _require_form(args.picture)
+    names = names_of(args)
     job = asked_job(args)
     world = asked_world(args, job.num_workers)
     if args.export is not None:
         _write("--export", args.export, written(world).encode())
     if args.optimise:
         return _optimise(args, world, job, boot_s)
-    names, constants = asked_policies(args.policies), parse_constants(args.constant)
-    with _progress(len(names)) as told:
-        outcomes = compare_policies(
+    constants = parse_constants(args.constant)
+    with _progress(len(names) + (args.resolution == "messages")) as told:
+        outcomes = by_messages(args, world, job, boot_s, told)
+        outcomes += compare_policies(
             world, job, names, constants=constants, boot_s=boot_s, progress=told
         )
     _answer(args, world, job, outcomes)

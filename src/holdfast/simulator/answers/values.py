@@ -38,6 +38,7 @@ def outcome_values(outcome: PolicyOutcome, price_gpu_h: float) -> dict[str, Any]
     kind = BY_NAME[outcome.policy]
     return {
         "policy": outcome.policy,
+        "resolution": outcome.resolution,
         "samples": outcome.samples,
         "samples_s": outcome.rate,
         "goodput": outcome.goodput,

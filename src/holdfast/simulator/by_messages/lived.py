@@ -68,6 +68,7 @@ def _outcome(
     return PolicyOutcome(
         policy="holdfast",
         title="Holdfast, message by message",
+        resolution="messages",
         length_s=world.length_s,
         samples=reached * job.samples_a_step,
         seconds=_seconds(seen, job, paces, world.length_s),

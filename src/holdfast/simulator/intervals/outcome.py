@@ -41,6 +41,7 @@ class PolicyOutcome:
     mean_live: float
     num_workers: int
     reason: str = ""  # why it never ran, if so
+    resolution: str = "intervals"  # or messages
 
     @property
     def rate(self) -> float:
