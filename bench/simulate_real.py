@@ -71,10 +71,15 @@ def first_fault(shape: Shape) -> int:
     return warm_steps(shape) + 5
 
 
+def after_checkpoint(step: int) -> int:
+    """Some steps after the next one, so that there is something to replay."""
+    return SAVES_EVERY * (step // SAVES_EVERY + 1) + 3
+
+
 def cases(shape: Shape) -> list[Case]:
     """Steps of faults are counted from 1, those of windows from 0."""
     first, stay = first_fault(shape), ("workers.replace=0",)
-    lost = SAVES_EVERY * (first // SAVES_EVERY + 1) + 3
+    lost = after_checkpoint(first)
     stage = tuple(f"kill {d}.1 @ {lost + 1}.B1" for d in range(shape.pipelines))
     one = f"kill 1.1 @ {first + 1}.B1"
     other = f"kill 0.{2 * (shape.stages > 2)} @ {first + 11}.F1"
@@ -168,7 +173,8 @@ class Costs(NamedTuple):
 def costs_case(shape: Shape) -> Case:
     """After many calm steps a worker dies and is started again; later a stage is lost."""
     calm = costs_calm(shape)
-    stage = (f"kill {pipeline}.0 @ {calm + 16}.F1" for pipeline in range(shape.pipelines))
+    lost = after_checkpoint(calm + 12)
+    stage = (f"kill {pipeline}.0 @ {lost + 1}.F1" for pipeline in range(shape.pipelines))
     return Case("costs", (f"kill 0.1 @ {calm + 1}.F1", *stage), LOGGED)
 
 

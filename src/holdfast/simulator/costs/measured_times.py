@@ -218,6 +218,7 @@ def _of_changes(
     found: dict[str, list[float]] = {"death": [], "change": [], "start": [], "replay": []}
     ordered_s: dict[str, float] = {}
     began: events.ReplayBegan | None = None
+    rebuilds = False  # then all wait for that
     for event in seen:
         match event:
             case events.WorkerReplaced():
@@ -226,12 +227,15 @@ def _of_changes(
                 found["start"].append(event.at_s - ordered_s.pop(event.worker))
             case events.Recovered() if event.cause == "death":
                 found["death"].append(event.notice_s - event.fault_s)
-                if began is None:
+                if not rebuilds:
                     found["change"] += _change_s(seen, event, shape)
             case events.ReplayBegan():
                 began = event
-            case events.StageRebuilt() if began is not None:
-                found["replay"].append(max(event.took_s - _operations_s(event, began, rows), 0.0))
+            case events.StageRebuilt():
+                rebuilds = True
+                if began is not None:
+                    beside_s = event.took_s - _operations_s(event, began, rows)
+                    found["replay"].append(max(beside_s, 0.0))
     return found
 
 
