@@ -1,9 +1,10 @@
-"""The simulator: beside published figures, all policies in a matrix of worlds, and a short hunt.
+"""The simulator beside published figures and real runs, all policies in a matrix, a short hunt.
 
-Simulated: nothing is trained. The last line is JSON. A long hunt is ``bench/hunt.py``.
+Simulated: nothing is trained; in section real worker processes sleep instead of computing. The last
+line is JSON. A long hunt is ``bench/hunt.py``.
 
-    .venv/bin/python bench/simulate.py [--quick] [--section published|matrix|depths|speed|hunt]
-        [--hunt-seeds 100]
+    .venv/bin/python bench/simulate.py [--quick] [--hunt-seeds 100]
+        [--section published|matrix|depths|speed|real|resolutions|hunt]
 """
 
 import argparse
@@ -15,8 +16,10 @@ from typing import Any
 from hunt import hunt_all, warm_up
 from simulate_matrix import cells, line, matrix_figures, seconds_24h, without_floor
 from simulate_published import average_figures, curve_figures, table_figures
+from simulate_real import add_flags, real
+from simulate_resolutions import resolutions
 
-SECTIONS = ("published", "matrix", "depths", "speed", "hunt")
+SECTIONS = ("published", "matrix", "depths", "speed", "real", "resolutions", "hunt")
 QUICK_SIZES = (24, 128)
 
 
@@ -25,6 +28,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="24 and 128 workers, no long runs")
     parser.add_argument("--section", choices=SECTIONS, action="append")
     parser.add_argument("--hunt-seeds", type=int, default=100, metavar="N", help="default: 100")
+    add_flags(parser.add_argument_group("section real"))
+    parser.add_argument("--worlds", type=int, default=12, help="of section resolutions (12)")
     args = parser.parse_args()
     chosen = args.section or SECTIONS
     figures: dict[str, Any] = {}
@@ -39,6 +44,10 @@ def main() -> int:
     if "hunt" in chosen:
         warm_up()
         figures |= hunt_all(0, args.hunt_seeds)
+    if "real" in chosen:
+        figures |= real(args)
+    if "resolutions" in chosen:
+        figures |= resolutions(args.quick, args.worlds)
     print(json.dumps(figures))
     return 0
 

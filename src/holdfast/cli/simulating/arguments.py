@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from holdfast.baselines.policies.catalogue import BY_NAME
+from holdfast.cli.simulating.resolutions import add_flag
 from holdfast.simulator.costs.presets import PRESETS
 from holdfast.simulator.worlds.files import PACKAGED
 from holdfast.simulator.worlds.generate import KINDS
@@ -12,7 +13,9 @@ from holdfast.simulator.worlds.generate import KINDS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    _world(parser.add_argument_group("the world"))
+    world = parser.add_argument_group("the world")
+    _world(world)
+    add_flag(world)
     _job(parser.add_argument_group("the job"))
     _policies(parser.add_argument_group("policies"))
     _answers(parser.add_argument_group("answers"))

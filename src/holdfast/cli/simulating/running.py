@@ -13,11 +13,11 @@ from holdfast.baselines.policies.catalogue import parse_constants
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.cli.simulating.asked import (
     asked_job,
-    asked_policies,
     asked_world,
     other_layouts,
     require_numbers,
 )
+from holdfast.cli.simulating.resolutions import by_messages, names_of
 from holdfast.cli.simulating.tables import candidates_table, outcomes_table
 from holdfast.errors import ConfigError
 from holdfast.observability.jsonfile import encode
@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     require_numbers(args)
     boot_s = parse_duration_s("--boot", args.boot, zero=True)
     _require_form(args.picture)
+    names = names_of(args)
     job = asked_job(args)
     world = asked_world(args, job.num_workers)
     if args.export is not None:
@@ -43,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     constants = parse_constants(args.constant)
     if args.optimise:
         return _optimise(args, world, job, boot_s, constants.get("holdfast", {}))
-    names = asked_policies(args.policies)
-    with _progress(len(names)) as told:
-        outcomes = compare_policies(
+    with _progress(len(names) + (args.resolution == "messages")) as told:
+        outcomes = by_messages(args, world, job, boot_s, told)
+        outcomes += compare_policies(
             world, job, names, constants=constants, boot_s=boot_s, progress=told
         )
     _answer(args, world, job, outcomes)

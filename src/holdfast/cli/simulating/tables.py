@@ -35,7 +35,7 @@ def outcomes_table(
         table.add_column(name, justify="right", no_wrap=True)
     for outcome in sorted(outcomes, key=lambda outcome: -outcome.rate):
         table.add_row(
-            outcome.policy,
+            "messages" if outcome.resolution == "messages" else outcome.policy,
             f"{outcome.rate:.4g}" if outcome.samples else "cannot run",
             f"{outcome.goodput:.3f}",
             *(f"{100 * outcome.share(kind):.1f}" for kind in _LOST),

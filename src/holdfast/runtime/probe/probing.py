@@ -21,7 +21,7 @@ from holdfast.transport.base import Channel, Tag, Transport
 
 _SIDE = 256  # of the matrices
 _NUM_PRODUCTS = 20  # about 20 ms: longer than a turn on a shared processor
-_NUM_EMULATED = 2
+EMULATED_FORWARDS = 2
 _LINK_BYTES = 1 << 12  # more would hold up the training itself on a link that is nearly dead
 _NUM_TENSORS = 3  # a link
 
@@ -79,7 +79,7 @@ class Prober:
     def _benchmark(self, step: int) -> messages.Probed:
         start_s, cpu_s = time.monotonic(), time.thread_time()
         if self._device.is_emulated:
-            for _ in range(_NUM_EMULATED):
+            for _ in range(EMULATED_FORWARDS):
                 self._device.finish(Kind.F, time.monotonic())
         else:
             _multiply(self._device.real)

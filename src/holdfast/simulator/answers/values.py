@@ -36,6 +36,7 @@ def job_values(job: JobCosts) -> dict[str, Any]:
 def outcome_values(outcome: PolicyOutcome, price_gpu_h: float) -> dict[str, Any]:
     return {
         "policy": outcome.policy,
+        "resolution": outcome.resolution,
         "samples": outcome.samples,
         "samples_s": outcome.rate,
         "goodput": outcome.goodput,

@@ -44,6 +44,7 @@ class PolicyOutcome:
     num_workers: int
     reason: str = ""  # why it never ran, if so
     constants: tuple[ConstantRow, ...] = ()
+    resolution: str = "intervals"  # or messages
 
     @property
     def rate(self) -> float:

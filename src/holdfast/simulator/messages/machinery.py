@@ -21,12 +21,16 @@ class SimulatedMachines(ABC):
         self.scenario, self.config = scenario, scenario.config()
         self.time, self.shelf = VirtualTime(), Shelf()
         self.dice = random.Random(f"world-{scenario.seed}")
+        self.measured = scenario.measured
         costs = scenario.costs
         self.network = VirtualNetwork(self.time, self.dice, costs.link_s, costs.slow_words)
+        self.network.delays_s = self.measured.rows.get("link", ()) if self.measured else ()
+        self.slowness: dict[str, float] = {}  # machine -> operations take so many times as long
         self.agents: dict[str, SimulatedAgent] = {}
         self.processes: dict[int, SimulatedWorker] = {}
         self._ports: dict[int, SimulatedWorker] = {}
         self._num_processes = 0
+        self._probes_s: dict[int, float] = {}  # by step
 
     @abstractmethod
     def note(self, *words: str) -> None:
@@ -61,12 +65,29 @@ class SimulatedMachines(ABC):
     def may_reach(self, machine: str, other: str) -> bool:
         return other in self.agents and not self.network.is_cut(machine, other)
 
+    # --- what things take ---
+
     def operation_s(self, op: Op) -> float:
-        costs = self.scenario.costs
+        costs, measured = self.scenario.costs, self.measured
+        if measured is not None and (took_s := measured.operation_s(op, self.dice)) is not None:
+            return took_s
         return costs.of(op.kind) * (1 + costs.spread * (self.dice.random() - 0.5))
 
+    def measured_s(self, name: str) -> float:
+        """Of a row of ``MeasuredTimes``; 0 in a world that is drawn."""
+        return 0.0 if self.measured is None else self.measured.draw_s(name, self.dice)
+
+    def probe_s(self, step: int) -> float:
+        """The same for all: they send at once."""
+        if step not in self._probes_s:
+            self._probes_s[step] = self.measured_s("probe")
+        return self._probes_s[step]
+
     def load_s(self) -> float:
-        return 0.2 + 0.4 * self.dice.random()
+        return self._usual_s("start", 0.2 + 0.4 * self.dice.random())
+
+    def build_s(self) -> float:
+        return self._usual_s("build", 0.1 + 0.2 * self.dice.random())
 
     def write_s(self) -> float:
         return 0.05 + 0.3 * self.dice.random()
@@ -76,6 +97,9 @@ class SimulatedMachines(ABC):
         if name.channel == STATE:
             return self.scenario.costs.copy_s
         return _UPDATE * self.scenario.costs.copy_s if name.channel == UPDATE else 0.0
+
+    def _usual_s(self, name: str, drawn_s: float) -> float:
+        return drawn_s if self.measured is None else self.measured.draw_s(name, self.dice, drawn_s)
 
     def ended(self, worker: SimulatedWorker, code: int) -> None:
         self.note("ended", worker.name, str(code))

@@ -37,11 +37,14 @@ class VirtualNetwork:
     ) -> None:
         self.time, self._dice, self._delay_s = time, dice, delay_s
         self._slow_words = slow_words
+        self.delays_s: tuple[float, ...] = ()  # measured ones: they are drawn from
         self._cut: dict[Pair, int] = {}  # partitions that are under way
         self._waiting: list[Callable[[], None]] = []  # to be tried when one is over
         self._last_s: dict[tuple[int, int], float] = {}  # arrival of the last tensor of a link
 
     def draw_delay_s(self) -> float:
+        if self.delays_s:
+            return self._dice.choice(self.delays_s)
         random = self._dice.random
         slow = 30.0 if random() < self._slow_words else 1.0
         return self._delay_s * slow * (0.5 + random())

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.control.plans import SomePlan
 from holdfast.planner.plan import Plan
-from holdfast.planner.planning import first_plan
+from holdfast.planner.planning import first_plan, refine
 from holdfast.planner.problem import Problem
 from holdfast.planner.service import question
 from holdfast.schedule.operation import Op, operation
@@ -14,6 +14,7 @@ from holdfast.simulator.messages.virtual_time import VirtualTime
 
 _MOST_KEPT = 4096
 _known: dict[Hashable, Plan] = {}  # a question has one answer, whoever asks
+_refined: dict[Hashable, tuple[tuple[int, Plan], ...]] = {}
 
 
 def planned(problem: Problem) -> Plan:
@@ -79,3 +80,56 @@ class PromptPlanner:
 
     def stop(self, timeout_s: float) -> None:
         """There is no thread."""
+
+
+class SearchingPlanner:
+    """Finds what the real one finds, after as many virtual seconds as its trials take."""
+
+    def __init__(self, time: VirtualTime, trial_s: float) -> None:
+        self._time, self._trial_s = time, trial_s
+        self._asked: tuple[Hashable, float] | None = None  # what is refined, since when
+        self._due: list[tuple[float, Plan]] = []
+        self._given_s = 0.0  # period of the plan that was given out last
+
+    def plan_now(self, problem: Problem) -> Plan:
+        if self._asked is not None and self._asked[0] != question(problem):
+            self._asked, self._due = None, []
+        found = planned(problem)
+        self._given_s = found.period_s
+        return found
+
+    def refine_in_background(self, problem: Problem) -> None:
+        key, now_s = question(problem), self._time.now_s
+        if self._asked is None or self._asked[0] != key:
+            self._asked = key, now_s
+            self._due = [(now_s + n * self._trial_s, plan) for n, plan in refined(problem)]
+
+    def better(self) -> SomePlan | None:
+        """The newest that is ready by now, if it is better than the one given out last."""
+        ready = [plan for at_s, plan in self._due if at_s <= self._time.now_s]
+        self._due = self._due[len(ready) :]
+        if not ready or ready[-1].period_s > self._given_s:
+            return None
+        self._given_s = ready[-1].period_s
+        return ready[-1]
+
+    def prepare(self, problem: Problem) -> None:
+        """Nothing: the first plan takes no virtual time."""
+
+    def stop(self, timeout_s: float) -> None:
+        """There is no thread."""
+
+
+def refined(problem: Problem) -> tuple[tuple[int, Plan], ...]:
+    """All that the search finds, each with the trials that it has taken until then."""
+    key, trials = question(problem), 0
+
+    def count() -> None:
+        nonlocal trials
+        trials += 1
+
+    if key not in _refined:
+        if len(_refined) >= _MOST_KEPT:
+            _refined.clear()
+        _refined[key] = tuple((trials, plan) for plan in refine(problem, between=count))
+    return _refined[key]

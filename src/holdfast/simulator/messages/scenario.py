@@ -18,6 +18,7 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import VerdictRow
 from holdfast.schedule.operation import Kind, Shape
+from holdfast.simulator.costs.measured_times import MeasuredTimes
 from holdfast.simulator.messages.reference import CLIPPED, SKIPPED
 
 MOST_SECONDS = 1e6
@@ -135,7 +136,8 @@ class OperationCosts:
 
 @dataclass(frozen=True)
 class Scenario:
-    """``machines``: the slots of each; empty: one machine that has room for all."""
+    """``machines``: the slots of each; empty: one machine that has room for all. ``measured``: what
+    everything takes, instead of ``costs`` and times that are drawn; not in the text form."""
 
     seed: str
     shape: Shape
@@ -148,6 +150,7 @@ class Scenario:
     deeds: tuple[Deed, ...] = ()
     refined_s: float = -1.0
     costs: OperationCosts = OperationCosts()
+    measured: MeasuredTimes | None = None
 
     def config(self) -> RunConfig:
         shape = self.shape

@@ -19,7 +19,7 @@ from holdfast.protocol import messages
 from holdfast.simulator.messages.coordinator_host import CoordinatorHost
 from holdfast.simulator.messages.machinery import SimulatedMachines
 from holdfast.simulator.messages.network import ControlLine
-from holdfast.simulator.messages.prompt_planner import PromptPlanner
+from holdfast.simulator.messages.prompt_planner import PromptPlanner, SearchingPlanner
 from holdfast.simulator.messages.reference import UndisturbedRun
 from holdfast.simulator.messages.scenario import Scenario
 from holdfast.simulator.messages.worker.simulated_worker import SimulatedWorker
@@ -78,7 +78,7 @@ class VirtualRun(SimulatedMachines):
             _RUN_DIR,
             None,
             policies=policies_of(config),
-            planner=PromptPlanner(self.time, scenario.refined_s),
+            planner=self._planner(),
             faults=[parse_fault(text) for text in scenario.faults],
             address="m0:1",
             now=self.time.read,
@@ -91,6 +91,12 @@ class VirtualRun(SimulatedMachines):
         self.hosts.append(host)
         self.watch.leads(self, host)
         host.start()
+
+    def _planner(self) -> PromptPlanner | SearchingPlanner:
+        trial_s = self.measured_s("trial")
+        if trial_s:
+            return SearchingPlanner(self.time, trial_s)
+        return PromptPlanner(self.time, self.scenario.refined_s)
 
     def take_over(self) -> None:
         """By whoever finds the journal of a run that was not ended."""

@@ -37,6 +37,8 @@ class LaneHost(Protocol):
 
     def operation_s(self, op: Op) -> float: ...
 
+    def measured_s(self, name: str) -> float: ...
+
     def verdict_of(self, step: int) -> VerdictRow: ...
 
     def is_nonfinite(self, stage: int, step: int) -> bool: ...
@@ -45,7 +47,9 @@ class LaneHost(Protocol):
 
     def resumed(self, epoch: int) -> None: ...
 
-    def begins(self, step: int) -> None: ...
+    def begins(self, step: int) -> float:
+        """Seconds that a benchmark takes."""
+        ...
 
     def commits(self, step: int) -> None:
         """A step is about to become final."""
@@ -153,6 +157,8 @@ class LaneOperations:
         ledger.ran(op)
         host.injector.after(at.step, op, ledger.num_done)
         self._pass_on(op, at, made)
+        if gap_s := host.measured_s("gap"):
+            yield SLEEP, gap_s
 
     def _compute(self, op: Op, step: int, incoming: int, sums: StepSumsModel, state: int) -> int:
         microbatch = op.microbatch
@@ -266,6 +272,8 @@ class LaneOperations:
         reach(step, "reduced", self._ledger.num_done)
         self._tell()
         reach(step, "told", self._ledger.num_done)
+        if turn_s := host.measured_s("turn"):
+            yield SLEEP, turn_s
 
     def _reduce_with(self, members: tuple[WorkerId, ...], at: StepAttempt) -> WaitsOf[r.StepTotal]:
         """Everyone sends its share to all, and then what it has made of theirs."""

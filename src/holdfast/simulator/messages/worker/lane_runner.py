@@ -11,7 +11,7 @@ from holdfast.schedule.running import RunningStep
 from holdfast.simulator.messages.worker import tensor_box as t
 from holdfast.simulator.messages.worker.lane_operations import LaneOperations, StepAttempt
 from holdfast.simulator.messages.worker.tensor_box import Wanted
-from holdfast.simulator.messages.worker.waiting import ANY, LANES, LEASE, WaitsOf
+from holdfast.simulator.messages.worker.waiting import ANY, LANES, LEASE, SLEEP, WaitsOf
 
 
 class _Redo(Exception):
@@ -59,7 +59,8 @@ class LaneRunner(LaneOperations):
             return
         if not self._ledger.has_begun(step, at.number):
             model.begin_step(step, at.number)
-            host.begins(step)
+            if benchmark_s := host.begins(step):
+                yield SLEEP, benchmark_s
             host.injector.begin(step)
         for op in at.lane:
             host.check()

@@ -35,6 +35,7 @@ class Surroundings(Protocol):
     reference: UndisturbedRun
     config: RunConfig
     num_layers: int
+    slowness: Mapping[str, float]
 
     def violated(self, what: str) -> None: ...
 
@@ -44,7 +45,13 @@ class Surroundings(Protocol):
 
     def operation_s(self, op: Op) -> float: ...
 
+    def measured_s(self, name: str) -> float: ...
+
+    def probe_s(self, step: int) -> float: ...
+
     def load_s(self) -> float: ...
+
+    def build_s(self) -> float: ...
 
     def write_s(self) -> float: ...
 
@@ -124,10 +131,19 @@ class SimulatedProcess:
         self.link.lose_power()
 
     def end(self, code: int) -> None:
-        if self.is_alive:
-            self.is_alive = False
-            self.link.close()
-            self.around.ended(self, code)
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        death_s = self.around.measured_s("death") if code == KILLED else 0.0
+        if death_s:
+            self.around.time.after(death_s, self._ended, code)
+        else:
+            self._ended(code)
+
+    def _ended(self, code: int) -> None:
+        """Others can see it now."""
+        self.link.close()
+        self.around.ended(self, code)
 
     def _note_attached(self, name: str, generation: int) -> None:
         self.around.attached(self.pid, generation)

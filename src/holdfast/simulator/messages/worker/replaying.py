@@ -48,6 +48,8 @@ def replayed(host: ReplayHost, order: messages.Replay) -> WaitsOf[None]:
             )
         )
         return
+    if beside_s := host.around.measured_s("replay"):
+        yield SLEEP, beside_s
     yield from _gathered(host, order)
     if order.crew[0] == host.name:
         yield LEASE, None
@@ -95,8 +97,15 @@ def _computed(
         if outputs:
             rows = [MicrobatchLoss(m, r.loss_of(out)) for m, out in enumerate(outputs)]
             losses.append(StepLosses(step, rows, len(rows)))
-        yield SLEEP, share * len(order.stages) * host.operation_s(Op(order.stages[0], Kind.F, 0))
+        yield SLEEP, sum(_own_s(host, order) for _ in range(share))
     return states, losses[-_NUM_LOSSES:]
+
+
+def _own_s(host: ReplayHost, order: messages.Replay) -> float:
+    """Forward and backward of a micro-batch, stage after stage."""
+    kinds = (Kind.F, Kind.BW)
+    times_s = (host.operation_s(Op(stage, kind, 0)) for stage in order.stages for kind in kinds)
+    return sum(times_s)
 
 
 def _step(host: ReplayHost, order: messages.Replay, step: int, states: dict[int, int]) -> list[int]:

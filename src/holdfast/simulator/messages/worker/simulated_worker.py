@@ -119,7 +119,7 @@ class SimulatedWorker(WorkerDuties):
         self.cut_off_s = None  # a coordinator wants it again
         self.peers = {}
         self.feeding.forget_all()
-        yield w.SLEEP, self.around.load_s() / 2
+        yield w.SLEEP, self.around.build_s()
         config, stage = self.around.config, assign.stage
         state = first_state(stage)
         if assign.checkpoint:
@@ -164,10 +164,12 @@ class SimulatedWorker(WorkerDuties):
         self.connect(proceed.addresses)
         self.feeding.forget(proceed.stages)
         self.following.stop()
-        self._probes = []
+        self._probes, self._link_steps = [], set()
         self.lanes.start(proceed.epoch, proceed.schedule, proceed.first_step)
         model.ledger.num_done = 0
         runner = LaneRunner(self, model, proceed)
+        if change_s := self.around.measured_s("change"):
+            yield w.SLEEP, change_s
         self._was_alone = self._was_alone and runner.is_alone
         model.be_alone(self._was_alone)
         self.saves.enter(proceed, model, is_first_holder=runner.is_first_holder)

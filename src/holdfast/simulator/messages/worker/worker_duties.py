@@ -34,16 +34,20 @@ class WorkerDuties(SimulatedProcess):
         self._log: LogOrder | None = None
         self._logs_from = -1
         self._probes: list[messages.Probe] = []
+        self._link_steps: set[int] = set()  # in which links are measured
 
     # --- what the lanes ask ---
 
     def operation_s(self, op: Op) -> float:
-        took_s = self.around.operation_s(op)
+        took_s = self.around.operation_s(op) * self.around.slowness.get(self.machine, 1.0)
         self._op_number += 1
         self._busy = "" if op.kind is Kind.R else op.kind.name
         took_s += self.injector.slowdown(took_s) if op.kind is not Kind.R else 0.0
         self._longest[op.kind.name] = max(took_s, self._longest.get(op.kind.name, 0.0))
         return took_s
+
+    def measured_s(self, name: str) -> float:
+        return self.around.measured_s(name)
 
     def verdict_of(self, step: int) -> VerdictRow:
         return self.around.reference.verdict(step)
@@ -64,15 +68,20 @@ class WorkerDuties(SimulatedProcess):
     def resumed(self, epoch: int) -> None:
         self.link.send(messages.Resumed(worker=self.name, epoch=epoch, at_s=self.now_s))
 
-    def begins(self, step: int) -> None:
+    def begins(self, step: int) -> float:
         self.injector.enter(step)
         due = [order for order in self._probes if order.step <= step]
         self._probes = [order for order in self._probes if order.step > step]
-        if any(order.compute for order in due):
-            took_s = _BENCHMARK_S + self.injector.slowdown(_BENCHMARK_S)
-            self.link.send(
-                messages.Probed(worker=self.name, step=step, wall_s=took_s, cpu_s=took_s)
-            )
+        self._link_steps |= {order.step + link.after for order in due for link in order.links}
+        links_s = self.around.probe_s(step) if step in self._link_steps else 0.0
+        return links_s + (self._benchmark_s(step) if any(one.compute for one in due) else 0.0)
+
+    def _benchmark_s(self, step: int) -> float:
+        measured_s = self.measured_s("benchmark")
+        took_s = measured_s or _BENCHMARK_S
+        took_s += self.injector.slowdown(took_s)
+        self.link.send(messages.Probed(worker=self.name, step=step, wall_s=took_s, cpu_s=took_s))
+        return took_s if measured_s else 0.0
 
     def commits(self, step: int) -> None:
         self.around.committed(self, step)
