@@ -117,6 +117,7 @@ class RunRecorder:
     kept: list[events.Event] = field(default_factory=list)
     sink: events.JsonLines | None = None
     journal: RunJournal | None = None
+    spares: Callable[[], int] = lambda: 0  # more checkpoints than the settings keep
 
     @property
     def run_dir(self) -> Path:
@@ -272,7 +273,7 @@ class RunRecorder:
                 microbatches=self.config.parallel.microbatches,
                 origin=replace(self.origin, validations=effect.validations),
             )
-            keep = self.config.checkpoint.keep + effect.keeps_more
+            keep = self.config.checkpoint.keep + effect.keeps_more + self.spares()
             self.store.tidy(keep, effect.step, effect.best)
         except (OSError, CheckpointError, ProtocolError) as why:
             reason = why.strerror if isinstance(why, OSError) and why.strerror else str(why)
