@@ -165,7 +165,7 @@ class Launcher:
 
     def spare_checkpoints(self, num_more: Callable[[], int]) -> None:
         """Besides those that the settings keep: so many of the newest."""
-        self._recorder.spares = num_more
+        self._recorder.spare(num_more)
 
     def run(self) -> Summary:
         """Train. Raises HoldfastError, after everything was stopped and the summary written."""
