@@ -5,6 +5,7 @@ HoldfastError                                                             exit c
 |  |- CheckpointError   ... because the checkpoint cannot be used         exit code 2
 |  |- DataError         ... because the data set raised, again and again  exit code 2
 |  |- OutOfDeviceMemory ... because a device has not enough memory for it exit code 2
+|  |- NotDeterministic  ... because an operation has no deterministic kernel exit code 2
 |  `- MetricError       ... because a metric raised, or gave no number    exit code 2
 |- RunInterrupted       somebody asked for the end of the run, by Ctrl-C or in the program
 |- JobError             the job's own code raised in an operation
@@ -77,6 +78,10 @@ class DataError(ConfigError):
 
 
 class OutOfDeviceMemory(ConfigError):
+    pass
+
+
+class NotDeterministic(ConfigError):
     pass
 
 

@@ -16,7 +16,7 @@ from typing_extensions import TypeIs
 
 from holdfast.adaptors.as_layers import as_layers
 from holdfast.adaptors.examples import first_inputs, given_inputs
-from holdfast.adaptors.model_checks import check_model, check_shapes
+from holdfast.adaptors.model_checks import check_model, check_shapes, check_trained
 from holdfast.adaptors.unfreezing import Unfreeze, frozen_steps
 from holdfast.config import METRIC
 from holdfast.errors import ConfigError
@@ -134,8 +134,10 @@ class Job:
         frozen = frozen_steps(self.layers, self.own_names, self.unfreeze)
         for number, layer in enumerate(self.layers):
             for path, parameter in layer.named_parameters():
-                if f"{number}.{path}" in frozen:  # whatever the job has said: it is trained later
+                name = f"{number}.{path}"
+                if name in frozen:  # whatever the job has said: it is trained later
                     parameter.requires_grad_()
+                check_trained(own_name(self, name), parameter)
         object.__setattr__(self, "frozen_steps", frozen)
 
     def _make_layers(self, model: nn.Module) -> None:

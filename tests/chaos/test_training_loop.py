@@ -6,6 +6,7 @@ Workers are threads of this process.
 """
 
 import csv
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -133,10 +134,16 @@ class Looking(hf.callbacks.Callback):
         self.ended += 1
 
 
-def with_callbacks(folder, *callbacks, **more):
-    config = {**CONFIG, "workers.kind": "threads"}
+def with_callbacks(folder, *callbacks, more=(), **options):
+    config = {**CONFIG, "workers.kind": "threads", **dict(more)}
     return hf.train(
-        job.job, stages=2, steps=STEPS, config=config, run_dir=folder, callbacks=callbacks, **more
+        job.job,
+        stages=2,
+        steps=STEPS,
+        config=config,
+        run_dir=folder,
+        callbacks=callbacks,
+        **options,
     )
 
 
@@ -158,6 +165,34 @@ def test_callbacks_see_steps_losses_and_weights_and_change_nothing(calm, tmp_pat
     assert [int(row["step"]) for row in rows] == list(range(1, STEPS + 1))
     assert [float(row["loss"]) for row in rows] == list(run.losses)
     assert {float(row["lr"]) for row in rows} == {3e-2}  # of the first group
+
+
+class Behind(Looking):
+    """Hears of the first checkpoint when the run is all but over."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder, self.there = folder, []
+
+    def on_checkpoint(self, event, run):
+        last = self.folder / "checkpoints" / f"step-{STEPS:08d}"
+        until_s = time.monotonic() + 60
+        while not last.exists() and time.monotonic() < until_s:
+            time.sleep(0.01)
+        self.there.append(sorted(path.name for path in last.parent.glob("step-*")))
+        super().on_checkpoint(event, run)
+
+
+def test_a_callback_that_is_far_behind_finds_the_weights_of_each_checkpoint(calm, tmp_path):
+    behind = Behind(tmp_path / "run")
+    config = {"checkpoint.every_steps": 1, "checkpoint.keep": 1}
+    run = with_callbacks(tmp_path / "run", behind, more=config)
+    assert run.parameters_sha256 == calm.parameters_sha256
+    assert len(behind.there[0]) == STEPS, "it was not far behind: this proves nothing"
+    assert list(behind.weights) == list(range(1, STEPS + 1))
+    first, last = behind.weights[1], behind.weights[STEPS]
+    assert not torch.equal(first["0.weight"], last["0.weight"])
+    assert torch.equal(last["0.weight"], run.model().state_dict()["0.weight"])
 
 
 def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(tmp_path):

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import ConfigError
+
+_TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_model(model: object, layers: Sequence[Any] | nn.Sequential, split_points: Any) -> None:
@@ -41,6 +44,19 @@ def check_shapes(what: str, module: nn.Module) -> None:
                 "parameters; give the input size, e.g. nn.Linear(8, 4) for nn.LazyLinear(4), or "
                 "run the layers once on a sample in job()"
             )
+
+
+def check_trained(name: str, parameter: Tensor) -> None:
+    """``name``: the model's own."""
+    if parameter.requires_grad and parameter.dtype not in _TRAINED:
+        raise ConfigError(
+            f"parameter {name} is {_short(parameter.dtype)}: expected float32, bfloat16 or float16 "
+            "of what is trained; cast it in job(), or freeze it with requires_grad_(False)"
+        )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _kind(value: object) -> str:

@@ -5,9 +5,10 @@ before each block of its lists. What a later layer needs of an earlier one is ha
 """
 
 import io
+import logging
 import warnings
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from holdfast.adaptors.layered import LayeredModel
 from holdfast.adaptors.source_line import own_line
 from holdfast.adaptors.traced_layer import FirstTracedLayer, TracedLayer
 from holdfast.errors import ConfigError
+
+_TALKATIVE = ("torch.export", "torch.export._trace", "torch.fx.experimental.symbolic_shapes")
 
 
 def traced(
@@ -51,9 +54,8 @@ def traced(
 
 
 def _exported(model: nn.Module, examples: tuple[Tensor, ...]) -> GraphModule:
-    """What cannot be traced is said with the line of the user's code; torch prints pages."""
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
+    """What cannot be traced is said with the line of the user's code."""
+    with _quiet():
         try:
             program = torch.export.export(model, examples)
             module: Any = program.module(check_guards=False)  # sizes are checked by the layers
@@ -66,6 +68,22 @@ def _exported(model: nn.Module, examples: tuple[Tensor, ...]) -> GraphModule:
             ) from why
     assert isinstance(module, GraphModule)
     return module
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Of what cannot be traced torch prints pages, and warns."""
+    before = {log: log.level for log in map(logging.getLogger, _TALKATIVE)}
+    for log in before:
+        log.setLevel(logging.CRITICAL)
+    nowhere = io.StringIO()
+    try:
+        with warnings.catch_warnings(), redirect_stdout(nowhere), redirect_stderr(nowhere):
+            warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
+            yield
+    finally:
+        for log, level in before.items():
+            log.setLevel(level)
 
 
 def _layers(

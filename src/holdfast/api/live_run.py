@@ -50,6 +50,10 @@ class LiveRun:
         except RuntimeError as why:  # the machine is out of threads
             self._end(HoldfastError(f"the run could not be started: {why}"))
 
+    def spare_unheard(self) -> None:
+        """Checkpoints that whoever takes the events has not heard of stay where they are."""
+        self._launcher.spare_checkpoints(self._stream.unheard_checkpoints)
+
     def _run(self) -> None:
         try:
             with self._surroundings:

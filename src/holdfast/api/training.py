@@ -176,7 +176,11 @@ def _followed(
     callbacks: Sequence[Callback],
 ) -> Result:
     check_callbacks(callbacks)
-    with start(job, **options) as run:
+    run = prepare(job, warn=_warn, **options)
+    if callbacks:
+        run.spare_unheard()
+    run.begin()
+    with run:
         if on_event is None and not callbacks:
             return run.result()
         so_far = RunSoFar(run.run_dir, run.config, partial(_weights_at, run.job))

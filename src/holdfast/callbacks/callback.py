@@ -66,7 +66,8 @@ class Callback:
     def on_validation(self, event: Validated, run: RunSoFar) -> None: ...
 
     def on_checkpoint(self, event: CheckpointSaved, run: RunSoFar) -> None:
-        """Here :meth:`RunSoFar.weights` are those of ``event.step`` steps."""
+        """Here :meth:`RunSoFar.weights` are those of ``event.step`` steps: a checkpoint that no
+        callback has heard of stays, whatever ``checkpoint.keep`` is."""
 
     def on_worker_lost(self, event: WorkerLost, run: RunSoFar) -> None: ...
 

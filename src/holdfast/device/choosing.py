@@ -31,6 +31,11 @@ def open_device(kind: str, index: int, slot: int) -> Device:
     """``slot``: of the worker on its machine. ConfigError: there is no such device here."""
     if kind == AUTO:
         kind = _found_by_torch()
+        if kind == CPU and index >= 0:
+            raise ConfigError(
+                f"device.index={index}: torch {torch.__version__} finds no device on this machine; "
+                "expected -1, or device.kind=cpu"
+            )
     if kind == CPU:
         return PROCESSOR
     module = _module_of(kind)

@@ -48,8 +48,8 @@ class Checkpoint:
     step: int
     seed: int
     microbatches: int
-    parts: tuple[Part, ...]
-    origin: Origin = Origin()
+    parts: tuple[Part, ...] = field(repr=False)
+    origin: Origin = field(default=Origin(), repr=False)
     home: str = ""  # run directory that has led to an address; empty: none
 
     def part_of(self, layer: int) -> Part:

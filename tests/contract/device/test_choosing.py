@@ -28,6 +28,13 @@ def test_without_an_accelerator_it_is_the_processor_and_nothing_is_set():
 
 
 @no_cuda
+def test_an_index_without_a_device_is_refused_and_not_forgotten():
+    with pytest.raises(ConfigError, match=r"device\.index=3: torch .* finds no device on this m"):
+        open_device("auto", 3, 0)
+    assert open_device("cpu", 3, 0) is PROCESSOR
+
+
+@no_cuda
 @pytest.mark.parametrize(
     ("kind", "line"),
     [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers import far_device, runs
+from helpers import far_device, jobs, runs
 from helpers.wide import wide
 from holdfast.observability.events import RunStarted
 from holdfast.runtime.stage.stage import Stage
@@ -80,6 +80,47 @@ def test_a_device_without_memory_ends_the_run_in_one_line(train, monkeypatch):
     assert "the device of worker 0.0 is out of memory (far out of memory. Tried to allocate" in line
     assert "GiB in use): set a smaller Job.microbatch_size" in line
     assert "Traceback" not in outcome.stderr
+
+
+NOT_DETERMINISTIC = """
+import torch
+from torch import nn
+
+from holdfast import Job
+
+
+class Puts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y.put(torch.arange(2, device=y.device), torch.ones(2, device=y.device))
+
+
+def job():
+    return Job(
+        layers=[Puts()],
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data=[(torch.ones(4), torch.zeros(4))] * 64,
+    )
+"""
+
+
+def test_an_operation_without_a_deterministic_kernel_is_named_with_what_to_do(tmp_path):
+    job = jobs.write(tmp_path, "puts", NOT_DETERMINISTIC)
+    words = (*runs.layout("1x1"), *runs.settings("device.kind=far"))
+    outcome = runs.threads(job, tmp_path / "run", *words, steps=1)
+    assert outcome.exit_code == 2
+    [told] = [line for line in outcome.stderr.splitlines() if "put_" in line]
+    expected = "put_ has no deterministic kernel on this device: compute it in another way"
+    assert expected in told
+    assert "in layer 0 (Puts)" in told
+    free = f"{NOT_DETERMINISTIC}\ntorch.use_deterministic_algorithms(False)\n"
+    free_job = jobs.write(tmp_path, "puts_freely", free)
+    runs.finished(runs.threads(free_job, tmp_path / "free", *words, steps=1))
 
 
 @pytest.fixture

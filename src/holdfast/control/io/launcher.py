@@ -163,6 +163,10 @@ class Launcher:
         self._journal.hurry()
         self._server.interrupt()
 
+    def spare_checkpoints(self, num_more: Callable[[], int]) -> None:
+        """Besides those that the settings keep: so many of the newest."""
+        self._recorder.spare(num_more)
+
     def run(self) -> Summary:
         """Train. Raises HoldfastError, after everything was stopped and the summary written."""
         warm_up_beside(wait=self._config.workers.kind == "threads")

@@ -117,10 +117,15 @@ class RunRecorder:
     kept: list[events.Event] = field(default_factory=list)
     sink: events.JsonLines | None = None
     journal: RunJournal | None = None
+    spares: Callable[[], int] = lambda: 0
 
     @property
     def run_dir(self) -> Path:
         return self.store.run_dir
+
+    def spare(self, num_more: Callable[[], int]) -> None:
+        """So many checkpoints besides those that the settings keep."""
+        self.spares = num_more
 
     def expect_mask(self, usual: int) -> None:
         """The user's own, for what is made above the run directory."""
@@ -272,7 +277,7 @@ class RunRecorder:
                 microbatches=self.config.parallel.microbatches,
                 origin=replace(self.origin, validations=effect.validations),
             )
-            keep = self.config.checkpoint.keep + effect.keeps_more
+            keep = self.config.checkpoint.keep + effect.keeps_more + self.spares()
             self.store.tidy(keep, effect.step, effect.best)
         except (OSError, CheckpointError, ProtocolError) as why:
             reason = why.strerror if isinstance(why, OSError) and why.strerror else str(why)

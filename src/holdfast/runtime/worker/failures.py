@@ -3,7 +3,7 @@
 import traceback
 
 from holdfast.cluster import WorkerId
-from holdfast.device.running_out import explained
+from holdfast.device.refusals import explained
 from holdfast.errors import (
     CheckpointError,
     ConfigError,

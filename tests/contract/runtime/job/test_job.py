@@ -71,6 +71,10 @@ def test_layers_may_be_a_sequential_and_data_any_torch_data_set():
         ({"layers": nn.Linear(1, 1)}, r"Job\.layers is a Linear: expected a list"),
         ({"layers": []}, r"Job\.layers is empty"),
         ({"layers": [torch.relu]}, r"Job\.layers\[0\] is a builtin_function_or_method"),
+        (
+            {"layers": [nn.Linear(1, 1), nn.Linear(1, 1).double()]},
+            r"parameter 1\.weight is float64: expected float32, bfloat16 or float16 of what is tr",
+        ),
         ({"loss": 3}, r"Job\.loss is a int: expected a function"),
         (
             {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
@@ -101,6 +105,10 @@ def test_layers_may_be_a_sequential_and_data_any_torch_data_set():
 def test_what_cannot_be_trained_is_refused_with_name_value_and_cure(changes, message):
     with pytest.raises(ConfigError, match=message):
         make(**changes)
+
+
+def test_what_is_not_trained_may_have_any_type():
+    make(layers=[nn.Linear(1, 1), nn.Linear(1, 1).double().requires_grad_(False)])
 
 
 HEAD = """
