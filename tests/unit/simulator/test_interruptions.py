@@ -13,10 +13,10 @@ from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.baselines.policies.paces import Paces
 from holdfast.baselines.policies.policy import (
     Change,
-    Interrupted,
     Policy,
     Reaction,
     Saving,
+    StopRule,
     Stretch,
     WorkLost,
 )
@@ -100,8 +100,8 @@ def test_who_comes_during_a_stop_does_not_end_it(joins_s, expected):
     [
         (stop(30.0), 50 + 100),  # anew, with all that the first was for
         (stop(130.0), 50 + 130),
-        (stop(30.0, interrupted=Interrupted.GOES_ON), 100),
-        (stop(80.0, interrupted=Interrupted.GOES_ON), 50 + 80),
+        (stop(30.0, interrupted=StopRule.GOES_ON), 100),
+        (stop(80.0, interrupted=StopRule.GOES_ON), 50 + 80),
     ],
 )
 def test_a_loss_during_a_stop_begins_it_anew_or_lets_it_go_on(second, expected):
@@ -163,7 +163,7 @@ def test_two_losses_in_a_step_owe_both_shares():
         (back(113.0, 0), stop(0.0), 6.0),  # who comes does not end a replay
         (loss(113.0, 1), stop(0.0), 3.0 + 6.0),  # a loss begins it anew
         (loss(113.0, 1), REPLAY, 3.0 + 12.0),  # and there may be one more
-        (loss(113.0, 1), Reaction(period_s=10.0, interrupted=Interrupted.GOES_ON), 6.0),
+        (loss(113.0, 1), Reaction(period_s=10.0, interrupted=StopRule.GOES_ON), 6.0),
         (loss(117.0, 1), REPLAY, 6.0 + 3.1 * 2),  # the first was over
     ],
 )

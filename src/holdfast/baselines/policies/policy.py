@@ -21,7 +21,7 @@ class WorkLost(StrEnum):
     SINCE_CHECKPOINT = "since checkpoint"
 
 
-class Interrupted(StrEnum):
+class StopRule(StrEnum):
     """What a loss makes of a stop, or of a replay, that is under way. Who comes ends neither."""
 
     ANEW = "anew"  # it begins anew, with all it was for
@@ -55,7 +55,7 @@ class Reaction:
     work_lost: WorkLost = WorkLost.NOTHING
     replay_s: float = 0.0  # for each step since the checkpoint, instead of losing them
     meanwhile: tuple[Stretch, ...] = ()  # after the pause
-    interrupted: Interrupted = Interrupted.ANEW
+    interrupted: StopRule = StopRule.ANEW
     reason: str = ""
 
 

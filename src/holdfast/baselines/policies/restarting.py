@@ -13,10 +13,10 @@ from holdfast.baselines.policies import shared
 from holdfast.baselines.policies.constants import TINY, PolicyConstants, constant
 from holdfast.baselines.policies.policy import (
     Change,
-    Interrupted,
     Policy,
     Reaction,
     Saving,
+    StopRule,
     Stretch,
     WorkLost,
 )
@@ -86,7 +86,7 @@ class DroppingPolicy(Policy):
             pause_s=(own.detect_s if change.lost else 0.0) + heal_s,
             work_lost=WorkLost.STEP if change.lost else WorkLost.NOTHING,
             meanwhile=(Stretch(own.regroup_s, few_s),) if few_s > period_s else (),
-            interrupted=Interrupted.GOES_ON,
+            interrupted=StopRule.GOES_ON,
         )
 
 
@@ -251,5 +251,5 @@ class SparesPolicy(Policy):
             period_s=period_s,
             pause_s=self._own.swap_s,
             work_lost=WorkLost.STEP,
-            interrupted=Interrupted.GOES_ON,
+            interrupted=StopRule.GOES_ON,
         )

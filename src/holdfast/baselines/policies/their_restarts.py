@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import inf
 
-from holdfast.baselines.policies.policy import Change, Interrupted, Reaction, Stretch
+from holdfast.baselines.policies.policy import Change, Reaction, StopRule, Stretch
 
 JOINS_WAIT = (
     "1: who comes waits for the next loss, as in Oobleck's simulator; 0: it is used at once"
@@ -42,5 +42,5 @@ class TheirRestarts:
             period_s=period_s,
             pause_s=stop_s,
             meanwhile=tuple(parts),
-            interrupted=Interrupted.GOES_ON,
+            interrupted=StopRule.GOES_ON,
         )

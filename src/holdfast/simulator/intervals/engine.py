@@ -5,10 +5,10 @@ from math import inf, isinf
 
 from holdfast.baselines.policies.policy import (
     Change,
-    Interrupted,
     Policy,
     Reaction,
     Saving,
+    StopRule,
     WorkLost,
 )
 from holdfast.simulator.intervals.outcome import PolicyOutcome
@@ -71,7 +71,7 @@ class _Run:
             reaction,
             replay_s=reaction.replay_s * self._done.unsaved,
             redo_s=redo_s,
-            anew=bool(change.lost) and reaction.interrupted is Interrupted.ANEW,
+            anew=bool(change.lost) and reaction.interrupted is StopRule.ANEW,
         )
 
     def _lose(self, reaction: Reaction, change: Change) -> float:

@@ -5,7 +5,7 @@ from math import floor
 
 from holdfast.baselines.policies.policy import Saving
 from holdfast.simulator.intervals.outcome import Segment, TimeKind
-from holdfast.simulator.intervals.under_way import Part
+from holdfast.simulator.intervals.under_way import Doing
 
 _ROUNDING = 1e-9
 
@@ -29,7 +29,7 @@ class Progress:
         """How much of the step in flight is done, as a share of it."""
         return max(self.steps - floor(self.steps + _ROUNDING), 0.0)
 
-    def spend(self, at_s: float, seconds: float, part: Part, saving: Saving, live: int) -> None:
+    def spend(self, at_s: float, seconds: float, part: Doing, saving: Saving, live: int) -> None:
         if seconds <= 0:
             return
         rate = 0.0

@@ -13,7 +13,7 @@ from holdfast.baselines.policies.policy import Reaction, Stretch, WorkLost
 from holdfast.simulator.intervals.outcome import TimeKind
 
 
-class Part(NamedTuple):
+class Doing(NamedTuple):
     """What is done for so long, unless something happens."""
 
     seconds: float
@@ -74,17 +74,17 @@ class UnderWay:
         if lost is WorkLost.SINCE_CHECKPOINT:
             self.replay_s = 0.0
 
-    def next(self) -> Part:
+    def next(self) -> Doing:
         if self.stop_s > 0:
-            return Part(self.stop_s, TimeKind.STALLED)
+            return Doing(self.stop_s, TimeKind.STALLED)
         if self.stands:
-            return Part(inf, TimeKind.IDLE)
+            return Doing(inf, TimeKind.IDLE)
         if self.replay_s > 0:
-            return Part(self.replay_s, TimeKind.REDONE)
+            return Doing(self.replay_s, TimeKind.REDONE)
         if self.redo_s > 0:
-            return Part(self.redo_s, TimeKind.REDONE)
+            return Doing(self.redo_s, TimeKind.REDONE)
         seconds = self.stretches[0].seconds if self.stretches else inf
-        return Part(seconds, TimeKind.EFFECTIVE, self.pace_s)
+        return Doing(seconds, TimeKind.EFFECTIVE, self.pace_s)
 
     def spend(self, seconds: float) -> None:
         """Of what is next, at most as long as that lasts."""
