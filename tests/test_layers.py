@@ -135,7 +135,7 @@ INNER: dict[str, list[str]] = {
         "plan_problem",
     ],
     "simulator": [
-        "hunt | answers",
+        "hunt | answers | by_messages",
         "messages | intervals",
         "worlds | costs",
     ],
