@@ -49,25 +49,27 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**sections)
 
 
-@cache
-def _hints(section: type[Any]) -> dict[str, Any]:
-    return get_type_hints(section)
-
-
 def _section_names() -> list[str]:
     return [f.name for f in fields(RunConfig)]
 
 
+@cache
 def _section(name: str) -> type[Any]:
-    section = _hints(RunConfig)[name]
+    section = get_type_hints(RunConfig)[name]
     assert is_dataclass(section)
     assert isinstance(section, type)
     return section
 
 
+@cache
+def _hints(name: str) -> dict[str, Any]:
+    """Of the fields of a section."""
+    return get_type_hints(_section(name))
+
+
 def _build_section(name: str, values: Mapping[str, Any]) -> object:
     section = _section(name)
-    hints = _hints(section)
+    hints = _hints(name)
     for key in values:
         if key not in hints:
             raise _unknown(f"{name}.{key}", [f"{name}.{field_name}" for field_name in hints])
@@ -120,9 +122,9 @@ def parse_assignment(text: str) -> tuple[str, object]:
     if not equals:
         raise ConfigError(Argument("set", text), ": expected section.field=value")
     section, _, name = key.partition(".")
-    if section not in _section_names() or name not in _hints(_section(section)):
+    if section not in _section_names() or name not in _hints(section):
         raise _unknown(key, known_keys())
-    return key, _from_text(key, raw.strip(), _hints(_section(section))[name])
+    return key, _from_text(key, raw.strip(), _hints(section)[name])
 
 
 def _from_text(key: str, raw: str, hint: Any) -> object:

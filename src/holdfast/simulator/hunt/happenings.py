@@ -8,7 +8,9 @@ from holdfast.schedule.operation import Shape
 from holdfast.simulator.messages.scenario import Deed
 
 _KINDS = ("kill", "kill", "stop", "hang-up", "crash", "crash", "full", "pause", "interrupt")
-_OF_MACHINES = ("dies", "power", "cut", "cut", "alone", "alone", "drain", "comes")
+_OF_MACHINES = (
+    *("dies", "power", "cut", "cut", "alone", "alone", "drain", "drain", "drain", "comes"),
+)
 
 # What deeds are aimed at: words of a change, and what has come of it. Each worker is told alone.
 _TOLD = (

@@ -57,8 +57,9 @@ class SimulatedMachines(ABC):
 
     def process_behind(self, line: ControlLine) -> SimulatedWorker | None:
         near = line.near
-        is_its = isinstance(near, SimulatedWorker) and near.link.line is line
-        return near if is_its and near.pid in self.processes else None
+        if not isinstance(near, SimulatedWorker) or near.link.line is not line:
+            return None
+        return near if near.pid in self.processes else None
 
     def may_reach(self, machine: str, other: str) -> bool:
         return other in self.agents and not self.network.is_cut(machine, other)
