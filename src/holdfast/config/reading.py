@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from holdfast.config.checks import require
@@ -52,6 +53,7 @@ def _section_names() -> list[str]:
     return [f.name for f in fields(RunConfig)]
 
 
+@cache
 def _section(name: str) -> type[Any]:
     section = get_type_hints(RunConfig)[name]
     assert is_dataclass(section)
@@ -59,9 +61,15 @@ def _section(name: str) -> type[Any]:
     return section
 
 
+@cache
+def _hints(name: str) -> dict[str, Any]:
+    """Of the fields of a section."""
+    return get_type_hints(_section(name))
+
+
 def _build_section(name: str, values: Mapping[str, Any]) -> object:
     section = _section(name)
-    hints = get_type_hints(section)
+    hints = _hints(name)
     for key in values:
         if key not in hints:
             raise _unknown(f"{name}.{key}", [f"{name}.{field_name}" for field_name in hints])
@@ -114,9 +122,9 @@ def parse_assignment(text: str) -> tuple[str, object]:
     if not equals:
         raise ConfigError(Argument("set", text), ": expected section.field=value")
     section, _, name = key.partition(".")
-    if section not in _section_names() or name not in get_type_hints(_section(section)):
+    if section not in _section_names() or name not in _hints(section):
         raise _unknown(key, known_keys())
-    return key, _from_text(key, raw.strip(), get_type_hints(_section(section))[name])
+    return key, _from_text(key, raw.strip(), _hints(section)[name])
 
 
 def _from_text(key: str, raw: str, hint: Any) -> object:

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.main import main
+from holdfast.cli.simulating import hunts
 from holdfast.cli.simulating.simulate import EXAMPLES
 from holdfast.simulator.hunt.drawing import draw
+from holdfast.simulator.hunt.hunting import SomeSeeds
 
 
 @pytest.mark.parametrize(
@@ -14,6 +16,7 @@ from holdfast.simulator.hunt.drawing import draw
     [
         ([], "--pipelines or --machines: expected one of them, to know how many workers"),
         (["--hunt", "0"], "--hunt 0: expected 1 to"),
+        (["--hunt", "-3"], "--hunt -3: expected 1 to"),
         (["--hunt", "3", "--seed", "-1"], "--seed -1: expected 0 to"),
         (["--hunt", "3", "--jobs", "0"], "--jobs 0: expected 1 to"),
         (["--hunt", "many"], "invalid int value: 'many'"),
@@ -32,6 +35,36 @@ def test_a_hunt_tells_how_far_it_is_and_how_it_ended(capsys):
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "4 of 4 seeds"
     assert said[-1].startswith("4 seeds from 2 on, ")
+
+
+def test_a_hunt_that_is_interrupted_says_how_far_it_came(capsys, monkeypatch):
+    several = iter([SomeSeeds(25, 7, None)])
+
+    def interrupted(first, seeds):
+        for found in several:
+            return found
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hunts, "hunted", interrupted)
+    assert main(["simulate", "--hunt", "100", "--seed", "2"]) == 130
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0].startswith("25 of 100 seeds, ")
+    assert said.out.splitlines()[-1].startswith("interrupted: 25 seeds from 2 on")
+    assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("deed 1 fly", "line 5: 'fly' is no deed"), ("set workers.restarts=-4", "must be 0 or more")],
+)
+def test_what_is_wrong_with_a_world_is_one_line(line, said, tmp_path, capsys):
+    path = tmp_path / "world.txt"
+    path.write_text(f"seed 1\nshape 2x2 4\nsteps 3\ncosts 1 1 1 0 0 0\n{line}\n")
+    assert main(["simulate", "--world", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert f"--world {path}: " in lines[0]
+    assert said in lines[0]
 
 
 def test_a_failing_world_is_printed_and_can_be_run_again(tmp_path, capsys, monkeypatch):

@@ -1,7 +1,9 @@
 """``--hunt``: seeds are shared out to processes, progress is shown, a failing world is printed."""
 
 import argparse
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -41,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         if not least <= value <= most:
             raise ConfigError(f"{name} {value}: expected {least} to {most}")
-    with _shown(args.hunt) as advance:
-        failing, num_events = _hunt(args, advance)
+    failing, num_events = _hunt(args)
     if failing is None:
         _say(f"{args.hunt} seeds from {args.seed} on, {num_events} events: all is well")
         return 0
@@ -52,18 +53,20 @@ def run(args: argparse.Namespace) -> int:
     return 1
 
 
-def _hunt(
-    args: argparse.Namespace, advance: Callable[[int], None]
-) -> tuple[WorldOutcome | None, int]:
+def _hunt(args: argparse.Namespace) -> tuple[WorldOutcome | None, int]:
     """The first that fails, by its seed; and all events."""
-    num_events, failing = 0, list[WorldOutcome]()
-    for found in _results(args):
-        advance(found.num_seeds)
-        num_events += found.num_events
-        if found.failing is not None:
-            failing.append(found.failing)
-            break
-    return (failing[0] if failing else None), num_events
+    num_seeds = num_events = 0
+    try:
+        with _shown(args.hunt) as advance:
+            for found in _results(args):
+                num_seeds, num_events = num_seeds + found.num_seeds, num_events + found.num_events
+                advance(found.num_seeds)
+                if found.failing is not None:
+                    return found.failing, num_events
+    except KeyboardInterrupt:
+        _say(f"interrupted: {num_seeds} seeds from {args.seed} on, and all is well so far")
+        raise
+    return None, num_events
 
 
 def _results(args: argparse.Namespace) -> Iterator[SomeSeeds]:
@@ -72,13 +75,19 @@ def _results(args: argparse.Namespace) -> Iterator[SomeSeeds]:
     if args.jobs == 1:
         yield from (hunted(*chunk) for chunk in chunks)
         return
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+    context = get_context("spawn")
+    with ProcessPoolExecutor(args.jobs, context, _ignore_interrupts) as pool:
         futures = [pool.submit(hunted, *chunk) for chunk in chunks]
         try:
             for future in futures:  # in order: the first that fails is always the same one
                 yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches all processes of a terminal: the first one ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
@@ -90,13 +99,14 @@ def _shown(total: int) -> Iterator[Callable[[int], None]]:
             task = progress.add_task("seeds", total=total)
             yield lambda number: progress.advance(task, number)
         return
-    done = 0
+    done, start_s = 0, time.monotonic()
 
     def advance(number: int) -> None:
         nonlocal done
         before, done = done * 10 // total, done + number
         if done * 10 // total > before:
-            _say(f"{done} of {total} seeds")
+            left_s = (time.monotonic() - start_s) * (total - done) / done
+            _say(f"{done} of {total} seeds" + (f", {left_s:.0f} s left" if done < total else ""))
 
     yield advance
 
@@ -108,6 +118,7 @@ def replay(args: argparse.Namespace) -> int:
         raise ConfigError(f"--world {args.world}: cannot be read ({why})") from why
     try:
         scenario = parse_scenario(text)
+        scenario.config()
     except ConfigError as why:
         raise ConfigError(f"--world {args.world}: {why}") from why
     found = judge(scenario)

@@ -27,6 +27,8 @@ class Admission:
         self._run, self._tracker, self._joiners = run, tracker, joiners
         self.seating = Seating(run)
         self._invited_s: dict[WorkerId, float] = {}
+        faults = enumerate(run.settings.faults)
+        self._joins = [(n, fault) for n, fault in faults if fault.kind is FaultKind.JOIN]
         self._used: set[int] = set()  # join faults, by their place in the list
         self._ordered: dict[WorkerId, str] = {}  # join faults, by whom they have started
 
@@ -83,8 +85,8 @@ class Admission:
     def ordered(self, step: int, at_s: float) -> list[Effect]:
         """``join`` faults whose step has come, as soon as somebody is missing."""
         effects: list[Effect] = []
-        for number, fault in enumerate(self._run.settings.faults):
-            if fault.kind is not FaultKind.JOIN or number in self._used or step < fault.step:
+        for number, fault in self._joins:
+            if number in self._used or step < fault.step:
                 continue
             missing = self._run.membership.missing
             wanted = [w for w in missing if fault.worker in (None, w)]

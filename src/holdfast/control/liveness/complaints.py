@@ -85,7 +85,7 @@ class Complaints:
     def mend_links(self, at_s: float) -> list[Effect]:
         """All stop and connect anew; whoever complains has stopped already."""
         run = self._run
-        if run.phase is not RunPhase.TRAINING:
+        if run.phase is not RunPhase.TRAINING or self._link_complaints.is_quiet:
             return []
         machines, limit_s = run.machines, run.timeouts.wait_s
         seats = MachineSeats(machines.seats, machines.own) if machines.are_many else MachineSeats()

@@ -4,6 +4,7 @@ What a worker says of others, and what its agent says of its end, is heard elsew
 """
 
 import math
+from collections.abc import Mapping
 
 from holdfast.cluster import WorkerId
 from holdfast.control.effects import AskStack, Effect, LookAtWorker, ReportStuck
@@ -62,7 +63,9 @@ class FailureDetector:
         timeouts = self._run.timeouts
         effects: list[Effect] = []
         if self._is_look_due(at_s, timeouts.beat_s):
-            effects += [*self._stalls(at_s), *self._silent(at_s), *self._overdue(at_s)]
+            standing = self._silence.standing(at_s)
+            effects += self._stalls(standing, at_s)
+            effects += [*self._silent(standing, at_s), *self._overdue(at_s)]
         for worker in self._joining.admission.late(at_s):
             if worker in self._beats and self._reconfigurations.replays(worker):
                 continue  # that may take long, and its silence would be noticed
@@ -86,11 +89,10 @@ class FailureDetector:
             effects += self._losing.lose(m.SilentTooLong(worker, at_s), cause)
         return effects
 
-    def _stalls(self, at_s: float) -> list[Effect]:
+    def _stalls(self, standing: Mapping[WorkerId, float], at_s: float) -> list[Effect]:
         """Members that are in one operation for too long: named first, then lost."""
         for worker in self._stuck_detector.known() - self._run.stages.keys():
             self._stuck_detector.forget(worker)
-        standing = self._silence.standing(at_s)
         mute = {w: seconds for w, seconds in standing.items() if self._is_judged(w)}
         look = self._stuck_detector.look(at_s, mute)
         effects: list[Effect] = [AskStack(stall.worker) for stall in look.ask]
@@ -106,9 +108,8 @@ class FailureDetector:
         """By the limits of its operations. A replay, a copy and a start have others."""
         return worker in self._stuck_detector.known() and not self._reconfigurations.replays(worker)
 
-    def _silent(self, at_s: float) -> list[Effect]:
+    def _silent(self, standing: Mapping[WorkerId, float], at_s: float) -> list[Effect]:
         timeouts, effects = self._run.timeouts, list[Effect]()
-        standing = self._silence.standing(at_s)
         # Whoever has just spoken is neither silent nor looked at: nearly all.
         for worker in self._silence.late(self._run.membership.live, at_s, timeouts.look_s):
             silent_s = self._silence.of(worker, at_s)

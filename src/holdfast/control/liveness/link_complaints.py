@@ -58,6 +58,11 @@ class LinkComplaints:
     _open: dict[Link, _Complaint] = field(default_factory=dict)
     _past: dict[Link, list[float]] = field(default_factory=dict)  # times, one an epoch
 
+    @property
+    def is_quiet(self) -> bool:
+        """There is nothing to judge."""
+        return not self._open
+
     def complain(self, by: WorkerId, about: WorkerId, epoch: int, at_s: float) -> None:
         link = (min(by, about), max(by, about))
         known = self._open.get(link)

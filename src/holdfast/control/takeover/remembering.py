@@ -42,6 +42,7 @@ class Writer:
         self._run, self._parts = run, parts
         self._known: dict[WorkerId, messages.Hello] = {}
         self._rows: tuple[list[s.HelloKind], dict[str, s.HelloRow]] = [], {}
+        self._plans: list[tuple[Steady, s.SteadyRow]] = []  # that were written last
 
     def key(self) -> object:
         """Another one whenever there is something to write. Cheap: it is asked for often."""
@@ -79,8 +80,8 @@ class Writer:
             epoch=run.epoch,
             next_step=parts.reports.next_step,
             cut=_cut_row(run.plan.cut),
-            first=_steady_row(run.plan.first),
-            steady=_steady_row(run.plan.steady),
+            first=self._steady_row(run.plan.first),
+            steady=self._steady_row(run.plan.steady),
             steady_from=run.plan.steady_from,
             planned_for=_named(run.plan.planned_for),
             stages=_named(run.stages),
@@ -125,15 +126,19 @@ class Writer:
         ready = run.membership.all_in(WorkerPhase.READY)
         return {worker: joiners[worker].stage for worker in ready if worker in joiners}
 
+    def _steady_row(self, steady: Steady) -> s.SteadyRow:
+        """Lanes are long, and seldom other ones."""
+        row = next((row for known, row in self._plans if known is steady), None)
+        if row is None:
+            row = s.SteadyRow(steady.schedule.dumps_relative(), steady.period_s, steady.reason)
+            self._plans = [*self._plans[-1:], (steady, row)]
+        return row
+
     def _hello_rows(self) -> tuple[list[s.HelloKind], dict[str, s.HelloRow]]:
         hellos = self._run.hellos
         if self._known != hellos:
             self._known, self._rows = dict(hellos), _hellos(hellos)
         return self._rows
-
-
-def _steady_row(steady: Steady) -> s.SteadyRow:
-    return s.SteadyRow(steady.schedule.dumps_relative(), steady.period_s, steady.reason)
 
 
 def _phase(run: Run) -> s.Phase:

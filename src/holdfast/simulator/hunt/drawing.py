@@ -10,10 +10,12 @@ from holdfast.simulator.hunt.happenings import (
     deeds_at,
     drawn_absence,
     drawn_worker,
+    thin_stage,
 )
 from holdfast.simulator.messages.scenario import Deed, OperationCosts, Scenario
 
 _QUICK_S = 0.01
+_THIN = 0.3  # of the worlds that are large enough for it
 _POINTS = (
     *("begin", "F0", "F0.done", "B0", "B0.done", "W0.done", "F1", "B1.done", "W1"),
     *("reduce", "partials", "reduced", "told", "apply", "applied", "check", "settled"),
@@ -42,7 +44,7 @@ def draw(seed: int | str) -> Scenario:
     )
     cluster = Cluster(shape, machines, home)
     span_s = 1.5 * steps * step_s
-    return Scenario(
+    drawn = Scenario(
         seed=str(seed),
         shape=shape,
         steps=steps,
@@ -54,6 +56,22 @@ def draw(seed: int | str) -> Scenario:
         deeds=tuple(_deeds(cluster, span_s, dice) + aimed(cluster, steps, costs.link_s, dice)),
         refined_s=dice.choice((-1.0, -1.0, 0.3, 1.0)),
         costs=costs,
+    )
+    if pipelines > 1 and stages > 2 and dice.random() < _THIN:
+        return _with_a_thin_stage(drawn, cluster, dice)
+    return drawn
+
+
+def _with_a_thin_stage(drawn: Scenario, cluster: Cluster, dice: random.Random) -> Scenario:
+    """Words that come late leave some of its neighbours a step behind when it is lost."""
+    others = ("recovery.", "workers.replace", "workers.heartbeat_timeout_s")
+    kept = [text for text in drawn.settings if not text.startswith(others)]
+    return replace(
+        drawn,
+        settings=(*kept, "workers.replace=0", "recovery.log=boundary"),
+        faults=(),
+        deeds=tuple(thin_stage(cluster, drawn.steps, dice)),
+        costs=replace(drawn.costs, link_s=0.03, slow_words=0.3),
     )
 
 

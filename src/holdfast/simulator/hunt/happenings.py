@@ -8,7 +8,9 @@ from holdfast.schedule.operation import Shape
 from holdfast.simulator.messages.scenario import Deed
 
 _KINDS = ("kill", "kill", "stop", "hang-up", "crash", "crash", "full", "pause", "interrupt")
-_OF_MACHINES = ("dies", "power", "cut", "cut", "alone", "alone", "drain", "comes")
+_OF_MACHINES = (
+    *("dies", "power", "cut", "cut", "alone", "alone", "drain", "drain", "drain", "comes"),
+)
 
 # What deeds are aimed at: words of a change, and what has come of it. Each worker is told alone.
 _TOLD = (
@@ -106,11 +108,13 @@ def aimed(cluster: Cluster, steps: int, link_s: float, dice: random.Random) -> l
 
 def _together(cluster: Cluster, steps: int, link_s: float, dice: random.Random) -> list[Deed]:
     """Some are killed while a step ends: others have committed it, or have not."""
-    count = dice.randint(1, steps * cluster.num_workers)
+    upon, count = "commit", dice.randint(1, steps * cluster.num_workers)
+    if dice.random() < 0.5:
+        upon, count = f"commit:{drawn_worker(cluster.shape, dice)}", dice.randint(1, steps)
     workers = dice.sample(cluster.workers, min(cluster.num_workers, dice.choice((1, 2, 2, 3))))
     delays_s = [round(dice.choice((0, 1, 1, 3)) * link_s * dice.random(), 5) for _ in workers]
     return [
-        Deed(delay_s, "kill", (worker,), upon="commit", count=count)
+        Deed(delay_s, "kill", (worker,), upon=upon, count=count)
         for worker, delay_s in zip(workers, delays_s, strict=True)
     ]
 
@@ -124,10 +128,29 @@ def _at_a_change(cluster: Cluster, link_s: float, dice: random.Random) -> list[D
 
 
 def _earlier_life(cluster: Cluster, dice: random.Random) -> list[Deed]:
-    """Cut off, given up, and the coordinator dies: who comes back is not the one waited for."""
+    """Cut off and given up, and the coordinator dies: who comes back is not the one waited for."""
     cut = dice.choice([name for name in cluster.names if name != cluster.home])
-    at_s, seconds = round(1.0 + 3 * dice.random(), 3), f"{dice.choice((6.0, 10.0, 15.0)):g}"
-    count = dice.randint(1, cluster.num_workers)
+    at_s, seconds = round(1.0 + 3 * dice.random(), 3), f"{dice.choice((5.0, 6.0, 8.0, 10.0)):g}"
+    given_up = "Fence", dice.randint(1, 2)
+    replaced = "WorkerReady", cluster.num_workers + dice.randint(1, 2)
+    upon, count = dice.choice((given_up, replaced, replaced))
     after_s = round(dice.choice((0.1, 0.5, 2.0)) * dice.random(), 3)
-    crash = Deed(after_s, "crash", (drawn_absence(dice),), upon="Fence", count=count)
+    crash = Deed(after_s, "crash", (dice.choice(("1", "4")),), upon=upon, count=count)
     return [Deed(at_s, "cut", (cluster.home, cut, seconds)), crash]
+
+
+def thin_stage(cluster: Cluster, steps: int, dice: random.Random) -> list[Deed]:
+    """One holder of a stage is left; then it dies with one of another stage, just when somebody
+    commits a step that not all have ended."""
+    shape = cluster.shape
+    thin, other, third = dice.sample(range(shape.stages), 3)
+    left = dice.randrange(shape.pipelines)
+    early = [f"{p}.{thin}" for p in range(shape.pipelines) if p != left]
+    hears = dice.randrange(shape.pipelines)  # mostly from the holder of the same pipeline
+    tells = hears if dice.random() < 0.75 else dice.randrange(shape.pipelines)
+    upon, count = f"commit:{hears}.{third}", dice.randint(2, max(2, steps - 1))
+    gone = [f"{left}.{thin}", f"{tells}.{other}"]
+    return [
+        *(Deed(0.0, "kill", (worker,), upon="commit", count=1) for worker in early),
+        *(Deed(0.0, "kill", (worker,), upon=upon, count=count) for worker in gone),
+    ]

@@ -67,7 +67,7 @@ class Invariants(Watch):
                 self._written = effect.record["epoch"]
                 self._num_records += 1
                 if self._num_records % _EVERY == 0:
-                    self._replays(world, from_record(json.loads(json.dumps(effect.record))))
+                    self._replays(world, from_record(effect.record))
             case e.SealCheckpoint():
                 self._only_leader(host, "seals a checkpoint")
 
@@ -153,7 +153,7 @@ class Invariants(Watch):
         if _TOO_SLOW in cause:
             return
         if not self._knows_victims:
-            self._victims, self._knows_victims = may_be_lost(world.scenario), True
+            self._victims, self._knows_victims = may_be_lost(world.scenario, world.config), True
         if self._victims is not None and worker not in self._victims:
             raise Violation(f"nothing has happened to {worker}, which is lost: {cause}")
 

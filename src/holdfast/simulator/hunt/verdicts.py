@@ -2,6 +2,7 @@
 
 import re
 
+from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.faults.fault import parse_fault
 from holdfast.simulator.messages.scenario import Scenario
@@ -51,10 +52,10 @@ def unlawful(failure: HoldfastError, scenario: Scenario) -> str:
 _OF_ONE = {"kill", "stop", "hang-up"}
 
 
-def may_be_lost(scenario: Scenario) -> set[str] | None:
+def may_be_lost(scenario: Scenario, config: RunConfig) -> set[str] | None:
     """Workers to whom something happens; None: it may be anybody."""
     deeds = {deed.what for deed in scenario.deeds}
-    away = scenario.config().workers.orphan_limit_s < _AWAY_S and "crash" in deeds
+    away = config.workers.orphan_limit_s < _AWAY_S and "crash" in deeds
     if away or deeds & (_DEADLY - _OF_ONE - {"crash"}):
         return None
     faults = [parse_fault(text) for text in scenario.faults]

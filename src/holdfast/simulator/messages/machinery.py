@@ -60,7 +60,10 @@ class SimulatedMachines(ABC):
         return alive[-1] if alive else None
 
     def process_behind(self, line: ControlLine) -> SimulatedWorker | None:
-        return next((p for p in self.processes.values() if p.link.line is line), None)
+        near = line.near
+        if not isinstance(near, SimulatedWorker) or near.link.line is not line:
+            return None
+        return near if near.pid in self.processes else None
 
     def may_reach(self, machine: str, other: str) -> bool:
         return other in self.agents and not self.network.is_cut(machine, other)

@@ -98,7 +98,7 @@ class ControlLine:
     def __init__(
         self, network: VirtualNetwork, near: LineEnd, machine: str, role: str, name: str
     ) -> None:
-        self._network, self._near, self._machine = network, near, machine
+        self._network, self.near, self._machine = network, near, machine
         self.role, self.name = role, name
         self._far: FarEnd | None = None
         self._far_machine = ""
@@ -182,6 +182,6 @@ class ControlLine:
             return
         if what is _BYE:
             self.near_is_open = False
-            self._near.hung_up(self)
+            self.near.hung_up(self)
         else:
-            self._near.hear(self, what)
+            self.near.hear(self, what)

@@ -38,13 +38,17 @@ DEED_WORDS = {  # what each is followed by
     "interrupt": (),
 }
 _NOTED = {"commit", "ended", *vars(effects), *vars(events), *vars(messages)}
-_WHEN = re.compile(r"(?:#(?P<stimulus>\d+)|(?P<upon>[A-Za-z]+)\.(?P<count>[1-9]\d*)\+)?(?P<s>.*)")
+_WHEN = re.compile(
+    r"(?:#(?P<stimulus>\d+)"
+    r"|(?P<upon>(?P<name>[A-Za-z]+)(?::\d+\.\d+)?)\.(?P<count>[1-9]\d*)\+)?(?P<s>.*)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Deed:
     """``at``: virtual seconds; with ``upon`` since the ``count``-th event, message or effect of
-    this name; with ``of_stimuli`` the number of a stimulus of the coordinator."""
+    this name, as ``Halt``, or of one worker, as ``Halt:1.0``; with ``of_stimuli`` the number of a
+    stimulus of the coordinator."""
 
     at: float
     what: str
@@ -81,11 +85,11 @@ class Deed:
                 raise ConfigError(f"{when} {what}: only a crash is at a stimulus")
             return cls(float(found["stimulus"]), what, words, of_stimuli=True)
         seconds, upon = _seconds(found["s"]), found["upon"] or ""
-        if upon and upon not in _NOTED:
-            raise ConfigError(f"{when!r}: there is no event, message or effect {upon!r}")
+        if upon and found["name"] not in _NOTED:
+            raise ConfigError(f"{when!r}: there is no event, message or effect {found['name']!r}")
         if seconds is None:
             raise ConfigError(
-                f"{when!r} is no time; expected seconds, #STIMULUS or NAME.COUNT+SECONDS"
+                f"{when!r} is no time; expected seconds, #STIMULUS or NAME[:WORKER].COUNT+SECONDS"
             )
         return cls(seconds, what, words, upon=upon, count=int(found["count"] or 0))
 

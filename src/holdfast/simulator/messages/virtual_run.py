@@ -191,14 +191,17 @@ class VirtualRun(SimulatedMachines):
     def note(self, *words: str) -> None:
         self._log.update(f"{self.time.now_s:.6f} {' '.join(words)}\n".encode())
         self.watch.noted(self.time.now_s, words)
-        if words[0] in self._awaited:
+        if self._awaited:
             self._count(words[0])
+            self._count(":".join(words[:2]))
 
     def when(self, name: str, count: int, act: Callable[[], None]) -> None:
         """As soon as so many of this name were noted."""
         self._awaited.setdefault(name, {}).setdefault(count, []).append(act)
 
     def _count(self, name: str) -> None:
+        if name not in self._awaited:
+            return
         self._noted[name] += 1
         for act in self._awaited[name].pop(self._noted[name], ()):
             act()
@@ -209,9 +212,7 @@ class VirtualRun(SimulatedMachines):
         return self._log.hexdigest()
 
     def run(self, until_s: float) -> None:
-        time = self.time
-        while not self.is_over and time.now_s < until_s and time.turn():
-            pass
+        self.time.run(until_s, lambda: self.is_over)
 
 
 class Watch:

@@ -19,17 +19,17 @@ class VirtualTime:
         heappush(self._queue, (max(at_s, self.now_s), self._number, act, given))
 
     def after(self, seconds: float, act: Callable[..., None], *given: Any) -> None:
-        self.at(self.now_s + seconds, act, *given)
+        self._number += 1
+        heappush(self._queue, (self.now_s + max(seconds, 0.0), self._number, act, given))
 
     def read(self) -> float:
         """As a clock: for whoever wants one."""
         return self.now_s
 
-    def turn(self) -> bool:
-        """The next event; whether there was one."""
-        if not self._queue:
-            return False
-        self.now_s, _, act, given = heappop(self._queue)
-        self.num_events += 1
-        act(*given)
-        return True
+    def run(self, until_s: float, is_over: Callable[[], bool]) -> None:
+        """One event after the other, as long as there are any."""
+        queue = self._queue
+        while queue and self.now_s < until_s and not is_over():
+            self.now_s, _, act, given = heappop(queue)
+            self.num_events += 1
+            act(*given)

@@ -1,12 +1,14 @@
 """Machines come and go: where workers are started, and what is lost with a machine."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from helpers.agents import agent_hello
-from helpers.harness.coordinator_world import NUM_LAYERS, emitted, pid_of, sent
+from helpers.harness.coordinator_world import NUM_LAYERS, World, emitted, pid_of, sent
 from helpers.harness.machine_world import MachineWorld
+from holdfast.baselines.registry import policies_of
 from holdfast.cluster import parse_worker
 from holdfast.control.coordinator import Coordinator
 from holdfast.control.effects import (
@@ -261,8 +263,8 @@ def test_what_is_not_here_cannot_be_drained():
 
 
 class Journalled(MachineWorld):
-    def __init__(self, slots: dict[str, int]) -> None:
-        super().__init__(slots, given={"journalled": True})
+    def __init__(self, slots: dict[str, int], **more: Any) -> None:
+        super().__init__(slots, given={"journalled": True}, **more)
 
     def come(self, name: str) -> list[Effect]:
         hashes = [f"{number:032x}" for number in range(NUM_LAYERS)]
@@ -275,7 +277,15 @@ def take_over(world: MachineWorld) -> None:
     steps = [event.step for event in emitted(world.effects, events.StepFinished)]
     former = Former(from_record(written[-1]), len(steps), sealed=None, at_s=world.at_s)
     config, planner = world.run.run.config, world.planner
-    world.run = Coordinator(config, "runs/x", None, planner=planner, former=former, journalled=True)
+    world.run = Coordinator(
+        config,
+        "runs/x",
+        None,
+        policies=policies_of(config),
+        planner=planner,
+        former=former,
+        journalled=True,
+    )
     for name in list(world.actors):
         place = {"host": "h", "port": 1, "epoch": 0, "building": 0}
         world.handle(messages.Reattach(worker=name, pid=pid_of(name), **place))
@@ -376,6 +386,10 @@ def test_a_wish_to_leave_before_training_is_kept():
 # --- a loss that ends all ---
 
 
+def exited(name: str, how: str) -> messages.WorkerExited:
+    return messages.WorkerExited(worker=name, pid=pid_of(name), how=how)
+
+
 def test_when_a_loss_ends_all_they_find_a_place_again_where_no_slot_is_to_spare():
     """Found by the hunt: the slots of those who were told to end counted as taken for ever."""
     slots = {"a": 1, "b": 1, "c": 1}
@@ -385,3 +399,18 @@ def test_when_a_loss_ends_all_they_find_a_place_again_where_no_slot_is_to_spare(
     assert starts(effects).keys() == {"0.0", "0.1", "0.2"}
     assert set(starts(effects).values()) == {"a", "b", "c"}
     assert not emitted(effects, events.NoRoom)
+
+
+def test_those_who_were_told_to_end_by_a_successor_are_not_lost_once_more():
+    """Found by the hunt: each such end began all again, until workers.restarts was used up."""
+    world = Journalled(TWO, recovery={"mode": "global"})
+    world.step(2)
+    del world.actors["1.1"]
+    take_over(world)
+    for name in "ab":
+        world.machine_comes(name)
+    world.handle(exited("1.1", "signal SIGKILL"))
+    assert starts(World.tick(world, 0.4)).keys() == {"0.0", "0.1", "1.0", "1.1"}
+    effects = world.handle(exited("0.0", "exit code 0"))
+    assert not emitted(effects, events.JoinFailed)
+    assert not starts(effects + World.tick(world, 0.4))

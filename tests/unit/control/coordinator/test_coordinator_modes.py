@@ -10,7 +10,7 @@ from holdfast.cluster import WorkerId, parse_worker
 from holdfast.control.effects import Fence, StartWorker
 from holdfast.control.state.lifecycle import RunPhase
 from holdfast.control.state.workers.membership import WorkerPhase
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, Implausible
 from holdfast.observability import events
 from holdfast.protocol import messages
 
@@ -215,6 +215,19 @@ def test_what_the_ended_had_still_said_counts() -> None:
     world.part("0.1", 1, 4)
     (back,) = emitted(world.tick(0.4), events.WentBack)
     assert back.to_step == 4
+
+
+def test_the_last_word_of_the_ended_is_not_that_of_the_next_of_its_name() -> None:
+    """Found by the hunt: that it had built what it was given ended the run."""
+    world = World(**GLOBAL).start()
+    world.die("1.0")
+    world.pump()
+    world.tick(0.4)
+    come_all(world, ALL[:2])
+    world.die("0.1")
+    with pytest.raises(Implausible, match="it was given no stage to build"):
+        world.handle(messages.Ready(worker="0.0"))
+    assert world.run.failure is None
 
 
 def test_training_waits_for_the_whole_crew() -> None:
