@@ -88,3 +88,14 @@ def test_two_ranks_of_a_worker_leave_the_same_bits() -> None:
     found = figures("worker_groups.py", *few)
     assert found["same_bits"] is True
     assert found["agreement_us"] > 0
+
+
+@pytest.mark.bench
+@pytest.mark.wide
+@pytest.mark.timeout(300)
+def test_a_real_run_is_simulated_about_as_it_was() -> None:
+    found = figures("simulate.py", "--section", "real", "--quick", "--op-ms", "10")
+    assert found["failures"] == []
+    assert found["real_cells"] == 1
+    assert 0 <= found["error_throughput"] < 0.5, "the machine may be busy, but not so much"
+    assert found["error_stall"] >= 0
