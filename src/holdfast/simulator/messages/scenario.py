@@ -18,7 +18,7 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import VerdictRow
 from holdfast.schedule.operation import Kind, Shape
-from holdfast.simulator.costs.measured_times import RecordedTimes
+from holdfast.simulator.costs.measured_times import ProcessTimes
 from holdfast.simulator.messages.reference import CLIPPED, SKIPPED
 
 MOST_SECONDS = 1e6
@@ -154,7 +154,7 @@ class Scenario:
     deeds: tuple[Deed, ...] = ()
     refined_s: float = -1.0
     costs: OperationCosts = OperationCosts()
-    measured: RecordedTimes | None = None
+    measured: ProcessTimes | None = None
 
     def config(self) -> RunConfig:
         shape = self.shape
