@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from attempts import Attempts, headline
 from failstop_run import START_LIMIT_S, Job, Run
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.cluster import WorkerId
+from holdfast.config import DeviceConfig
+from holdfast.control.join.costs import emulated_costs
 from holdfast.observability.events import (
     EVENTS_FILE,
     Event,
@@ -31,7 +33,7 @@ from holdfast.planner.problem import Member
 from holdfast.runtime.probe.probing import EMULATED_FORWARDS
 from holdfast.schedule.operation import Shape
 from holdfast.simulator.costs.from_run import run_costs
-from holdfast.simulator.costs.measured_times import MeasuredTimes, measured_times, warm_steps
+from holdfast.simulator.costs.measured_times import ProcessTimes, measured_times, warm_steps
 from holdfast.simulator.messages.scenario import Scenario
 from holdfast.simulator.messages.virtual_run import VirtualRun
 from simulate_lost import Window, ends_s, error, forward_s, throughput, time_lost_s
@@ -115,9 +117,12 @@ class Layout:
         return costs_calm(self.shape) + COSTS_STEPS_AFTER
 
     @property
+    def emulated(self) -> str:
+        return ",".join(f"{kind}={self.op_ms}ms" for kind in "FBW")
+
+    @property
     def settings(self) -> tuple[str, ...]:
-        each = f"{self.op_ms}ms"
-        return (f"device.emulate=F={each},B={each},W={each}", "checkpoint.every_steps=0")
+        return (f"device.emulate={self.emulated}", "checkpoint.every_steps=0")
 
     def job(self, case: Case, steps: int) -> Job:
         shape = self.shape
@@ -164,7 +169,7 @@ def ran(layout: Layout, case: Case, folder: Path, steps: int) -> list[Event]:
 class Costs(NamedTuple):
     """What the costs run has measured; ``calm_s``: a step before its first fault, on average."""
 
-    times: MeasuredTimes
+    times: ProcessTimes
     job: JobCosts
     calm_s: float
     calm: Sequence[Event]
@@ -189,7 +194,7 @@ def measured(events: Sequence[Event]) -> Costs:
     calm_s = (at_s[last] - at_s[first]) / (last - first)
     forwards_s = EMULATED_FORWARDS * times.usual_s("0F")
     beside = {"trial": (trial_s(job),), "benchmark": (forwards_s,)}
-    return Costs(MeasuredTimes({**times.rows, **beside}), job, calm_s, events)
+    return Costs(ProcessTimes({**times.rows, **beside}), job, calm_s, events)
 
 
 def trial_s(job: JobCosts) -> float:
@@ -211,7 +216,7 @@ def trial_s(job: JobCosts) -> float:
 # --- in virtual time ---
 
 
-def simulated(layout: Layout, case: Case, times: MeasuredTimes, seed: int) -> list[Event]:
+def simulated(layout: Layout, case: Case, times: ProcessTimes, seed: int) -> list[Event]:
     usual = ("checkpoint.at_end=false", "workers.replace=3")
     world = VirtualRun(
         Scenario(
@@ -325,8 +330,11 @@ def pair(layout: Layout, case: Case, costs: Costs, events: Sequence[Event]) -> P
 
 
 def by_intervals(layout: Layout, case: Case, costs: Costs) -> float:
+    emulated = DeviceConfig(emulate=layout.emulated).durations_s()
+    planned = emulated_costs(emulated, layout.shape.stages)
+    assert planned is not None
     return in_intervals(
-        costs.job,
+        replace(costs.job, costs=planned),  # as the coordinator plans
         costs.times,
         case.faults,
         layout.steps,

@@ -8,7 +8,7 @@ from holdfast.baselines.policies.paces import Paces
 from holdfast.errors import ConfigError
 from holdfast.observability import events as e
 from holdfast.simulator.by_messages.scenario_of import deeds_of, machine_name, scenario_of
-from holdfast.simulator.costs.measured_times import MeasuredTimes
+from holdfast.simulator.costs.measured_times import ProcessTimes
 from holdfast.simulator.intervals.outcome import PolicyOutcome, Segment, TimeKind
 from holdfast.simulator.messages.deeds import do
 from holdfast.simulator.messages.virtual_run import VirtualRun
@@ -23,7 +23,7 @@ def live_through(
     job: JobCosts,
     *,
     paces: Paces | None = None,
-    measured: MeasuredTimes | None = None,
+    measured: ProcessTimes | None = None,
     boot_s: float = 60.0,
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,

@@ -18,7 +18,7 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import VerdictRow
 from holdfast.schedule.operation import Kind, Shape
-from holdfast.simulator.costs.measured_times import MeasuredTimes
+from holdfast.simulator.costs.measured_times import ProcessTimes
 from holdfast.simulator.messages.reference import CLIPPED, SKIPPED
 
 MOST_SECONDS = 1e6
@@ -150,7 +150,7 @@ class Scenario:
     deeds: tuple[Deed, ...] = ()
     refined_s: float = -1.0
     costs: OperationCosts = OperationCosts()
-    measured: MeasuredTimes | None = None
+    measured: ProcessTimes | None = None
 
     def config(self) -> RunConfig:
         shape = self.shape
