@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from attempts import Attempts, headline
 from failstop_run import START_LIMIT_S, Job, Run
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.cluster import WorkerId
+from holdfast.config import DeviceConfig
+from holdfast.control.join.costs import emulated_costs
 from holdfast.observability.events import (
     EVENTS_FILE,
     Event,
@@ -115,9 +117,12 @@ class Layout:
         return costs_calm(self.shape) + COSTS_STEPS_AFTER
 
     @property
+    def emulated(self) -> str:
+        return ",".join(f"{kind}={self.op_ms}ms" for kind in "FBW")
+
+    @property
     def settings(self) -> tuple[str, ...]:
-        each = f"{self.op_ms}ms"
-        return (f"device.emulate=F={each},B={each},W={each}", "checkpoint.every_steps=0")
+        return (f"device.emulate={self.emulated}", "checkpoint.every_steps=0")
 
     def job(self, case: Case, steps: int) -> Job:
         shape = self.shape
@@ -325,8 +330,11 @@ def pair(layout: Layout, case: Case, costs: Costs, events: Sequence[Event]) -> P
 
 
 def by_intervals(layout: Layout, case: Case, costs: Costs) -> float:
+    emulated = DeviceConfig(emulate=layout.emulated).durations_s()
+    planned = emulated_costs(emulated, layout.shape.stages)
+    assert planned is not None
     return in_intervals(
-        costs.job,
+        replace(costs.job, costs=planned),  # as the coordinator plans
         costs.times,
         case.faults,
         layout.steps,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 
 from holdfast.baselines.policies.job_costs import JobCosts
-from holdfast.baselines.policies.paces import Paces
+from holdfast.baselines.policies.paces import Paces, StageCrew, crews_of
 from holdfast.baselines.policies.policy import Saving
 from holdfast.baselines.policies.rerouting import HoldfastConstants, HoldfastPolicy
 from holdfast.cluster import parse_worker
@@ -17,6 +17,7 @@ from holdfast.simulator.worlds.world import World, WorldEvent, WorldKind, in_ord
 _LENGTH_S = 3600.0
 _WITHIN = 0.5  # of a step: a fault comes when about so much of it is done
 _REPLACED_S = 0.5  # a lost worker is started again after so long: the others recover first
+_AT_ONCE_S = 1e-3
 _STEPS_TO_JOIN = 1.5  # it gets the state when a step ends, and joins after the next one
 
 
@@ -58,17 +59,15 @@ def in_intervals(
         policy.every = saves_every
         return simulate(world, policy, boot_s=0.0)
 
-    degraded_s = calm_s * job.shape.pipelines / (job.shape.pipelines - 1)
     started_s = _REPLACED_S + times.usual_s("start") + times.usual_s("build")
-    back_s = started_s + _STEPS_TO_JOIN * degraded_s
     found = [parse_fault(text) for text in faults]
     events = _together([_event(fault, job, calm_s) for fault in found])
     if replaces:
-        events += [
-            WorldEvent(one.at_s + back_s, WorldKind.RETURN, one.machines)
-            for one in events
-            if one.kind is WorldKind.LOSS
-        ]
+        rebuilt_s = constants.detect_s + constants.stop_s + constants.rebuild_s
+        for one in [one for one in events if one.kind is WorldKind.LOSS]:
+            left = max(job.shape.pipelines - len(one.machines), 1)
+            step_s = constants.over_plan * paces.planned_s(_short_of(job, left), settled=False)
+            events += _returns(one, started_s + _STEPS_TO_JOIN * step_s, rebuilt_s)
     for fault in found:
         if fault.kind is FaultKind.SLOW:
             events += _end_of(fault, job, lived(_world(job, events)))
@@ -88,6 +87,24 @@ def _event(fault: Fault, job: JobCosts, step_s: float) -> WorldEvent:
         return WorldEvent(fault.step * step_s, WorldKind.SLOW, (machine,), factor=factor)
     at_s = (fault.step + _WITHIN) * step_s
     return WorldEvent(at_s, WorldKind.LOSS, (machine,))
+
+
+def _short_of(job: JobCosts, left: int) -> tuple[StageCrew, ...]:
+    """One stage has so many holders left."""
+    shape = job.shape
+    return crews_of([[1.0] * left, *([[1.0] * shape.pipelines] * (shape.stages - 1))])
+
+
+def _returns(loss: WorldEvent, back_s: float, rebuilt_s: float) -> list[WorldEvent]:
+    """Of a lost stage one holder is started at once, and the others when that one is at work."""
+    if len(loss.machines) == 1:
+        return [WorldEvent(loss.at_s + back_s, WorldKind.RETURN, loss.machines)]
+    first, others = loss.machines[:1], loss.machines[1:]
+    at_s = loss.at_s + rebuilt_s
+    return [
+        WorldEvent(loss.at_s + _AT_ONCE_S, WorldKind.RETURN, first),
+        WorldEvent(at_s + back_s, WorldKind.RETURN, others),
+    ]
 
 
 def _together(events: list[WorldEvent]) -> list[WorldEvent]:

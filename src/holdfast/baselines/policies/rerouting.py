@@ -117,6 +117,9 @@ class HoldfastConstants(PolicyConstants):
         0.005, "a choice: a checkpoint is needed only for lost stages", above=TINY
     )
     logs: float = constant(1.0, "a choice: 1 logs boundaries, so a lost stage is replayed; 0 not")
+    move_steps: float = constant(
+        1.5, "its protocol: a state is sent when a step ends, who has it joins after the next one"
+    )
 
 
 class HoldfastPolicy(_Rerouting):
@@ -157,7 +160,7 @@ class HoldfastPolicy(_Rerouting):
         self._settle()
         then_s = min(self._period_s(settled=True), now_s)
         if then_s < now_s and not change.speeds:
-            meanwhile = (Stretch(self.job.copy_s, now_s),)
+            meanwhile = self._until_moved(now_s)
         lost = WorkLost.OWN_SHARE if change.lost and not change.notice_s else WorkLost.NOTHING
         stops = bool(change.lost or change.came)
         return Reaction(
@@ -175,19 +178,24 @@ class HoldfastPolicy(_Rerouting):
         seconds = self._own.slow_steps * waiting_s
         return (Stretch(seconds, max(waiting_s, now_s), goes_on=False),)
 
+    def _until_moved(self, now_s: float) -> tuple[Stretch, ...]:
+        return (Stretch(self.job.copy_s + self._own.move_steps * now_s, now_s),)
+
     def _rebuilt(self, stop_s: float, number: int) -> Reaction:
         """Stages that nobody held, one after the other: from the log, or back to the checkpoint."""
         own, job = self._own, self.job
-        self._settle()
+        now_s = self._period_s(settled=False)
+        moves = self._settle()
+        meanwhile = self._until_moved(now_s) if moves else ()
         pause_s = stop_s + own.rebuild_s + job.state_a_gpu / job.disk_bytes_s
         period_s = self._period_s(settled=True)
         if not own.logs:
             lost = WorkLost.SINCE_CHECKPOINT
-            return Reaction(period_s=period_s, pause_s=pause_s, work_lost=lost)
+            return Reaction(period_s=period_s, pause_s=pause_s, work_lost=lost, meanwhile=meanwhile)
         stage_s = max(map(job.costs.backward_s, range(job.shape.stages))) + max(job.costs.forward_s)
         work_s = number * job.shape.microbatches * stage_s
         replay_s = work_s / len(self.crew) * own.replay_over_model
-        return Reaction(period_s=period_s, pause_s=pause_s, replay_s=replay_s)
+        return Reaction(period_s=period_s, pause_s=pause_s, replay_s=replay_s, meanwhile=meanwhile)
 
 
 @dataclass(frozen=True)
