@@ -9,6 +9,7 @@ import pytest
 from holdfast.simulator.hunt.drawing import draw
 from holdfast.simulator.hunt.hunting import hunted, judge
 from holdfast.simulator.hunt.shrinking import shrunk
+from holdfast.simulator.messages.scenario import parse_scenario
 from hunt_mutants import MUTANTS, applied
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
@@ -41,6 +42,7 @@ def test_a_failing_world_is_made_small_and_still_fails():
         small = shrunk(failing, most=40)
         assert small.kind == failing.kind
         assert judge(small.scenario).wrong == small.wrong
+    assert parse_scenario(str(small.scenario)) == small.scenario
     size = len(str(small.scenario).splitlines())
     assert size < len(str(failing.scenario).splitlines())
 

@@ -12,12 +12,11 @@ from holdfast.errors import ConfigError
 from holdfast.faults.fault import parse_fault
 from holdfast.schedule.operation import Shape
 from holdfast.simulator.hunt.hunting import WorldOutcome, judge
-from holdfast.simulator.messages.scenario import Deed, OperationCosts, Scenario
+from holdfast.simulator.messages.scenario import DEED_WORDS, Deed, OperationCosts, Scenario
 
 MOST_TRIES = 300
 _Row = TypeVar("_Row")
 _NEEDED = ("workers.start_limit_s", "machines.wait_s")  # else a run that hangs takes for ever
-_OF_WORKERS = ("kill", "stop", "hang-up")
 
 
 def shrunk(
@@ -73,7 +72,7 @@ def _fewer_workers(one: Scenario) -> Iterator[Scenario]:
     if each > 1:
         fewer = shape.pipelines * (each - 1)
         yield replace(one, shape=Shape(shape.pipelines, shape.stages, fewer))
-    if one.machines and not any(deed.what in ("cut", "dies", "power") for deed in one.deeds):
+    if one.machines and not any("machine" in DEED_WORDS[deed.what] for deed in one.deeds):
         kept = tuple(text for text in one.settings if not text.startswith("machines."))
         yield replace(one, machines=(), settings=kept)
 
@@ -107,7 +106,7 @@ def _fits(text: str, one: Scenario) -> bool:
 
 
 def _has_place(deed: Deed, shape: Shape) -> bool:
-    if deed.what not in _OF_WORKERS:
+    if "worker" not in DEED_WORDS[deed.what]:
         return True
     worker = parse_worker(deed.words[0])
     return worker.pipeline < shape.pipelines and worker.stage < shape.stages
