@@ -140,6 +140,7 @@ INNER: dict[str, list[str]] = {
         "worlds | costs",
     ],
     "observability": [
+        "log",
         "events",
         "event_files | jsonfile",
     ],

@@ -211,7 +211,8 @@ class RunRecorder:
         if self.sink.num_dropped:
             self.warn(f"{self.sink.num_dropped} events could not be written")
 
-    def _emit(self, event: events.Event) -> None:
+    def _emit(self, told: events.Event) -> None:
+        event = events.dated(told, time.time())
         if self.sink is not None:
             self.sink.emit(event)
         if not isinstance(event, events.WorkerStep):  # the bulk of them: only on disk

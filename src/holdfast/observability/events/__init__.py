@@ -6,7 +6,7 @@ Does not know who emits or who reads.
 """
 
 from holdfast.observability.event_files import EVENTS_FILE
-from holdfast.observability.events.kinds import Event
+from holdfast.observability.events.kinds import SCHEMA, Event, dated
 from holdfast.observability.events.lines import JsonLines, decode_event, encode_event, read_events
 from holdfast.observability.events.run import (
     Interrupted,
@@ -59,6 +59,7 @@ from holdfast.observability.events.workers import (
 
 __all__ = [
     "EVENTS_FILE",
+    "SCHEMA",
     "CheckpointFailed",
     "CheckpointSaved",
     "ConnectionDropped",
@@ -101,6 +102,7 @@ __all__ = [
     "WorkerReplaced",
     "WorkerStep",
     "WorkerStuck",
+    "dated",
     "decode_event",
     "encode_event",
     "read_events",
