@@ -142,7 +142,7 @@ INNER: dict[str, list[str]] = {
     "observability": [
         "log",
         "events",
-        "event_files | jsonfile",
+        "jsonfile",
     ],
     "launch": [
         "kinds",

@@ -58,6 +58,11 @@ class StepTable:
     rare_before: Column
 
     @classmethod
+    def of_rows(cls, rows: Column) -> "StepTable":
+        """Of rows of the index, which have these names."""
+        return cls(*(rows[name].astype(kind) for name, kind in _TYPES.items()))
+
+    @classmethod
     def of(cls, events: Iterable[Event]) -> "StepTable":
         """Of events in their order, of all kinds: others than finished steps only count."""
         rows, launch, num_rare = [], 0, 0
