@@ -10,13 +10,14 @@ import os
 import struct
 import zlib
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from holdfast.observability.events import StepFinished
-from holdfast.observability.log.files import BULK, event_files
+from holdfast.observability.log.files import BULK, EventFile, event_files
 from holdfast.observability.log.reading import event_of
 from holdfast.observability.log.rows import ROW, Rows, empty_rows, is_step, num_sound
 from holdfast.observability.log.tail import Tail
@@ -38,6 +39,12 @@ class Indexed(NamedTuple):
     def last(self) -> "np.void | None":
         return self.rows[-1] if len(self.rows) else None
 
+    def with_more(self, rows: Rows, rare: list[bytes]) -> "Indexed":
+        """Neither is copied if the other is empty: there may be a million."""
+        if not len(rows) or not len(self.rows):
+            return Indexed(rows if len(rows) else self.rows, self.rare + rare)
+        return Indexed(np.concatenate([self.rows, rows]), self.rare + rare)
+
 
 NOTHING = Indexed(empty_rows(), [])
 
@@ -47,7 +54,7 @@ def load(newest: Path) -> Indexed:
     try:
         found = _sound(newest.parent / FOLDER, identity(newest))
         return found if _agrees(newest, found.last) else NOTHING
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError, zlib.error):
         return NOTHING
 
 
@@ -94,20 +101,27 @@ def _agrees(newest: Path, row: "np.void | None") -> bool:
     if row is None:
         return True
     file = next((each for each in event_files(newest) if each.number == row["file"]), None)
-    if file is None or file.is_compressed:
-        return file is not None
-    end = int(row["end"])
-    begin = max(0, end - _LONGEST)
+    if file is None:
+        return False
+    line = _line_of(file, int(row["end"]), int(row["kept"]))
+    event = None if line is None else event_of(line)
+    if isinstance(event, StepFinished):
+        return bool(event.step == row["step"] and event.at_s == row["at_s"])
+    return line is not None and bool(zlib.crc32(line) == row["tokens"])
+
+
+def _line_of(file: EventFile, end: int, num_kept: int) -> bytes | None:
+    """The one that ends there; None: none does."""
     with file.open() as opened:
+        if file.is_compressed:
+            last = next(islice(opened, num_kept - 1, None), b"")
+            return last.removesuffix(b"\n")
+        begin = max(0, end - _LONGEST)
         opened.seek(begin)
         text = opened.read(end - begin)
     if len(text) < end - begin or not text.endswith(b"\n"):
-        return False
-    line = text[text.rfind(b"\n", 0, -1) + 1 : -1]
-    event = event_of(line)
-    if isinstance(event, StepFinished):
-        return bool(event.step == row["step"] and event.at_s == row["at_s"])
-    return bool(zlib.crc32(line) == row["tokens"])
+        return None
+    return text[text.rfind(b"\n", 0, -1) + 1 : -1]
 
 
 class IndexFiles:

@@ -29,10 +29,11 @@ class RunLog:
         self.run_dir = newest.parent
         self.rare: tuple[Event, ...] = tuple(filter(None, map(event_of, found.rare)))
         """All but WorkerStep and StepFinished, in order."""
-        self.steps = StepTable.of_rows(found.rows[is_step(found.rows)])
+        self.steps = StepTable.of_rows(found.rows, is_step(found.rows))
         self._newest, self._place, self._scan = newest, scan.place, scan
-        whole = found.rows["file"] + np.int64(NUM_WHOLE) >= scan.place.number
-        self._where = operations.where(found.rows[whole])
+        first_whole = scan.place.number - NUM_WHOLE
+        begin = int(np.searchsorted(found.rows["file"], first_whole))
+        self._where = operations.where(found.rows[begin:])
         self._lock = threading.Lock()  # of what operations() adds
 
     @classmethod
@@ -52,8 +53,7 @@ class RunLog:
         rows, rare = scan.take()
         if scan.num_lines > _WORTH_KEEPING:
             _keep(newest, len(found.rows), rows, rare)
-        rows = np.concatenate([found.rows, rows]) if len(found.rows) else rows
-        return cls(newest, index.Indexed(rows, found.rare + rare), scan)
+        return cls(newest, found.with_more(rows, rare), scan)
 
     @property
     def is_running(self) -> bool:

@@ -58,9 +58,10 @@ class StepTable:
     rare_before: Column
 
     @classmethod
-    def of_rows(cls, rows: Column) -> "StepTable":
+    def of_rows(cls, rows: Column, are_steps: Column) -> "StepTable":
         """Of rows of the index, which have these names."""
-        return cls(*(rows[name].astype(kind) for name, kind in _TYPES.items()))
+        found = (rows[name][are_steps].astype(kind, copy=False) for name, kind in _TYPES.items())
+        return cls(*found)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "StepTable":

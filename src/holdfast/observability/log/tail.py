@@ -5,6 +5,7 @@ between: the newest has become an older one, that was compressed, its writer die
 """
 
 import os
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 from holdfast.observability.log.files import BULK, EventFile, event_files
 
 _CHUNK_BYTES = 1 << 20
-_TRIES = 5  # to find a file that is compressed at this moment under its old name or its new one
+_PAUSES_S = (0.001, 0.002, 0.01, 0.05, 0.0)  # while a file is compressed it may not be found
 
 
 class Place(NamedTuple):
@@ -78,21 +79,32 @@ class Tail:
 
     def _open(self) -> bool:
         """False: there is no such file yet."""
-        for _ in range(_TRIES):
+        for pause_s in _PAUSES_S:
             files = event_files(self._newest)
             found = next((each for each in files if each.number >= self.place.number), None)
             if found is None:
                 return False
-            try:
-                self._file = found.open()
-            except FileNotFoundError:
-                if found.path == self._newest:
-                    raise
+            is_gap = found.number > max(1, self.place.number)  # it is being compressed, or is lost
+            if (is_gap and pause_s) or not self._opened(found):
+                time.sleep(pause_s)
                 continue
             self.path = found.path
             self._skip(found)
             return True
         raise FileNotFoundError(f"the file before or after {self.path} comes and goes")
+
+    def _opened(self, found: EventFile) -> bool:
+        """False: meanwhile it has become an older one, or is compressed."""
+        try:
+            self._file = found.open()
+        except FileNotFoundError:
+            if found.path == self._newest:
+                raise
+            return False
+        is_same = found.path != self._newest or event_files(self._newest)[-1] == found
+        if not is_same:
+            self.close()
+        return is_same
 
     def _skip(self, found: EventFile) -> None:
         assert self._file is not None

@@ -37,7 +37,7 @@ class EventWriter:
     ) -> None:
         """``file`` is not buffered: what failed to be written is not tried again."""
         self._file, self._rotation, self._indexer = file, rotation, indexer
-        self._patience_s, self._queue_bytes = patience_s, queue_bytes
+        self.patience_s, self._most_bytes = patience_s, queue_bytes
         self._lock = threading.Lock()
         self._more, self._done = threading.Condition(self._lock), threading.Condition(self._lock)
         self._queue: deque[bytes] = deque()
@@ -70,7 +70,7 @@ class EventWriter:
         except (ValueError, TypeError):  # a value has no form in JSON
             line = b""
         with self._lock:
-            room = self._queue_bytes // 2 if is_bulk else self._queue_bytes
+            room = self._most_bytes // 2 if is_bulk else self._most_bytes
             if not line or self._closing or self._queued_bytes + len(line) > room:
                 self.num_dropped += 1
                 return
@@ -102,7 +102,7 @@ class EventWriter:
         if time.monotonic() < self._hurried_until_s:
             return
         number = self._num_taken
-        if not self._done.wait_for(lambda: self._num_done >= number, self._patience_s):
+        if not self._done.wait_for(lambda: self._num_done >= number, self.patience_s):
             self._hurried_until_s = math.inf  # until it has written what it has begun to
 
     def _run(self) -> None:
@@ -126,7 +126,7 @@ class EventWriter:
         self._queued_bytes -= sum(map(len, lines))
         self._num_done += len(lines)
         self.num_dropped += num_dropped
-        if self._hurried_until_s == math.inf or took_s > self._patience_s:
+        if self._hurried_until_s == math.inf or took_s > self.patience_s:
             self._hurried_until_s = time.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, _PAUSES_S[1])
         elif time.monotonic() > self._hurried_until_s + self._pause_s:
