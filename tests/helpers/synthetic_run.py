@@ -27,7 +27,7 @@ from holdfast.observability.events.kinds import SCHEMA
 from holdfast.observability.log.files import EVENTS_FILE, NUM_WHOLE, older_file
 from holdfast.observability.log.index import IndexFiles
 from holdfast.observability.log.rotation import shrink_all
-from holdfast.observability.log.scan import Scan
+from holdfast.observability.log.scan import IndexScan
 
 STEP_S = 0.25
 UNIX_S = 1_750_000_000.0
@@ -67,7 +67,7 @@ def make_run(
 def make_index(newest: Path) -> None:
     files = IndexFiles(newest)
     assert files.lock()
-    scan = Scan(newest, files.begin().last)
+    scan = IndexScan(newest, files.begin().last)
     scan.run()
     files.append(*scan.take())
     scan.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError
 from holdfast.observability.log.index import IndexFiles, has_events
-from holdfast.observability.log.scan import Scan
+from holdfast.observability.log.scan import IndexScan
 
 _PAUSE_S = 1.0  # what readers catch up with themselves
 _AT_ONCE = 2000  # lines between two pauses: an old log is indexed beside the work, not before it
@@ -20,7 +20,7 @@ _CLOSE_LIMIT_S = 5.0
 class Indexer:
     def __init__(self, newest: Path) -> None:
         self._files, self._newest = IndexFiles(newest), newest
-        self._scan: Scan | None = None
+        self._scan: IndexScan | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="index events", daemon=True)
 
@@ -53,6 +53,6 @@ class Indexer:
         if self._scan is None:
             if not has_events(self._newest) or not self._files.lock():
                 return  # for now
-            self._scan = Scan(self._newest, self._files.begin().last)
+            self._scan = IndexScan(self._newest, self._files.begin().last)
         self._scan.run(most_lines)
         self._files.append(*self._scan.take())

@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.errors import ConfigError
 from holdfast.observability.events import Event, decode_event
 from holdfast.observability.log.files import EventFile
-from holdfast.observability.log.tail import Line, Tail
+from holdfast.observability.log.tail import EventLine, Tail
 
 _BEGINNING = b'{"event": '
 
@@ -37,7 +37,7 @@ def read_events(path: Path) -> list[Event]:
     return events
 
 
-def every_line(tail: Tail) -> Iterator[Line]:
+def every_line(tail: Tail) -> Iterator[EventLine]:
     """With one at the end that is whole, but not ended."""
     yield from tail.lines()
     if tail.rest.text:
@@ -54,7 +54,7 @@ def told(source: Tail | Path) -> Iterator[None]:
         raise ConfigError(f"cannot read events from {path}: {why}") from why
 
 
-def told_event(tail: Tail, line: Line) -> Event | None:
+def told_event(tail: Tail, line: EventLine) -> Event | None:
     """As :func:`event_of`, but ConfigError names the line."""
     try:
         return event_of(line.text)

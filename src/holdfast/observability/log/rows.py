@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.observability.events import RunStarted, StepFinished, TookOver
 from holdfast.observability.events.kinds import Event
 from holdfast.observability.log.table import flags_of
-from holdfast.observability.log.tail import Place
+from holdfast.observability.log.tail import FilePlace
 
 Rows: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,7 +69,7 @@ class RowMaker:
         """What stood in the one before is of no use for finding anything in this one."""
         self._first, self._last = NO_STEP, NO_STEP
 
-    def row(self, event: Event, text: bytes, after: Place) -> bytes:
+    def row(self, event: Event, text: bytes, after: FilePlace) -> bytes:
         """Without its check: :func:`seal` gives it to many at once."""
         if isinstance(event, StepFinished):
             norm = event.gradient_norm

@@ -15,7 +15,7 @@ from holdfast.observability.log import index, operations
 from holdfast.observability.log.files import EVENTS_FILE, NUM_WHOLE
 from holdfast.observability.log.reading import event_of, told, told_event
 from holdfast.observability.log.rows import Rows, is_step
-from holdfast.observability.log.scan import Scan
+from holdfast.observability.log.scan import IndexScan
 from holdfast.observability.log.table import StepTable
 from holdfast.observability.log.tail import Tail
 
@@ -25,7 +25,7 @@ _WORTH_KEEPING = 10_000  # lines that had to be read because the index did not h
 class RunLog:
     """Made by :meth:`open`: what there was then. ``follow`` brings what comes after that."""
 
-    def __init__(self, newest: Path, found: index.Indexed, scan: Scan) -> None:
+    def __init__(self, newest: Path, found: index.Indexed, scan: IndexScan) -> None:
         self.run_dir = newest.parent
         self.rare: tuple[Event, ...] = tuple(filter(None, map(event_of, found.rare)))
         """All but WorkerStep and StepFinished, in order."""
@@ -44,7 +44,7 @@ class RunLog:
         """
         newest = check_run(Path(run_dir))
         found = index.load(newest)
-        scan = Scan(newest, found.last)
+        scan = IndexScan(newest, found.last)
         try:
             scan.run(on_progress=on_progress)
             scan.check_rest()

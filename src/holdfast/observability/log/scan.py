@@ -10,13 +10,13 @@ from holdfast.observability.events import StepFinished
 from holdfast.observability.log.files import BULK, event_files
 from holdfast.observability.log.reading import told, told_event
 from holdfast.observability.log.rows import RARE, ROW, RowMaker, Rows, seal
-from holdfast.observability.log.tail import Line, Place, Tail
+from holdfast.observability.log.tail import EventLine, FilePlace, Tail
 
 STEP_OF_BULK = re.compile(rb'"worker": "[^"]*", "step": ([0-9]{1,9}),')
 _TOLD_EVERY = 20_000  # lines
 
 
-class Scan:
+class IndexScan:
     """ConfigError, of all that reads: the files cannot be read, or are not those of a run."""
 
     def __init__(self, newest: Path, last: "np.void | None" = None) -> None:
@@ -25,17 +25,17 @@ class Scan:
         if last is None:
             self._tail, self._maker = Tail(newest), RowMaker()
         else:
-            start = Place(int(last["file"]), int(last["end"]), int(last["kept"]))
+            start = FilePlace(int(last["file"]), int(last["end"]), int(last["kept"]))
             self._tail = Tail(newest, start)
             self._maker = RowMaker(int(last["launch"]), rare_until(last))
-        self._lines: Iterator[Line] | None = None  # of them some are left
+        self._lines: Iterator[EventLine] | None = None  # of them some are left
         self._rows = bytearray()
         self._rare: list[bytes] = []
         self.num_lines = 0
         self.is_at_end = False  # there was no more, the last time
 
     @property
-    def place(self) -> Place:
+    def place(self) -> FilePlace:
         """After the last line that was read."""
         return self._tail.place
 
@@ -64,7 +64,7 @@ class Scan:
         if self._tail.rest.text:
             told_event(self._tail, self._tail.rest)
 
-    def _take(self, line: Line) -> None:
+    def _take(self, line: EventLine) -> None:
         if line.text.startswith(BULK):
             if match := STEP_OF_BULK.search(line.text, len(BULK), 300):
                 self._maker.saw_operations(int(match[1]))

@@ -17,7 +17,7 @@ _CHUNK_BYTES = 1 << 20
 _PAUSES_S = (0.001, 0.002, 0.01, 0.05, 0.0)  # while a file is compressed it may not be found
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """Where to go on: after so many bytes of a file, or so many of its lines that are no bulk."""
 
     number: int  # of the file; 0: the first there is
@@ -25,29 +25,29 @@ class Place(NamedTuple):
     num_kept: int = 0  # counts instead of ``end`` if the file has lost its bulk
 
 
-class Line(NamedTuple):
+class EventLine(NamedTuple):
     text: bytes  # without the end of the line
-    after: Place  # where the next one begins
+    after: FilePlace  # where the next one begins
 
 
 class Tail:
     """OSError: a file cannot be read."""
 
-    def __init__(self, newest: Path, start: Place | None = None) -> None:
+    def __init__(self, newest: Path, start: FilePlace | None = None) -> None:
         self._newest = newest
         self._file: BinaryIO | None = None
-        self.place = start or Place(0)  # after the last line that was told
+        self.place = start or FilePlace(0)  # after the last line that was told
         self.path = newest  # of the file that it is in
         self._rest = b""
 
     @property
-    def rest(self) -> Line:
+    def rest(self) -> EventLine:
         """What follows the last end of a line: torn, or still on its way."""
         number, end, num_kept = self.place
         kept = num_kept + (not self._rest.startswith(BULK))
-        return Line(self._rest, Place(number, end + len(self._rest), kept))
+        return EventLine(self._rest, FilePlace(number, end + len(self._rest), kept))
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[EventLine]:
         while self._file is not None or self._open():
             if self._is_newest():
                 yield from self._whole_lines()
@@ -60,15 +60,15 @@ class Tail:
             self._file.close()
         self._file, self._rest = None, b""
 
-    def _whole_lines(self) -> Iterator[Line]:
+    def _whole_lines(self) -> Iterator[EventLine]:
         number, end, num_kept = self.place
         while chunk := self._read():
             *whole, self._rest = (self._rest + chunk).split(b"\n")
             for text in whole:
                 end += len(text) + 1
                 num_kept += not text.startswith(BULK)
-                self.place = Place(number, end, num_kept)
-                yield Line(text, self.place)
+                self.place = FilePlace(number, end, num_kept)
+                yield EventLine(text, self.place)
 
     def _read(self) -> bytes:
         assert self._file is not None
@@ -109,7 +109,7 @@ class Tail:
     def _skip(self, found: EventFile) -> None:
         assert self._file is not None
         if found.number != self.place.number:
-            self.place = Place(found.number)
+            self.place = FilePlace(found.number)
         elif not found.is_compressed:
             self._file.seek(self.place.end)
         else:
@@ -125,7 +125,7 @@ class Tail:
         except FileNotFoundError:
             return True
 
-    def _leave(self) -> Iterator[Line]:
+    def _leave(self) -> Iterator[EventLine]:
         """For the file after it; or for a copy that has taken its place."""
         rest = self.rest
         is_replaced = event_files(self._newest)[-1].number == self.place.number
@@ -134,4 +134,4 @@ class Tail:
             return
         if rest.text:  # torn, or whole but for its end
             yield rest
-        self.place = Place(self.place.number + 1)
+        self.place = FilePlace(self.place.number + 1)

@@ -20,7 +20,7 @@ from holdfast.observability.log.rotation import Rotation
 PATIENCE_S = 0.1  # for which a disk is waited for, once
 _PAUSES_S = (10.0, 640.0)  # for which it is not after that: at first, and at most
 QUEUE_BYTES = 32 << 20
-_CLOSE_LIMIT_S = 10.0
+CLOSE_LIMIT_S = 10.0  # for what is left in the queue
 
 
 class EventWriter:
@@ -33,11 +33,13 @@ class EventWriter:
         *,
         patience_s: float = PATIENCE_S,
         queue_bytes: int = QUEUE_BYTES,
+        close_limit_s: float = CLOSE_LIMIT_S,
         indexer: Indexer | None = None,
     ) -> None:
         """``file`` is not buffered: what failed to be written is not tried again."""
         self._file, self._rotation, self._indexer = file, rotation, indexer
         self.patience_s, self._most_bytes = patience_s, queue_bytes
+        self._close_limit_s = close_limit_s
         self._lock = threading.Lock()
         self._more, self._done = threading.Condition(self._lock), threading.Condition(self._lock)
         self._queue: deque[bytes] = deque()
@@ -169,7 +171,7 @@ class EventWriter:
         if thread is None:
             self._file.close()
         else:
-            thread.join(_CLOSE_LIMIT_S)
+            thread.join(self._close_limit_s)
             with self._lock:  # of a thread that is stuck
                 self.num_dropped += self._num_taken - self._num_done
         if self._indexer is not None:

@@ -107,10 +107,9 @@ def test_what_does_not_fit_into_the_queue_is_dropped_and_times_of_operations_fir
     assert sum(map(len, disk.lines)) <= 20_000
 
 
-def test_closing_does_not_wait_for_ever_and_counts_what_was_not_written(monkeypatch):
-    monkeypatch.setattr("holdfast.observability.log.writer._CLOSE_LIMIT_S", 0.01)
+def test_closing_does_not_wait_for_ever_and_counts_what_was_not_written():
     disk = Disk()
-    writer = EventWriter(disk, patience_s=0.01)
+    writer = EventWriter(disk, patience_s=0.01, close_limit_s=0.01)
     disk.goes_on.clear()
     for number in range(5):
         writer.emit(step(number))
