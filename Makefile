@@ -67,7 +67,7 @@ docs: .venv-docs/ready
 
 # What pages show of plans, help texts, files and runs, written anew. Look at the diff.
 refresh-docs: $(READY)
-	HOLDFAST_REWRITE=1 $(BIN)/pytest tests/unit/test_docs.py tests/unit/test_docs_facts.py tests/multiprocess/test_docs_sessions.py
+	HOLDFAST_REWRITE=1 $(BIN)/pytest tests/unit/observability/test_schema.py tests/unit/test_docs.py tests/unit/test_docs_facts.py tests/multiprocess/test_docs_sessions.py
 
 bench: $(READY)
 	$(BIN)/python bench/period.py

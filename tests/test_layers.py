@@ -129,7 +129,7 @@ INNER: dict[str, list[str]] = {
         "effects | checks | recovery_rules | journal | device_room",
     ],
     "cli": [
-        "cluster | launching | simulating",
+        "cluster | launching | looking | simulating",
         "worker",
         "report | terminal | help_text | flags | passed_on",
         "plan_problem",

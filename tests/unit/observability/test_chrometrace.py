@@ -4,7 +4,7 @@ import json
 import pytest
 
 from helpers.sample_events import sample
-from holdfast.cli import trace
+from holdfast.cli.looking import trace
 from holdfast.errors import ConfigError
 from holdfast.observability.chrometrace import chrome_trace
 from holdfast.observability.events import (

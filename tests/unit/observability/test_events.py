@@ -136,6 +136,6 @@ def test_a_binary_file_is_an_error(tmp_path):
 def test_watching_a_run_needs_no_torch():
     code = (
         "import sys, holdfast.cli.terminal.view, holdfast.observability.summary, "
-        "holdfast.cli.trace; sys.exit('torch' in sys.modules)"
+        "holdfast.cli.looking.trace; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

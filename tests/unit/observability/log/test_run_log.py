@@ -10,7 +10,6 @@ import pytest
 
 from helpers.live import wait_until
 from helpers.sample_events import EVENTS, sample
-from helpers.synthetic_run import make_index, make_run
 from holdfast.errors import ConfigError
 from holdfast.observability.events import (
     RunStarted,
@@ -24,6 +23,7 @@ from holdfast.observability.events import (
 from holdfast.observability.log import EVENTS_FILE, EventWriter, RunLog, read_events
 from holdfast.observability.log.files import NUM_WHOLE, event_files, older_file
 from holdfast.observability.log.rotation import shrink_all
+from synthetic_run import make_index, make_run
 
 LIMIT_S = 60.0
 STEP = sample(StepFinished)

@@ -1,13 +1,15 @@
 """A run directory of so many steps by so many workers, made in no time: for readers of long runs.
 
+    .venv/bin/python bench/synthetic_run.py RUN_DIR [--steps 5000] [--workers 64] [--running]
+
 The numbers are made up: a loss that falls, a worker that is slow for a while, one that is lost and
 joins again, checkpoints. The form is that of a real run, index included.
 """
 
+import argparse
 import json
 import math
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.observability.events import (
@@ -142,7 +144,7 @@ def _beginning(num_steps: int, names: list[str], stages: int) -> Iterator[Event]
     )
 
 
-def _operations(name: str):
+def _operations(name: str) -> Callable[[int, float], str]:
     """The line of one worker, as text with two holes."""
     stage = int(name.split(".")[1])
     slot_s = STEP_S / (3 * MICROBATCHES + 2)
@@ -229,5 +231,15 @@ def _recovered(step: int, at_s: float, worker: str, cause: str, members: int) ->
     )
 
 
-if __name__ == "__main__":  # python -m helpers.synthetic_run RUN_DIR STEPS WORKERS
-    make_run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--running", action="store_true", help="without its end")
+    args = parser.parse_args()
+    make_run(args.run_dir, args.steps, args.workers, finished=not args.running)
+
+
+if __name__ == "__main__":
+    main()
