@@ -79,6 +79,7 @@ bench: $(READY)
 	$(BIN)/python bench/detect.py
 	$(BIN)/python bench/failslow.py
 	$(BIN)/python bench/journal.py
+	$(BIN)/python bench/events.py
 	$(BIN)/python bench/tls.py
 	$(BIN)/python bench/log_copies.py
 	$(BIN)/python bench/data.py

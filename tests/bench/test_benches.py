@@ -87,3 +87,17 @@ def test_two_ranks_of_a_worker_leave_the_same_bits() -> None:
     found = figures("worker_groups.py", *few)
     assert found["same_bits"] is True
     assert found["agreement_us"] > 0
+
+
+@pytest.mark.bench
+@pytest.mark.wide
+@pytest.mark.timeout(300)
+def test_the_events_bench_prints_its_figures(tmp_path: Path) -> None:
+    sizes = ("--steps", "1000", "--workers", "8", "--emitted", "20", "--dir", str(tmp_path))
+    found = figures("events.py", *sizes)
+    assert set(found) == {"opening", "writing_4", "writing"}
+    assert set(found["opening"]) == {"with_index", "without_index"}
+    for case in found["opening"].values():
+        assert (case["steps"], case["operations"]) == (1000, 64)
+    assert set(found["writing"]) == {"in_the_loop", "by_the_writer", "stuck_disk"}
+    assert list(tmp_path.iterdir()) == []
