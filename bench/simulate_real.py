@@ -31,7 +31,7 @@ from holdfast.planner.problem import Member
 from holdfast.runtime.probe.probing import EMULATED_FORWARDS
 from holdfast.schedule.operation import Shape
 from holdfast.simulator.costs.from_run import run_costs
-from holdfast.simulator.costs.measured_times import MeasuredTimes, measured_times, warm_steps
+from holdfast.simulator.costs.measured_times import RecordedTimes, measured_times, warm_steps
 from holdfast.simulator.messages.scenario import Scenario
 from holdfast.simulator.messages.virtual_run import VirtualRun
 from simulate_lost import Window, ends_s, error, forward_s, throughput, time_lost_s
@@ -164,7 +164,7 @@ def ran(layout: Layout, case: Case, folder: Path, steps: int) -> list[Event]:
 class Costs(NamedTuple):
     """What the costs run has measured; ``calm_s``: a step before its first fault, on average."""
 
-    times: MeasuredTimes
+    times: RecordedTimes
     job: JobCosts
     calm_s: float
     calm: Sequence[Event]
@@ -189,7 +189,7 @@ def measured(events: Sequence[Event]) -> Costs:
     calm_s = (at_s[last] - at_s[first]) / (last - first)
     forwards_s = EMULATED_FORWARDS * times.usual_s("0F")
     beside = {"trial": (trial_s(job),), "benchmark": (forwards_s,)}
-    return Costs(MeasuredTimes({**times.rows, **beside}), job, calm_s, events)
+    return Costs(RecordedTimes({**times.rows, **beside}), job, calm_s, events)
 
 
 def trial_s(job: JobCosts) -> float:
@@ -211,7 +211,7 @@ def trial_s(job: JobCosts) -> float:
 # --- in virtual time ---
 
 
-def simulated(layout: Layout, case: Case, times: MeasuredTimes, seed: int) -> list[Event]:
+def simulated(layout: Layout, case: Case, times: RecordedTimes, seed: int) -> list[Event]:
     usual = ("checkpoint.at_end=false", "workers.replace=3")
     world = VirtualRun(
         Scenario(

@@ -9,7 +9,7 @@ from holdfast.baselines.policies.policy import Saving
 from holdfast.baselines.policies.rerouting import HoldfastConstants, HoldfastPolicy
 from holdfast.cluster import parse_worker
 from holdfast.faults.fault import Fault, FaultKind, parse_fault
-from holdfast.simulator.costs.measured_times import MeasuredTimes
+from holdfast.simulator.costs.measured_times import RecordedTimes
 from holdfast.simulator.intervals.engine import simulate
 from holdfast.simulator.intervals.outcome import PolicyOutcome
 from holdfast.simulator.worlds.world import World, WorldEvent, WorldKind, in_order
@@ -31,7 +31,7 @@ class _SavingHoldfast(HoldfastPolicy):
 
 def in_intervals(
     job: JobCosts,
-    times: MeasuredTimes,
+    times: RecordedTimes,
     faults: tuple[str, ...],
     steps: int,
     *,

@@ -37,6 +37,11 @@ ALLOWED = {  # file -> what is found there, and why it has to be
         *("flag --secret-file", "flag --run-dir", "flag --slots", "flag --ticket", "flag --name"),
         "flag --advertise",
     },
+    # Colours of a style sheet.
+    "simulator/answers/page.py": {
+        *("flag --text:", "flag --faint:", "flag --line:", "flag --ours:", "flag --mark:"),
+        "flag --back:",
+    },
     # In a process of its own, or in one of a worker, where nobody else could do it.
     "runtime/worker/stacks.py": {"signal.signal"},
     # In the command that is being started: a signal that waits must not be lost in between.

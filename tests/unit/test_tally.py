@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers import drawn
 from helpers import tally as module
 from helpers.tally import BUDGETS, CLUSTER, PROMISED_S, TOTAL_MARGIN, USUAL, WIDE, Tally
 
@@ -118,3 +119,11 @@ def test_the_total_is_shown_beside_its_limit_and_the_promised_time():
 
 def test_a_part_of_the_tests_says_nothing_of_the_promised_time():
     assert not [line for line in counted({("unit", USUAL): 9.0}).table() if "promised" in line]
+
+
+def test_each_is_drawn_within_a_few_trees_and_the_same_tree_draws_the_same():
+    names = [f"tests/multiprocess/test_a.py::test_{number}" for number in range(100)]
+    trees = [{name for name in names if drawn.is_drawn(name, str(seed))} for seed in range(12)]
+    assert trees[3] == {name for name in names if drawn.is_drawn(name, "3")}
+    assert all(40 < len(tree) < 80 for tree in trees)
+    assert set().union(*trees) == set(names)

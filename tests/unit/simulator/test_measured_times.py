@@ -9,12 +9,12 @@ from helpers.sample_events import sample
 from holdfast.errors import ConfigError
 from holdfast.observability import events
 from holdfast.schedule.operation import Kind, Op, Shape
-from holdfast.simulator.costs.measured_times import MeasuredTimes, measured_times, warm_steps
+from holdfast.simulator.costs.measured_times import RecordedTimes, measured_times, warm_steps
 from holdfast.simulator.messages.scenario import Scenario
 from holdfast.simulator.messages.virtual_run import VirtualRun
 
 CALM = range(7, 12)
-TIMES = MeasuredTimes(
+TIMES = RecordedTimes(
     {
         **{f"{stage}{kind}": (0.1,) for stage in range(2) for kind in ("F", "B", "W")},
         **{f"{stage}R": (0.01,) for stage in range(2)},
@@ -41,7 +41,7 @@ def simulated(*faults, measured=TIMES, settings=("workers.replace=0",), steps=12
 
 
 def with_rows(**rows):
-    return MeasuredTimes({**TIMES.rows, **rows})
+    return RecordedTimes({**TIMES.rows, **rows})
 
 
 def steps_s(found):
@@ -134,7 +134,7 @@ def test_larger_layouts_are_warm_later():
 def test_a_backward_that_was_seen_in_halves_is_both():
     dice = random.Random(0)
     assert TIMES.operation_s(Op(0, Kind.BW, 0), dice) == pytest.approx(0.2)
-    assert MeasuredTimes({"0BW": (0.2,)}).operation_s(Op(0, Kind.W, 0), dice) == pytest.approx(0.1)
+    assert RecordedTimes({"0BW": (0.2,)}).operation_s(Op(0, Kind.W, 0), dice) == pytest.approx(0.1)
     assert TIMES.operation_s(Op(5, Kind.F, 0), dice) is None
 
 

@@ -8,7 +8,7 @@ from holdfast.baselines.policies.paces import Paces
 from holdfast.errors import ConfigError
 from holdfast.observability import events as e
 from holdfast.simulator.by_messages.scenario_of import deeds_of, machine_name, scenario_of
-from holdfast.simulator.costs.measured_times import MeasuredTimes
+from holdfast.simulator.costs.measured_times import RecordedTimes
 from holdfast.simulator.intervals.outcome import PolicyOutcome, Segment, TimeKind
 from holdfast.simulator.messages.deeds import do
 from holdfast.simulator.messages.virtual_run import VirtualRun
@@ -23,7 +23,7 @@ def live_through(
     job: JobCosts,
     *,
     paces: Paces | None = None,
-    measured: MeasuredTimes | None = None,
+    measured: RecordedTimes | None = None,
     boot_s: float = 60.0,
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
@@ -51,9 +51,12 @@ def live_through(
 
 
 def _started(run: VirtualRun) -> float:
-    while not any(isinstance(event, e.RunStarted) for event in run.events):
-        if run.is_over or run.time.now_s > _START_LIMIT_S or not run.time.turn():
-            raise ConfigError(f"the simulated run does not start: {run.failure}")
+    def is_started() -> bool:
+        return any(isinstance(event, e.RunStarted) for event in run.events)
+
+    run.time.run(_START_LIMIT_S, lambda: run.is_over or is_started())
+    if not is_started():
+        raise ConfigError(f"the simulated run does not start: {run.failure}")
     return run.time.now_s
 
 

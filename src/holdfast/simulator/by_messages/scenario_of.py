@@ -6,9 +6,9 @@ from holdfast.baselines.policies.catalogue import make_policy
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.baselines.policies.paces import Paces
 from holdfast.baselines.policies.rerouting import HoldfastConstants
-from holdfast.errors import ConfigError
+from holdfast.errors import Argument, ConfigError
 from holdfast.schedule.operation import Kind
-from holdfast.simulator.costs.measured_times import MeasuredTimes
+from holdfast.simulator.costs.measured_times import RecordedTimes
 from holdfast.simulator.messages.scenario import Deed, Scenario
 from holdfast.simulator.worlds.world import World, WorldEvent, WorldKind
 
@@ -19,13 +19,14 @@ _OFTEN = 1_000_000
 
 
 def scenario_of(
-    world: World, job: JobCosts, paces: Paces, measured: MeasuredTimes | None, seed: int
+    world: World, job: JobCosts, paces: Paces, measured: RecordedTimes | None, seed: int
 ) -> Scenario:
     """``measured``: by a run, if there is one; what it has not is taken from the job's costs."""
     if world.num_workers > MOST_WORKERS:
         raise ConfigError(
-            f"--resolution messages with {world.num_workers:,} workers: expected at most "
-            f"{MOST_WORKERS}; take --resolution intervals for more"
+            Argument("resolution", "messages"),
+            f" with {world.num_workers:,} workers: expected at most {MOST_WORKERS}; take intervals "
+            "for more",
         )
     times = job_times(job)
     return Scenario(
@@ -35,11 +36,11 @@ def scenario_of(
         settings=_settings(world, job, paces),
         machines=(world.workers_a_machine,) * world.machines,
         home=_HOME,
-        measured=MeasuredTimes({**times.rows, **measured.rows} if measured else times.rows),
+        measured=RecordedTimes({**times.rows, **measured.rows} if measured else times.rows),
     )
 
 
-def job_times(job: JobCosts) -> MeasuredTimes:
+def job_times(job: JobCosts) -> RecordedTimes:
     """Seconds of operations and links as the job has them; changes as they were measured once."""
     costs, usual = job.costs, HoldfastConstants()
     rows: dict[str, tuple[float, ...]] = {}
@@ -54,7 +55,7 @@ def job_times(job: JobCosts) -> MeasuredTimes:
     rows["change"] = (usual.stop_s + usual.stop_a_worker_s * job.num_workers,)
     rows["build"] = (job.copy_s,)
     rows["replay"] = (usual.rebuild_s,)
-    return MeasuredTimes(rows)
+    return RecordedTimes(rows)
 
 
 def _settings(world: World, job: JobCosts, paces: Paces) -> tuple[str, ...]:

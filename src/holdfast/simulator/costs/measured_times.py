@@ -34,7 +34,7 @@ _WARM_STEPS = 7  # the first ones compile, connect, and have benchmarks
 
 
 @dataclass(frozen=True)
-class MeasuredTimes:
+class RecordedTimes:
     """Seconds by row: a name of ``ROWS``, or stage and kind of an operation (``0F``)."""
 
     rows: Mapping[str, tuple[float, ...]]
@@ -72,7 +72,7 @@ def warm_steps(shape: Shape) -> int:
     return max(_WARM_STEPS, shape.pipelines * shape.stages)
 
 
-def measured_times(source: str, recorded: Iterable[events.Event]) -> MeasuredTimes:
+def measured_times(source: str, recorded: Iterable[events.Event]) -> RecordedTimes:
     """Of the last launch in these events; ``source`` is for messages."""
     seen = list(recorded)
     starts = [at for at, event in enumerate(seen) if isinstance(event, events.RunStarted)]
@@ -92,7 +92,7 @@ def measured_times(source: str, recorded: Iterable[events.Event]) -> MeasuredTim
     rows["probe"] = _probes_s([event for event in early if event.step < warm], usual_s)
     rows["build"] = [started.at_s - _last_ready_s(seen[: starts[-1]], started.at_s)]
     rows |= _of_changes(seen[starts[-1] :], rows, shape)
-    return MeasuredTimes({name: _quantiles(row) for name, row in rows.items() if row})
+    return RecordedTimes({name: _quantiles(row) for name, row in rows.items() if row})
 
 
 def _calm(seen: Sequence[events.Event], from_step: int) -> Iterator[events.WorkerStep]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from holdfast.schedule.operation import Shape
 from holdfast.simulator.hunt.happenings import (
-    Cluster,
+    DrawnCluster,
     aimed,
     deeds_at,
     drawn_absence,
@@ -42,7 +42,7 @@ def draw(seed: int | str) -> Scenario:
     bad = tuple(
         (step, dice.choice(("clip", "skip"))) for step in range(steps - 1) if dice.random() < often
     )
-    cluster = Cluster(shape, machines, home)
+    cluster = DrawnCluster(shape, machines, home)
     span_s = 1.5 * steps * step_s
     drawn = Scenario(
         seed=str(seed),
@@ -62,7 +62,7 @@ def draw(seed: int | str) -> Scenario:
     return drawn
 
 
-def _with_a_thin_stage(drawn: Scenario, cluster: Cluster, dice: random.Random) -> Scenario:
+def _with_a_thin_stage(drawn: Scenario, cluster: DrawnCluster, dice: random.Random) -> Scenario:
     """Words that come late leave some of its neighbours a step behind when it is lost."""
     others = ("recovery.", "workers.replace", "workers.heartbeat_timeout_s")
     kept = [text for text in drawn.settings if not text.startswith(others)]
@@ -147,7 +147,7 @@ def _faults(
     return tuple(dict.fromkeys(found.values()))
 
 
-def _deeds(cluster: Cluster, span_s: float, dice: random.Random) -> list[Deed]:
+def _deeds(cluster: DrawnCluster, span_s: float, dice: random.Random) -> list[Deed]:
     """Most of them close to each other: one interrupts what another has begun."""
     found, at_s = list[Deed](), 1.0
     for _ in range(dice.choice((0, 1, 1, 2, 3, 4))):

@@ -23,7 +23,7 @@ _DONE = (
 )
 
 
-class Cluster(NamedTuple):
+class DrawnCluster(NamedTuple):
     shape: Shape
     machines: tuple[int, ...]  # slots; empty: one machine
     home: str
@@ -53,7 +53,7 @@ def drawn_absence(dice: random.Random) -> str:
     return f"{dice.choice((0.2, 1.0, 4.0)):g}"
 
 
-def deeds_at(at_s: float, cluster: Cluster, dice: random.Random) -> list[Deed]:
+def deeds_at(at_s: float, cluster: DrawnCluster, dice: random.Random) -> list[Deed]:
     """One, or those that belong together."""
     worker = drawn_worker(cluster.shape, dice)
     seconds = f"{dice.choice((0.3, 1.0, 3.0, 8.0, 15.0)):g}"
@@ -74,7 +74,7 @@ def deeds_at(at_s: float, cluster: Cluster, dice: random.Random) -> list[Deed]:
 
 
 def _of_machines(
-    kind: str, at_s: float, cluster: Cluster, seconds: str, dice: random.Random
+    kind: str, at_s: float, cluster: DrawnCluster, seconds: str, dice: random.Random
 ) -> list[Deed]:
     names, home = cluster.names, cluster.home
     name = dice.choice(names)
@@ -93,7 +93,7 @@ def _of_machines(
 # --- aimed ---
 
 
-def aimed(cluster: Cluster, steps: int, link_s: float, dice: random.Random) -> list[Deed]:
+def aimed(cluster: DrawnCluster, steps: int, link_s: float, dice: random.Random) -> list[Deed]:
     found: list[Deed] = []
     for _ in range(dice.choice((0, 0, 1, 1, 2, 3))):
         kind = dice.choice(("together", "change", "change", "earlier life"))
@@ -106,7 +106,7 @@ def aimed(cluster: Cluster, steps: int, link_s: float, dice: random.Random) -> l
     return found
 
 
-def _together(cluster: Cluster, steps: int, link_s: float, dice: random.Random) -> list[Deed]:
+def _together(cluster: DrawnCluster, steps: int, link_s: float, dice: random.Random) -> list[Deed]:
     """Some are killed while a step ends: others have committed it, or have not."""
     upon, count = "commit", dice.randint(1, steps * cluster.num_workers)
     if dice.random() < 0.5:
@@ -119,7 +119,7 @@ def _together(cluster: Cluster, steps: int, link_s: float, dice: random.Random) 
     ]
 
 
-def _at_a_change(cluster: Cluster, link_s: float, dice: random.Random) -> list[Deed]:
+def _at_a_change(cluster: DrawnCluster, link_s: float, dice: random.Random) -> list[Deed]:
     is_told = dice.random() < 0.6
     upon = dice.choice(_TOLD if is_told else _DONE)
     count = dice.randint(1, 3 * cluster.num_workers if is_told else 3)
@@ -127,7 +127,7 @@ def _at_a_change(cluster: Cluster, link_s: float, dice: random.Random) -> list[D
     return [replace(d, upon=upon, count=count) for d in deeds_at(after_s, cluster, dice)]
 
 
-def _earlier_life(cluster: Cluster, dice: random.Random) -> list[Deed]:
+def _earlier_life(cluster: DrawnCluster, dice: random.Random) -> list[Deed]:
     """Cut off and given up, and the coordinator dies: who comes back is not the one waited for."""
     cut = dice.choice([name for name in cluster.names if name != cluster.home])
     at_s, seconds = round(1.0 + 3 * dice.random(), 3), f"{dice.choice((5.0, 6.0, 8.0, 10.0)):g}"
@@ -139,7 +139,7 @@ def _earlier_life(cluster: Cluster, dice: random.Random) -> list[Deed]:
     return [Deed(at_s, "cut", (cluster.home, cut, seconds)), crash]
 
 
-def thin_stage(cluster: Cluster, steps: int, dice: random.Random) -> list[Deed]:
+def thin_stage(cluster: DrawnCluster, steps: int, dice: random.Random) -> list[Deed]:
     """One holder of a stage is left; then it dies with one of another stage, just when somebody
     commits a step that not all have ended."""
     shape = cluster.shape

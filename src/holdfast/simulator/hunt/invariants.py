@@ -141,12 +141,17 @@ class Invariants(Watch):
             case events.WorkerLost():
                 self._has_lost = True
                 self._loses(world, event.worker, event.cause)
-            case events.JoinFailed() if _ENDED.match(event.reason):
-                self._loses(world, event.worker, event.reason)
+            case events.JoinFailed():
+                self._fails_to_join(world, event.worker, event.reason)
             case events.MachineLost():
                 self._has_lost = True
             case events.RunFinished():
                 self._ended(world)
+
+    def _fails_to_join(self, world: VirtualRun, worker: str, why: str) -> None:
+        """Because its process has ended, and not because it was refused: only the words tell."""
+        if _ENDED.match(why):
+            self._loses(world, worker, why)
 
     def _loses(self, world: VirtualRun, worker: str, cause: str) -> None:
         """Whoever is well is not given up."""

@@ -77,7 +77,7 @@ class SimulatedMachines(ABC):
         return costs.of(op.kind) * (1 + costs.spread * (self.dice.random() - 0.5))
 
     def measured_s(self, name: str) -> float:
-        """Of a row of ``MeasuredTimes``; 0 in a world that is drawn."""
+        """Of a row of ``RecordedTimes``; 0 in a world that is drawn."""
         return 0.0 if self.measured is None else self.measured.draw_s(name, self.dice)
 
     def probe_s(self, step: int) -> float:

@@ -18,7 +18,7 @@ from holdfast.observability import events
 from holdfast.protocol import messages
 from holdfast.protocol.records import VerdictRow
 from holdfast.schedule.operation import Kind, Shape
-from holdfast.simulator.costs.measured_times import MeasuredTimes
+from holdfast.simulator.costs.measured_times import RecordedTimes
 from holdfast.simulator.messages.reference import CLIPPED, SKIPPED
 
 MOST_SECONDS = 1e6
@@ -154,7 +154,7 @@ class Scenario:
     deeds: tuple[Deed, ...] = ()
     refined_s: float = -1.0
     costs: OperationCosts = OperationCosts()
-    measured: MeasuredTimes | None = None
+    measured: RecordedTimes | None = None
 
     def config(self) -> RunConfig:
         shape = self.shape
@@ -252,7 +252,7 @@ _ONCE: dict[str, tuple[Callable[[str], Any], str]] = {  # how it is read, and it
 _OFTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "set": (_setting, "section.field=value"),
     "bad": (_bad, "a step, and clip or skip"),
-    "fault": (_fault, "as for --fault"),
+    "fault": (_fault, "as for the fault of a run"),
     "deed": (Deed.parse, "a time and what happens"),
 }
 
