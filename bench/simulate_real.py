@@ -19,13 +19,8 @@ from attempts import Attempts, headline
 from failstop_run import START_LIMIT_S, Job, Run
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.cluster import WorkerId
-from holdfast.observability.events import (
-    EVENTS_FILE,
-    Event,
-    RunFinished,
-    StepFinished,
-    read_events,
-)
+from holdfast.observability.events import Event, RunFinished, StepFinished
+from holdfast.observability.log import EVENTS_FILE, read_events
 from holdfast.planner.planning import refine
 from holdfast.planner.problem import Member
 from holdfast.runtime.probe.probing import EMULATED_FORWARDS
