@@ -73,7 +73,7 @@ docs: .venv-docs/ready
 
 # What pages show of plans, help texts, files and runs, written anew. Look at the diff.
 refresh-docs: $(READY)
-	HOLDFAST_REWRITE=1 $(BIN)/pytest tests/unit/test_docs.py tests/unit/test_docs_facts.py tests/multiprocess/test_docs_sessions.py
+	HOLDFAST_REWRITE=1 $(BIN)/pytest tests/unit/observability/test_schema.py tests/unit/test_docs.py tests/unit/test_docs_facts.py tests/multiprocess/test_docs_sessions.py
 
 bench: $(READY)
 	$(BIN)/python bench/period.py
@@ -85,6 +85,7 @@ bench: $(READY)
 	$(BIN)/python bench/detect.py
 	$(BIN)/python bench/failslow.py
 	$(BIN)/python bench/journal.py
+	$(BIN)/python bench/events.py
 	$(BIN)/python bench/tls.py
 	$(BIN)/python bench/log_copies.py
 	$(BIN)/python bench/data.py

@@ -36,15 +36,8 @@ from holdfast.detection.diagnosis import Cause
 from holdfast.faults.fault import Fault, parse_fault
 from holdfast.faults.slowdowns import Mix, slowdowns
 from holdfast.host import instruction_set
-from holdfast.observability.events import (
-    EVENTS_FILE,
-    Diagnosed,
-    Event,
-    FaultFired,
-    SlownessOver,
-    WorkerStep,
-    read_events,
-)
+from holdfast.observability.events import Diagnosed, Event, FaultFired, SlownessOver, WorkerStep
+from holdfast.observability.log import EVENTS_FILE, read_events
 
 TEST_SEED = 2_000_000  # nothing was tuned on runs of seeds from here on ...
 TUNING_SEED = 4_000_000  # ... and whoever looks for a better detector uses these

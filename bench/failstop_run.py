@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from groups import groups_of, signal_all
 from holdfast.observability.events import (
-    EVENTS_FILE,
     Event,
     Recovered,
     StepFinished,
@@ -26,6 +25,7 @@ from holdfast.observability.events import (
     WorkerStep,
     decode_event,
 )
+from holdfast.observability.log import EVENTS_FILE
 from holdfast.schedule.operation import Fact, Kind, Op, Shape, makes, needs, parse_op
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny_gpt.py"

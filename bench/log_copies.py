@@ -20,7 +20,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from holdfast.observability.events import EVENTS_FILE, StepFinished, read_events
+from holdfast.observability.events import StepFinished
+from holdfast.observability.log import EVENTS_FILE, read_events
 from holdfast.storage.run_paths import LOG_COPIES
 
 JOB = Path(__file__).with_name("gpt4m.py")

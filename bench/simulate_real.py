@@ -21,13 +21,8 @@ from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.cluster import WorkerId
 from holdfast.config import DeviceConfig
 from holdfast.control.join.costs import emulated_costs
-from holdfast.observability.events import (
-    EVENTS_FILE,
-    Event,
-    RunFinished,
-    StepFinished,
-    read_events,
-)
+from holdfast.observability.events import Event, RunFinished, StepFinished
+from holdfast.observability.log import EVENTS_FILE, read_events
 from holdfast.planner.planning import refine
 from holdfast.planner.problem import Member
 from holdfast.runtime.probe.probing import EMULATED_FORWARDS

@@ -129,7 +129,7 @@ INNER: dict[str, list[str]] = {
         "effects | checks | recovery_rules | journal | device_room",
     ],
     "cli": [
-        "cluster | launching | simulating",
+        "cluster | launching | looking | simulating",
         "worker",
         "report | terminal | help_text | flags | passed_on",
         "plan_problem",
@@ -140,8 +140,9 @@ INNER: dict[str, list[str]] = {
         "worlds | costs",
     ],
     "observability": [
+        "log",
         "events",
-        "event_files | jsonfile",
+        "jsonfile",
     ],
     "launch": [
         "kinds",

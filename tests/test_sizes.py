@@ -32,6 +32,9 @@ LATE_IMPORTS = {
     Finding("cli/worker.py", "imports holdfast.runtime.worker in _work"): "torch, as above",
     Finding("__init__.py", "imports for the type checker"): "names that are loaded when used",
     Finding("api/diagnosing.py", "imports pyarrow in read_trace"): "optional, for traces only",
+    Finding(
+        "observability/log/exporting.py", "imports pyarrow in _parquet"
+    ): "optional, for Parquet only",
     Finding("auth/certificate.py", "imports cryptography in new_key"): "optional",
     Finding("auth/certificate.py", "imports cryptography.hazmat.primitives in new_key"): "optional",
     Finding(

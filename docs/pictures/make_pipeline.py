@@ -15,15 +15,14 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from holdfast.observability.events import (
-    EVENTS_FILE,
     Event,
     FaultFired,
     Recovered,
     RunStarted,
     WorkerLost,
     WorkerStep,
-    read_events,
 )
+from holdfast.observability.log import EVENTS_FILE, read_events
 from holdfast.schedule.operation import Kind, Op, parse_op
 
 COLOURS = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from helpers.seed import SEED
+from helpers.seed import SEED, seed_number
 from helpers.sweeps import chaos_checks as checks
 from helpers.sweeps import chaos_order as order
 from helpers.sweeps.chaos import LAYOUTS, PER_CENT, PHASES, QUICK, SAVE, STEPS
@@ -62,8 +62,9 @@ def all_singles(steps):
 
 
 def spread(cases, per_cent):
+    """Others for another seed."""
     stride = max(1, round(100 / per_cent))
-    return cases[::stride]
+    return cases[seed_number("spread") % stride :: stride]
 
 
 def sample(singles, per_cent):
@@ -108,7 +109,7 @@ def check_single(arena, table, single, *settings):
     saves = [EVERY_STEP] if single.point == SAVE else []
     story = arena.run(layout, [single.fault], *settings, *saves)
     table.add("points", story)
-    checks.assert_same(story, arena.undisturbed(layout, *settings))
+    checks.assert_same(story, arena.undisturbed(layout))
     checks.assert_fired(story)
     assert not story.went_back, str(story)
     checks.assert_only_lost_work_is_redone(story, single.worker)
@@ -121,8 +122,8 @@ SINGLES = sample(all_singles(MIDDLE), PER_CENT)
 AT_THE_EDGES = spread(all_singles(EDGES), PER_CENT / 10)
 
 
-# Every time: each phase of a step, and an operation of each kind, before and after it.
-USUAL = {*PHASES, SAVE, "F0", "F1.done", "B1", "B0.done", "W1", "W0.done"}
+# Every time: each phase of a step, and an operation of each kind.
+USUAL = {*PHASES, SAVE, "F1.done", "B1", "W0.done"}
 ONCE = {one.point: one for one in SINGLES if one.point in USUAL}
 
 
@@ -165,7 +166,7 @@ def check_pair(arena, table, pair):
 
 
 @pytest.mark.parametrize(
-    "pair", every(4, spread(all_pairs(), 100 if PER_CENT >= 100 else 6)), ids=str
+    "pair", every(4, spread(all_pairs(), 100 if PER_CENT >= 100 else 3)), ids=str
 )
 def test_two_workers_may_die_in_one_step(arena, table, pair):
     check_pair(arena, table, pair)
@@ -206,12 +207,12 @@ def test_two_workers_may_die_at_random_points(arena, table, number):
 OTHERS = spread(all_singles((3,)), 1 if QUICK else 10)
 
 
-@pytest.mark.parametrize("single", first(2, OTHERS), ids=str)
+@pytest.mark.parametrize("single", first(1, OTHERS), ids=str)
 def test_a_worker_may_die_at_any_point_if_all_stages_step_together(arena, table, single):
     check_single(arena, table, single, "optimizer.mode=global")
 
 
-@pytest.mark.parametrize("single", first(2, OTHERS), ids=str)
+@pytest.mark.parametrize("single", first(1, OTHERS), ids=str)
 def test_with_fast_gradients_the_run_ends_well_whoever_dies(arena, table, single):
     saves = [EVERY_STEP] if single.point == SAVE else []
     fast = "gradients.mode=fast"

@@ -9,7 +9,7 @@ from typing import TypeVar
 from helpers.hosts import Host, Program
 from helpers.live import pace, wait_until
 from holdfast.addresses import host_port
-from holdfast.observability.events import EVENTS_FILE, read_events
+from holdfast.observability.log import EVENTS_FILE, read_events
 from holdfast.observability.summary import SUMMARY_FILE
 
 LIMIT_S = 300.0  # of one wait: nine processes load torch on two cores

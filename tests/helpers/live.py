@@ -13,14 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from helpers import jobs, runs
-from holdfast.observability.events import (
-    EVENTS_FILE,
-    Event,
-    RunStarted,
-    StepFinished,
-    WorkerReady,
-    decode_event,
-)
+from holdfast.observability.events import Event, RunStarted, StepFinished, WorkerReady, decode_event
+from holdfast.observability.log import EVENTS_FILE
 
 LIMIT_S = 150.0  # no wait of a test takes this long unless it fails
 PACE_S = 0.03  # of a sample

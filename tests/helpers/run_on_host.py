@@ -8,14 +8,8 @@ from helpers import runs
 from helpers.hosts import Host, Program
 from helpers.live import pace, paced, wait_until
 from holdfast.auth.certificate import kept_key
-from holdfast.observability.events import (
-    EVENTS_FILE,
-    Event,
-    RunStarted,
-    WorkerLost,
-    WorkerReady,
-    read_events,
-)
+from holdfast.observability.events import Event, RunStarted, WorkerLost, WorkerReady
+from holdfast.observability.log import EVENTS_FILE, read_events
 from holdfast.observability.summary import SUMMARY_FILE
 
 LIMIT_S = 300.0  # of one wait: five processes load torch at once

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from holdfast.cli.main import main
-from holdfast.observability.events import EVENTS_FILE, Event, read_events
+from holdfast.observability.events import Event
+from holdfast.observability.log import EVENTS_FILE, read_events
 from holdfast.observability.summary import SUMMARY_FILE
 from holdfast.observability.text import INDENT
 from holdfast.storage.checkpoint import read_layers

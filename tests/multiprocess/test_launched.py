@@ -22,13 +22,8 @@ from holdfast.auth.certificate import new_key
 from holdfast.auth.secret import new_secret
 from holdfast.launch.k8s.manifests import ticket_of
 from holdfast.launch.k8s.pods import K8sRun, coordinator_pod, machine_pod
-from holdfast.observability.events import (
-    EVENTS_FILE,
-    MachineLost,
-    StepFinished,
-    WorkerReady,
-    read_events,
-)
+from holdfast.observability.events import MachineLost, StepFinished, WorkerReady
+from holdfast.observability.log import EVENTS_FILE, read_events
 from holdfast.observability.summary import SUMMARY_FILE
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.cluster, pytest.mark.timeout(900)]

@@ -22,15 +22,14 @@ from helpers.s3_server import S3Server, skip_without_packages, use
 from helpers.seed import SEED
 from holdfast.errors import Deposed
 from holdfast.observability.events import (
-    EVENTS_FILE,
     CheckpointSaved,
     Recovered,
     StepFinished,
     TookOver,
     WentBack,
     WorkerLost,
-    read_events,
 )
+from holdfast.observability.log import EVENTS_FILE, read_events
 from holdfast.observability.summary import SUMMARY_FILE
 
 WHY_NOT = why_not()

@@ -12,7 +12,7 @@ from helpers import live, runs
 from helpers.etcd_server import etcd_cluster
 from helpers.seed import SEED
 from helpers.wide import first_two
-from holdfast.observability import events
+from holdfast.observability import events, log
 
 STEPS = 25
 LIMIT_S = 240.0
@@ -59,7 +59,7 @@ def num_steps(run_dir):
 
 def any_of(run_dir, kind):
     try:
-        found = events.read_events(run_dir / events.EVENTS_FILE)
+        found = log.read_events(run_dir / log.EVENTS_FILE)
     except Exception:
         return []
     return [event for event in found if isinstance(event, kind)]
@@ -169,7 +169,7 @@ def test_without_workers_it_goes_on_from_the_checkpoint_and_says_so(folder, job,
     settings = runs.settings("workers.orphan_limit_s=1", "checkpoint.every_steps=2")
     process = begun(job, run_dir, *settings)
     live.wait_until(lambda: any_of(run_dir, events.CheckpointSaved), "a checkpoint")
-    address = live.address_of(events.read_events(run_dir / events.EVENTS_FILE))
+    address = live.address_of(log.read_events(run_dir / log.EVENTS_FILE))
     killed(process)
     live.wait_until(lambda: not live.processes_of(address), "orphans to end")
     outcome = resumed(run_dir)

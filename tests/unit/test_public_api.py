@@ -10,7 +10,7 @@ import pytest
 import holdfast as hf
 from holdfast.cli.flags import in_flags
 from holdfast.errors import Argument, ConfigError, ResumeFrom
-from holdfast.observability.event_files import EVENTS_FILE
+from holdfast.observability.log import EVENTS_FILE
 from holdfast.observability.summary import SUMMARY_FILE, summarize, write_summary
 
 INIT = Path(hf.__file__)

@@ -10,7 +10,7 @@ from holdfast.detection.trace.graph import graph_of
 from holdfast.detection.trace.trace import OPTIONAL, WANTED, Trace, TraceLayout, trace_of
 from holdfast.detection.trace.whatif import WhatIf, what_if
 from holdfast.errors import ConfigError
-from holdfast.observability.events import EVENTS_FILE, read_events
+from holdfast.observability.log import EVENTS_FILE, read_events
 
 Unit = Literal["s", "ms", "us", "ns"]
 UNITS: dict[Unit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}

@@ -14,13 +14,8 @@ from holdfast.control.io.succession.copies import copied
 from holdfast.control.io.succession.far_copies import PAUSE_S, Copier, courier_to
 from holdfast.control.io.succession.run_journal import LeftBehind
 from holdfast.errors import HoldfastError
-from holdfast.observability.events import (
-    EVENTS_FILE,
-    CheckpointSaved,
-    Event,
-    StepFinished,
-    encode_event,
-)
+from holdfast.observability.events import CheckpointSaved, Event, StepFinished, encode_event
+from holdfast.observability.log import EVENTS_FILE
 from holdfast.protocol.spec import Access
 
 _LIMIT_S = 10.0  # of one question

@@ -1,6 +1,5 @@
 """A run as it is on disk: finished, broken off, or still under way in any process."""
 
-import fcntl
 import weakref
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +9,8 @@ from holdfast.api.job_source import JobLike, job_source
 from holdfast.config import RunConfig, config_from, known_settings
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.job_reference import forget_here
-from holdfast.observability.events import EVENTS_FILE, Event, RunStarted, read_events
+from holdfast.observability.events import Event, RunStarted
+from holdfast.observability.log import EVENTS_FILE, RunLog, is_written, read_events
 from holdfast.observability.summary import SUMMARY_FILE, Summary, read_summary, summarize
 from holdfast.storage.best import best_step
 from holdfast.storage.contents import Checkpoint
@@ -38,15 +38,16 @@ class RunRecord:
         """All that are on disk, of every launch of the run, times of operations included."""
         return tuple(read_events(self.run_dir / EVENTS_FILE))
 
+    @cached_property
+    def log(self) -> RunLog:
+        """The same without times of operations, which are read by step: quick, however long the
+        run."""
+        return RunLog.open(self.run_dir)
+
     @property
     def is_running(self) -> bool:
         """Some process is writing events."""
-        with (self.run_dir / EVENTS_FILE).open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        return is_written(self.run_dir)
 
     @cached_property
     def summary(self) -> Summary:

@@ -17,7 +17,7 @@ from holdfast.control.io.succession.run_journal import Led, LeftBehind, left_beh
 from holdfast.control.journal.base import POLL_S
 from holdfast.control.state.settings import resume_call
 from holdfast.errors import Argument, ConfigError, JournalAway, JournalHeld
-from holdfast.observability.events import EVENTS_FILE
+from holdfast.observability.log import EVENTS_FILE
 from holdfast.storage.copied_states import copies_of, drop_copies
 from holdfast.storage.stores import has_checkpoint
 

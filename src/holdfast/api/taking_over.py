@@ -29,7 +29,7 @@ from holdfast.errors import (
 )
 from holdfast.faults.fault import parse_fault
 from holdfast.job_reference import JobSource
-from holdfast.observability.events import EVENTS_FILE
+from holdfast.observability.log import EVENTS_FILE
 from holdfast.storage.contents import Checkpoint
 from holdfast.storage.copied_states import take_copies
 from holdfast.storage.stores import find, load

@@ -14,7 +14,6 @@ from holdfast.cli import (
     help_text,
     plan,
     recovery_plan,
-    trace,
     train,
     watch,
     worker,
@@ -22,6 +21,7 @@ from holdfast.cli import (
 from holdfast.cli.cluster import agent, drain, standby
 from holdfast.cli.flags import in_flags
 from holdfast.cli.launching import k8s, preflight, slurm
+from holdfast.cli.looking import events, trace
 from holdfast.cli.simulating import simulate
 from holdfast.cli.terminal.complaints import complain
 from holdfast.errors import ConfigError, HoldfastError
@@ -40,7 +40,7 @@ _EXAMPLES = (
     "holdfast watch -- torchrun --nproc-per-node 4 train.py",
 )
 _COMMANDS = (
-    *(demo, train, worker, plan, recovery_plan, trace, diagnose, export, watch),
+    *(demo, train, worker, plan, recovery_plan, trace, diagnose, events, export, watch),
     *(simulate, preflight, slurm, k8s, agent, drain, standby),
 )
 _MORE = "'holdfast COMMAND --help' shows the arguments of a command, with examples."

@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.cli.main import main
 from holdfast.cli.report.demo import FAULTS, Report
-from holdfast.observability.events import EVENTS_FILE, StepFinished, encode_event
+from holdfast.observability.events import StepFinished, encode_event
+from holdfast.observability.log import EVENTS_FILE
 
 ROOT = Path(__file__).parents[3]
 FOUND = {"subject": "0.1", "step": 23, "cause": "slow computation", "factor": 4.0, "since": 20}

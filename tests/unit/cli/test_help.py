@@ -12,12 +12,12 @@ from holdfast.cli import (
     main,
     plan,
     recovery_plan,
-    trace,
     train,
     watch,
     worker,
 )
 from holdfast.cli.launching import k8s, preflight, slurm
+from holdfast.cli.looking import events, trace
 from holdfast.cli.simulating import simulate
 from holdfast.errors import ConfigError
 
@@ -29,6 +29,7 @@ COMMANDS = {
     "recovery-plan": recovery_plan,
     "trace": trace,
     "diagnose": diagnose,
+    "events": events,
     "export": export,
     "watch": watch,
     "preflight": preflight,

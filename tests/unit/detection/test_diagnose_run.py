@@ -15,7 +15,8 @@ from holdfast.detection.live.recorded import look, observed
 from holdfast.detection.observation import OpTime
 from holdfast.errors import ConfigError
 from holdfast.observability import events
-from holdfast.observability.events import EVENTS_FILE, encode_event
+from holdfast.observability.events import encode_event
+from holdfast.observability.log import EVENTS_FILE
 
 WORKERS = ("0.0", "0.1", "1.0", "1.1")
 ONSET, RELIEF, END = 30, 50, 70

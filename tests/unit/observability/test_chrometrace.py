@@ -4,12 +4,11 @@ import json
 import pytest
 
 from helpers.sample_events import sample
-from holdfast.cli import trace
+from holdfast.cli.looking import trace
 from holdfast.errors import ConfigError
 from holdfast.observability.chrometrace import chrome_trace
 from holdfast.observability.events import (
     FaultFired,
-    JsonLines,
     Recovered,
     RunStarted,
     StepFinished,
@@ -17,6 +16,7 @@ from holdfast.observability.events import (
     WorkerLost,
     WorkerStep,
 )
+from holdfast.observability.log import EventWriter
 
 EVENTS = [
     sample(RunStarted, at_s=100.0, pipelines=2, stages=2),
@@ -155,7 +155,7 @@ def parse(*arguments):
 
 @pytest.fixture
 def run_dir(tmp_path):
-    sink = JsonLines.open(tmp_path / "events.jsonl")
+    sink = EventWriter.open(tmp_path / "events.jsonl")
     for event in EVENTS:
         sink.emit(event)
     sink.close()
@@ -190,7 +190,7 @@ def test_a_directory_without_events_is_an_error(tmp_path):
 
 
 def test_a_run_without_times_of_operations_is_an_error(tmp_path):
-    sink = JsonLines.open(tmp_path / "events.jsonl")
+    sink = EventWriter.open(tmp_path / "events.jsonl")
     sink.emit(EVENTS[0])
     sink.close()
     with pytest.raises(ConfigError, match="holds no times of operations"):

@@ -1,5 +1,3 @@
-import errno
-import io
 import json
 import math
 import subprocess
@@ -10,17 +8,12 @@ import pytest
 
 from helpers.sample_events import EVENTS
 from holdfast.errors import ConfigError
-from holdfast.observability.events import (
-    Event,
-    JsonLines,
-    RunFailed,
-    StepFinished,
-    read_events,
-)
+from holdfast.observability.events import Event, StepFinished
+from holdfast.observability.log import EventWriter, read_events
 
 
 def write(path, events):
-    sink = JsonLines.open(path)
+    sink = EventWriter.open(path)
     for event in events:
         sink.emit(event)
     sink.close()
@@ -92,7 +85,7 @@ def test_a_torn_last_line_is_left_out(tmp_path, num_bytes):
 
 def test_a_file_still_being_written_can_be_read(tmp_path):
     path = tmp_path / "events.jsonl"
-    sink = JsonLines.open(path)
+    sink = EventWriter.open(path)
     sink.emit(EVENTS[0])
     assert read_events(path) == EVENTS[:1]
     sink.close()
@@ -140,40 +133,9 @@ def test_a_binary_file_is_an_error(tmp_path):
         read_events(path)
 
 
-class FullDisk(io.RawIOBase):
-    def write(self, data):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-class AlmostFullDisk(io.RawIOBase):
-    def write(self, data):
-        return 3
-
-
-@pytest.mark.parametrize("disk", [FullDisk(), AlmostFullDisk()])
-def test_emitting_to_a_full_disk_counts_the_drops_and_raises_nothing(disk):
-    sink = JsonLines(disk)
-    for event in EVENTS[:3]:
-        sink.emit(event)
-    assert sink.num_dropped == 3
-
-
-def test_emitting_after_close_is_a_drop(tmp_path):
-    sink = write(tmp_path / "events.jsonl", [])
-    sink.emit(EVENTS[0])
-    assert sink.num_dropped == 1
-
-
-def test_a_value_that_json_cannot_hold_is_a_drop(tmp_path):
-    sink = JsonLines.open(tmp_path / "events.jsonl")
-    sink.emit(RunFailed(at_s=0.0, reason=object()))
-    assert sink.num_dropped == 1
-    sink.close()
-
-
 def test_watching_a_run_needs_no_torch():
     code = (
         "import sys, holdfast.cli.terminal.view, holdfast.observability.summary, "
-        "holdfast.cli.trace; sys.exit('torch' in sys.modules)"
+        "holdfast.cli.looking.trace; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

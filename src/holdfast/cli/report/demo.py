@@ -5,7 +5,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from holdfast.observability.events import EVENTS_FILE, StepFinished, read_events
+from holdfast.observability.events import StepFinished
+from holdfast.observability.log import EVENTS_FILE, read_events
 
 FAULTS = ("slow 0.1 @ 21-40 x4.0", "kill 1.0 @ 54.B2", "join @ 58")
 _SLOW = (20, 40)  # steps, counted from 0

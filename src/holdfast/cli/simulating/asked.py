@@ -11,7 +11,7 @@ from holdfast.baselines.policies.constants import TINY
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.cli.plan_problem import parse_costs
 from holdfast.errors import ConfigError
-from holdfast.observability.events import EVENTS_FILE, read_events
+from holdfast.observability.log import EVENTS_FILE, read_events
 from holdfast.schedule.operation import Shape
 from holdfast.simulator.costs.from_run import run_costs
 from holdfast.simulator.costs.presets import preset

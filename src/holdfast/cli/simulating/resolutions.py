@@ -6,7 +6,7 @@ from collections.abc import Callable
 from holdfast.baselines.policies.job_costs import JobCosts
 from holdfast.cli.simulating.asked import asked_policies
 from holdfast.errors import ConfigError
-from holdfast.observability.events import EVENTS_FILE, read_events
+from holdfast.observability.log import EVENTS_FILE, read_events
 from holdfast.simulator.by_messages.lived import live_through
 from holdfast.simulator.costs.measured_times import measured_times
 from holdfast.simulator.intervals.outcome import PolicyOutcome

@@ -38,8 +38,7 @@ from holdfast.control.io.succession.run_journal import RunJournal
 from holdfast.control.journal.opening import note_journal
 from holdfast.errors import Argument, CheckpointError, ConfigError, ProtocolError, ResumeFrom
 from holdfast.host.scarce import patiently
-from holdfast.observability import events
-from holdfast.observability.event_files import Rotation
+from holdfast.observability import events, log
 from holdfast.observability.stacks import read_stack, stack_file, user_frame
 from holdfast.observability.summary import SUMMARY_FILE, Summary, write_summary
 from holdfast.protocol.spec import Access
@@ -115,7 +114,7 @@ class RunRecorder:
     pass_on: Pass
     usual_mask: int = 0o022
     kept: list[events.Event] = field(default_factory=list)
-    sink: events.JsonLines | None = None
+    sink: log.EventWriter | None = None
     journal: RunJournal | None = None
     spares: Callable[[], int] = lambda: 0
 
@@ -216,7 +215,8 @@ class RunRecorder:
         if self.sink.num_dropped:
             self.warn(f"{self.sink.num_dropped} events could not be written")
 
-    def _emit(self, event: events.Event) -> None:
+    def _emit(self, told: events.Event) -> None:
+        event = events.dated(told, time.time())
         if self.sink is not None:
             self.sink.emit(event)
         if not isinstance(event, events.WorkerStep):  # the bulk of them: only on disk
@@ -258,11 +258,11 @@ class RunRecorder:
         note_address(self.run_dir, self.config.checkpoint.dir)
         note_journal(self.run_dir, self.config.control.journal)
 
-    def _only_writer(self) -> events.JsonLines:
+    def _only_writer(self) -> log.EventWriter:
         """The events file, locked as long as this process lives: two runs would mix in it."""
-        rotation = Rotation(self.run_dir, self.config.observe.events_limit_bytes())
+        limit_bytes = self.config.observe.events_limit_bytes()
         try:
-            return events.JsonLines(rotation.open(), rotation)
+            return log.EventWriter.of_run(self.run_dir, limit_bytes)
         except BlockingIOError as why:
             raise ConfigError(
                 _run_dir(self.run_dir), ": another run is writing there; choose another directory"
@@ -287,7 +287,7 @@ class RunRecorder:
 
 def check_run_dir(run_dir: Path, resume: Checkpoint | None) -> None:
     """Find out now, not after minutes of training; leaves nothing behind."""
-    if not continues_in(run_dir, resume) and (run_dir / events.EVENTS_FILE).exists():
+    if not continues_in(run_dir, resume) and (run_dir / log.EVENTS_FILE).exists():
         refusal = (_run_dir(run_dir), ": already holds a run; choose another directory")
         if has_checkpoint(run_dir):
             raise ConfigError(*refusal, ", or go on with it: ", ResumeFrom(str(run_dir)))

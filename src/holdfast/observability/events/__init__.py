@@ -1,13 +1,12 @@
-"""Every event of a run, and its form in a file.
+"""Every event of a run, and its form as a line of text.
 
 Knows fields and JSON lines; ``at_s`` and other times are ``time.monotonic()`` of the coordinator's
 machine. Only ``transfers`` are between two clocks.
 Does not know who emits or who reads.
 """
 
-from holdfast.observability.event_files import EVENTS_FILE
-from holdfast.observability.events.kinds import Event
-from holdfast.observability.events.lines import JsonLines, decode_event, encode_event, read_events
+from holdfast.observability.events.kinds import SCHEMA, Event, dated
+from holdfast.observability.events.lines import decode_event, encode_event
 from holdfast.observability.events.run import (
     Interrupted,
     OpRow,
@@ -58,7 +57,7 @@ from holdfast.observability.events.workers import (
 )
 
 __all__ = [
-    "EVENTS_FILE",
+    "SCHEMA",
     "CheckpointFailed",
     "CheckpointSaved",
     "ConnectionDropped",
@@ -69,7 +68,6 @@ __all__ = [
     "IntervalChosen",
     "JoinFailed",
     "JoinUnfinished",
-    "JsonLines",
     "LogChanged",
     "MachineCame",
     "MachineDrained",
@@ -101,7 +99,7 @@ __all__ = [
     "WorkerReplaced",
     "WorkerStep",
     "WorkerStuck",
+    "dated",
     "decode_event",
     "encode_event",
-    "read_events",
 ]

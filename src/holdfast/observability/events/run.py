@@ -28,6 +28,8 @@ class RunStarted(Timed):
     join_with: str = ""  # words of the command by which they join, for the run's secret
     in_flight: int = 0  # micro-batches on a worker, if device memory is what limits them; 0: not
     limits: str = ""  # after how long a silent worker is lost, and the like, in words
+    unix_s: float = 0.0  # the wall clock at ``at_s``, by time.time(); 0: not known, an old file
+    schema: int = 0  # which version of the form of events follows; 0: before there were versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

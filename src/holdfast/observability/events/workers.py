@@ -166,6 +166,8 @@ class TookOver(Timed):
     step: int  # the first that is not finished
     workers: tuple[str, ...]  # who still holds its state
     took_s: float  # until they were back
+    unix_s: float = 0.0  # as in RunStarted
+    schema: int = 0
 
 
 WorkerEvent: TypeAlias = (

@@ -8,13 +8,13 @@ from holdfast.config import RunConfig
 from holdfast.control.device_room import limited_by_device
 from holdfast.control.takeover.snapshot import RunSnapshot
 from holdfast.errors import ConfigError
-from holdfast.observability import events
+from holdfast.observability import events, log
 
 
 def past_events(run_dir: Path) -> list[events.Event]:
     """As a summary wants them; nothing if they cannot be read, or are on another machine."""
     try:
-        found = events.read_events(run_dir / events.EVENTS_FILE)
+        found = log.read_events(run_dir / log.EVENTS_FILE)
     except ConfigError:
         return []
     return [event for event in found if not isinstance(event, events.WorkerStep)]

@@ -7,8 +7,9 @@ from pathlib import Path
 from holdfast.cli import help_text
 from holdfast.errors import ConfigError
 from holdfast.observability.chrometrace import chrome_trace
-from holdfast.observability.events import EVENTS_FILE, Event, WorkerStep, read_events
+from holdfast.observability.events import Event, WorkerStep
 from holdfast.observability.jsonfile import write_json
+from holdfast.observability.log import EVENTS_FILE, read_events
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
