@@ -168,7 +168,7 @@ def test_a_run_that_was_resumed_may_use_its_own_log_directory_again(arena, tmp_p
     flags = ["--resume", str(ended.outcome.run_dir)]
     words = [*runs.layout("1x4"), *flags, *settings(*where, "checkpoint.at_end=false")]
     words += settings(f"parallel.cut={ONE.cut}")
-    job, numbers = arena.folder / "tiny_4.py", {"steps": 5, "microbatches": 4}
+    job, numbers = arena.folder / "tiny_1x4.py", {"steps": 5, "microbatches": 4}
     resumed = runs.finished(runs.threads(job, ended.outcome.run_dir, *words, **numbers))
     assert resumed.sha256 == arena.undisturbed(ONE).sha256
     assert not (tmp_path / "logs").exists()

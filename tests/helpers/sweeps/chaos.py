@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers import jobs, runs
@@ -24,7 +24,7 @@ from holdfast.runtime.replay.replay import Replayer
 from holdfast.runtime.step.operations import StageOperations
 from holdfast.schedule.operation import Op
 
-PER_CENT = int(os.environ.get("HOLDFAST_SWEEP", "2"))  # of all points that are tried
+PER_CENT = int(os.environ.get("HOLDFAST_SWEEP", "4"))  # of all points that are tried
 QUICK = PER_CENT < 100
 STEPS = 5
 LIMIT_S = 150.0  # a run takes half a second; on a busy machine some
@@ -156,8 +156,7 @@ class Arena:
 
     folder: Path
     executions: Executions = field(default_factory=Executions)
-    watches: bool = not QUICK  # for slow workers: then each runs benchmarks, a quarter of the time
-    _undisturbed: dict[tuple[Layout, int], runs.Outcome] = field(default_factory=dict)
+    _undisturbed: dict[tuple[str, ...], runs.Outcome] = field(default_factory=dict)
     _count: int = 0
 
     @property
@@ -182,10 +181,9 @@ class Arena:
     ) -> Story:
         self._count += 1
         run_dir = self.run_dir
-        text = jobs.TINY.replace("CLIP_NORM", repr(layout.clip_norm))
-        job = jobs.write(self.folder, f"tiny_{layout.microbatches}", text)
+        name = f"tiny_{layout.text}"
+        job = jobs.write(self.folder, name, jobs.TINY.replace("CLIP_NORM", repr(layout.clip_norm)))
         usual = ["checkpoint.at_end=false", "checkpoint.every_steps=0"]
-        usual += [] if self.watches else ["mitigation.mode=off"]
         words = [*runs.layout(layout.text), *flags]
         words += runs.settings(*usual, f"parallel.cut={layout.cut}", *settings)
         self.executions.ran = ran = []
@@ -196,13 +194,12 @@ class Arena:
         took_s = time.monotonic() - start_s
         return Story(layout, faults, outcome, ran, took_s, "".join(stacks))
 
-    def undisturbed(self, layout: Layout, *, steps: int = STEPS) -> runs.Outcome:
-        """On one worker, the cheapest: neither layout nor mode may show in the result."""
-        alone = replace(layout, text="1x1", cut="[]")
-        if (alone, steps) not in self._undisturbed:
-            story = self.run(alone, (), steps=steps)
-            self._undisturbed[alone, steps] = runs.finished(story.outcome)
-        return self._undisturbed[alone, steps]
+    def undisturbed(self, layout: Layout, *settings: str, steps: int = STEPS) -> runs.Outcome:
+        key = (layout.text, str(steps), *settings)
+        if key not in self._undisturbed:
+            story = self.run(layout, (), *settings, steps=steps)
+            self._undisturbed[key] = runs.finished(story.outcome)
+        return self._undisturbed[key]
 
     def clean(self, story: Story) -> None:
         """Only what went wrong is worth the space."""
