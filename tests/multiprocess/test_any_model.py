@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import holdfast as hf
 from helpers import runs, traced_models
 from helpers.runs import finished
+from holdfast.adaptors.examples import first_inputs
 
 TRACED = Path(traced_models.__file__)
 DECODERS = TRACED.with_name("decoders.py")
@@ -40,7 +42,16 @@ def assert_one_result(job: Path, name: str, folder: Path) -> runs.Outcome:
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["towers", "resnet", "vit", "unet", "functional"])
 def test_a_traced_model_has_the_same_bits_on_every_layout(name, tmp_path):
-    assert_one_result(TRACED, name, tmp_path)
+    run_dir = assert_one_result(TRACED, name, tmp_path).run_dir
+    assert_loads_into_the_users_own_class(run_dir, name)
+
+
+def assert_loads_into_the_users_own_class(run_dir: Path, name: str) -> None:
+    made = traced_models.job([name])
+    model, trained = made.model, hf.open_run(run_dir).model().eval()
+    model.load_state_dict(load_file(hf.export(run_dir) / "model.safetensors"))
+    inputs = first_inputs(made.data, made.microbatch_size, None)
+    assert torch.equal(model.eval()(*inputs), trained(*inputs))
 
 
 @pytest.mark.wide

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from helpers.harness.where import DEVICE
+
 WIDTH = 32
 VOCABULARY = 64
 
@@ -25,6 +27,7 @@ class Sums:
 
     def add(self, slot: int, gradient: Tensor) -> None:
         assert not gradient.requires_grad
+        gradient = DEVICE.to_host(gradient)
         known = slot in self.sums
         self.sums[slot] = self.sums[slot] + gradient if known else gradient.clone()
         self.num_added[slot] += 1
@@ -95,7 +98,8 @@ class Embed(nn.Module):
         self.token, self.position = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.token(tokens) + self.position(places)
 
 
 class OwnProduct(torch.autograd.Function):

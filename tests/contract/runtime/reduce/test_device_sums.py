@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.harness.where import DEVICE
 from holdfast.runtime.reduce import device_sums, fixed_point
 
 NUM = 125_000  # of each of the eight cases
@@ -20,12 +21,14 @@ def numbers(seed: int) -> np.ndarray:
 @pytest.mark.parametrize("exponent", [-128, 0, 44, 149])
 def test_sums_and_what_is_left_out_are_those_of_the_kernel(exponent, limit_bits):
     values = numbers(1000 + exponent + limit_bits)
-    ours = torch.zeros(len(values), dtype=torch.int64)
+    ours = DEVICE.place(torch.zeros(len(values), dtype=torch.int64))
     its = np.zeros(len(values), np.int64)
     for some in (values, values, values[::-1].copy(), values):
-        num = device_sums.add_scaled(ours, torch.from_numpy(some), exponent, limit_bits)
+        num = device_sums.add_scaled(
+            ours, DEVICE.place(torch.from_numpy(some)), exponent, limit_bits
+        )
         assert int(num) == fixed_point.add_scaled(its, some, 2.0**exponent, 2.0**limit_bits) > 0
-    assert np.array_equal(ours.numpy(), its)
+    assert np.array_equal(DEVICE.to_host(ours).numpy(), its)
 
 
 def test_numbers_half_way_between_two_go_to_the_even_one():

@@ -19,6 +19,7 @@ from helpers.harness.module_cases import (
     linears,
     same,
 )
+from helpers.harness.where import DEVICE, placed
 from holdfast.errors import ConfigError, ScheduleError
 from holdfast.runtime.stage.seeding import seed_for
 from holdfast.runtime.stage.stage import Stage, carries_gradient
@@ -48,7 +49,8 @@ def cut(
     edges = [0, *boundaries, len(layers)]
     return [
         Stage(
-            layers[start:stop],
+            placed(layers[start:stop]),
+            device=DEVICE,
             first_layer=start,
             seed=3,
             loss=loss if stop == len(layers) else None,
@@ -131,7 +133,7 @@ def test_random_numbers_follow_step_micro_batch_and_layer() -> None:
 
 def branches() -> list[nn.Module]:
     torch.manual_seed(0)
-    fork = Calls(lambda m, x: (m.a(x), x.sin(), torch.arange(32)), **linears(1))
+    fork = Calls(lambda m, x: (m.a(x), x.sin(), torch.arange(32, device=x.device)), **linears(1))
     skip = Calls(lambda m, v: (m.a(v[0]), v[1] * 2, v[2]), **linears(1))
     join = Calls(lambda m, v: m.a(v[0]) + v[1] + v[2], **linears(1))
     return [linear(), fork, skip, join]

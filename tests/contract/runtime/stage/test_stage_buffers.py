@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.harness.module_cases import Calls, Sums, linear, linears, same
+from helpers.harness.where import DEVICE, placed
 from holdfast.errors import ConfigError
 from holdfast.runtime.stage.stage import Stage
 
@@ -20,7 +21,8 @@ def make_layers() -> list[nn.Module]:
 
 
 def make_stage(layers: list[nn.Module] | None = None, **options: bool) -> Stage:
-    return Stage(layers or make_layers(), first_layer=1, sink=Sums(), **options)
+    made = placed(layers or make_layers())
+    return Stage(made, first_layer=1, sink=Sums(), device=DEVICE, **options)
 
 
 def changes_of(stage: Stage, order: tuple[int, ...]) -> dict[int, dict[str, Tensor]]:
@@ -34,7 +36,7 @@ def changes_of(stage: Stage, order: tuple[int, ...]) -> dict[int, dict[str, Tens
 
 def buffers_of(layers: list[nn.Module]) -> dict[str, Tensor]:
     named = [(f"{i}.{n}", b) for i, layer in enumerate(layers, 1) for n, b in layer.named_buffers()]
-    return {name: buffer.clone() for name, buffer in named}
+    return {name: DEVICE.host_copy(buffer) for name, buffer in named}
 
 
 @pytest.mark.parametrize("checkpoint_activations", [False, True])
@@ -72,7 +74,7 @@ def test_the_mean_change_is_one_update_of_a_batch_norm() -> None:
     means = []
     for data in DATA:
         norm.reset_running_stats()
-        norm(layers[0](data))
+        norm(DEVICE.to_host(layers[0](DEVICE.place(data))))
         means.append(norm.running_mean.clone())
     after = buffers_of(layers)
     assert after["2.0.num_batches_tracked"] == 1

@@ -20,6 +20,7 @@ from helpers.harness.module_cases import (
     linears,
     same,
 )
+from helpers.harness.where import DEVICE, ON_TEST_DEVICE, cannot, placed
 from holdfast.runtime.stage.precision import FP32, Precision
 from holdfast.runtime.stage.seeding import seed_layer
 from holdfast.runtime.stage.split import DeferWeights, run_backward
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def gradients_for(outputs: tuple[Tensor, ...], microbatch: int) -> BoundaryGradients:
     generator = torch.Generator().manual_seed(7 + microbatch)
     return tuple(
-        torch.randn(o.shape, generator=generator).to(o.dtype) if o.is_floating_point() else None
+        torch.randn(o.shape, generator=generator).to(o) if o.is_floating_point() else None
         for o in outputs
     )
 
@@ -47,13 +48,14 @@ def make_module(case: Case) -> nn.Module:
 
 def make_stage(module: nn.Module, **options: object) -> Stage:
     # Not layer 0, whose input needs no gradient.
-    return Stage([module], first_layer=1, seed=SEED, unpack=True, sink=Sums(), **options)
+    own = {"device": DEVICE, "sink": Sums(), "unpack": True}
+    return Stage(placed([module]), first_layer=1, seed=SEED, **own, **options)
 
 
 def run_plain(
     case: Case, precision: Precision = FP32
 ) -> tuple[list[BoundaryGradients], dict[int, Tensor]]:
-    module = make_module(case)
+    [module] = placed([make_module(case)])
     parameters = [p for p in module.parameters() if p.requires_grad]
     buffers = copy.deepcopy(dict(module.named_buffers()))
     found: list[BoundaryGradients] = []
@@ -61,15 +63,16 @@ def run_plain(
     for microbatch in MICROBATCHES:
         for name, buffer in module.named_buffers():
             buffer.data = buffers[name].clone()
-        leaves = [t.requires_grad_(t.is_floating_point()) for t in case.inputs(microbatch)]
-        seed_layer(SEED, 0, microbatch, 1)
+        given = map(DEVICE.place, case.inputs(microbatch))
+        leaves = [t.requires_grad_(t.is_floating_point()) for t in given]
+        seed_layer(SEED, 0, microbatch, 1, device=DEVICE)
         with precision.autocast():
             result = module(*(leaf.clone() for leaf in leaves))
         outputs = (result,) if isinstance(result, Tensor) else tuple(result)
         pairs = zip(outputs, gradients_for(outputs, microbatch), strict=True)
         roots = [(o, g) for o, g in pairs if o.requires_grad]
         torch.autograd.backward([o for o, _ in roots], [g for _, g in roots])
-        found.append(tuple(leaf.grad for leaf in leaves))
+        found.append(tuple(leaf.grad if leaf.grad is None else leaf.grad.cpu() for leaf in leaves))
         for slot, parameter in enumerate(parameters):
             if parameter.grad is not None:
                 sink.add(slot, parameter.grad.to_dense())
@@ -106,7 +109,23 @@ def check_equal(
     assert all(number <= len(MICROBATCHES) for number in found[1].num_added.values())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# What the test device cannot do: its kernels and its autocast are few, and torch's checkpoints
+# do not find its random numbers.
+NOT_THERE = {
+    "positions added inside",  # on the host
+    "own checkpoints",
+    "reentrant checkpoints",
+    "lstm",
+    "gru",
+    "mixture of experts",
+    "bf16 block",
+    "bf16 weight used three times",
+    "sparse embedding",
+}
+HERE = [case for case in CASES if not (ON_TEST_DEVICE and case.name in NOT_THERE)]
+
+
+@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
 def test_split_and_whole_backward_have_the_bits_of_autograd(case: Case) -> None:
     plain = run_plain(case)
     check_equal(plain, run_stage(case, split=False, whole=True))
@@ -115,6 +134,7 @@ def test_split_and_whole_backward_have_the_bits_of_autograd(case: Case) -> None:
     check_equal(plain, run_stage(case, split=False, whole=False))  # the other way round
 
 
+@cannot(reason="it has no code generator")
 # torch's compiler looks at .grad of inner tensors, and is warned of it by torch.
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_a_compiled_module_has_the_bits_of_autograd_too() -> None:
@@ -124,7 +144,7 @@ def test_a_compiled_module_has_the_bits_of_autograd_too() -> None:
     check_equal(plain, run_stage(case, split=True, whole=False))
 
 
-CHECKPOINTABLE = [case for case in CASES if case.name != "input written in place"]
+CHECKPOINTABLE = [case for case in HERE if case.name != "input written in place"]
 
 
 @pytest.mark.parametrize("case", CHECKPOINTABLE, ids=lambda case: case.name)
@@ -140,12 +160,13 @@ NOT_UNDER_AUTOCAST = {"lstm", "mixture of experts", "own autograd function"}
 LOW_PRECISION = [case for case in CHECKPOINTABLE if case.name not in NOT_UNDER_AUTOCAST]
 
 
+@cannot(reason="its autocast knows few operators, and casts a weight anew each time")
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 @pytest.mark.parametrize("case", LOW_PRECISION, ids=lambda case: case.name)
 def test_in_low_precision_no_bit_depends_on_splitting_or_checkpointing(
     case: Case, name: Literal["bf16", "fp16"]
 ) -> None:
-    precision = Precision.of(name)
+    precision = Precision.of(name, DEVICE.kind)
     plain = run_plain(case, precision)
     for split, again in ((False, False), (True, False), (False, True), (True, True)):
         found = run_stage(
@@ -201,6 +222,7 @@ def test_what_is_not_recognised_is_computed_in_the_first_part() -> None:
     assert not deferred & computed
 
 
+@cannot(reason="parameters are swapped on their way to it, and lose their hooks")
 def test_a_parameter_with_a_hook_stays_with_autograd() -> None:
     module = nn.Sequential(linear(), linear())
     module[0].weight.register_hook(lambda gradient: gradient * 2)

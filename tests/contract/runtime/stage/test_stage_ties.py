@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.harness.module_cases import VOCABULARY, Block, Calls, Sums, linear, linears, same
+from helpers.harness.where import DEVICE, placed
 from holdfast.errors import ConfigError
 from holdfast.runtime.stage.stage import Stage
 from holdfast.runtime.stage.ties import Tie, untie
@@ -81,7 +82,10 @@ def test_a_stage_refuses_layers_that_are_still_tied() -> None:
 def contributions(boundaries: tuple[int, ...], split: bool) -> dict[str, Tensor]:
     untied, _ = untie(tied_head())
     edges = [0, *boundaries, len(untied)]
-    stages = [Stage(untied[a:b], first_layer=a, sink=Sums()) for a, b in pairwise(edges)]
+    stages = [
+        Stage(placed(untied[a:b]), first_layer=a, sink=Sums(), device=DEVICE)
+        for a, b in pairwise(edges)
+    ]
     data: tuple[Tensor, ...] = (torch.arange(16).reshape(2, 8),)
     for stage in stages:
         data = stage.forward(0, 0, data, split=split)

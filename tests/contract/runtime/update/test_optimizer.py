@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
 
+from helpers.harness.where import DEVICE, trained
 from holdfast.errors import CheckpointError, ConfigError
 from holdfast.runtime.update.optimizer import StageOptimizer
 
@@ -78,7 +79,7 @@ def gradients(step: int) -> list[Tensor]:
 
 
 def bits(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, bytes]]:
-    flat = [t.detach().contiguous().reshape(-1) for t in tensors]
+    flat = [DEVICE.to_host(t).contiguous().reshape(-1) for t in tensors]
     return [(t.dtype, t.view(torch.uint8).numpy().tobytes()) for t in flat]
 
 
@@ -88,18 +89,18 @@ def state_bits(stage: StageOptimizer) -> dict[str, tuple[torch.dtype, bytes]]:
 
 
 def make(factory: Factory, schedule=None, dtype: torch.dtype = torch.float32):
-    own = parameters(dtype)
-    return own, StageOptimizer(own, KEYS, factory, schedule)
+    own = trained(parameters(dtype))
+    return own, StageOptimizer(own, KEYS, factory, schedule, place=DEVICE.place)
 
 
 def plain_loop(factory: Factory, schedule=None, dtype: torch.dtype = torch.float32) -> list:
     """What anyone would write with torch alone."""
-    own = parameters(dtype)
+    own = trained(parameters(dtype))
     optimizer = factory(own)
     follow = schedule(optimizer) if schedule else None
     for step in range(NUM_STEPS):
         for parameter, gradient in zip(own, gradients(step), strict=True):
-            parameter.grad = gradient.to(dtype)
+            parameter.grad = DEVICE.place(gradient.to(dtype))
         optimizer.step()
         if follow is not None:
             follow.step()
@@ -291,7 +292,7 @@ def test_a_step_that_was_left_out_still_counts_for_the_schedule():
     stage.step(4, gradients(4))  # StepLR: 0.1 * 0.3 ** 2
     lr = 0.1 * 0.3 * 0.3
     for parameter, old, gradient in zip(own, before, gradients(4), strict=True):
-        assert torch.equal(parameter, old.add(gradient, alpha=-lr))
+        assert torch.equal(parameter, old.add(DEVICE.place(gradient), alpha=-lr))
 
 
 def test_lbfgs_is_refused_with_a_cure():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
 
+from helpers.harness.where import DEVICE, trained
 from holdfast.errors import ConfigError
 from holdfast.runtime.reduce.flat_layout import FlatLayout
 from holdfast.runtime.reduce.gradients import FastGradients
@@ -70,10 +71,12 @@ class World:
     ) -> None:
         generator = torch.Generator().manual_seed(1)
         made = [torch.randn(shape, generator=generator) for shape in SHAPES]
-        self.parameters = [nn.Parameter(p.detach().clone()) for p in parameters or made]
+        self.parameters = trained(p.detach().clone() for p in parameters or made)
         keys = [f"{i}.weight" for i in range(len(self.parameters))]
         self.layout = FlatLayout.of(self.parameters, keys)
-        self.optimizer = StageOptimizer(self.parameters, keys, factory, schedule)
+        self.optimizer = StageOptimizer(
+            self.parameters, keys, factory, schedule, place=DEVICE.place
+        )
         self.undo = InverseRollback(self.optimizer, keeps_old=keeps_old)
 
     def update(
@@ -104,7 +107,7 @@ class World:
 
 
 def raw(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return DEVICE.to_host(tensor).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 @each_optimizer
@@ -212,18 +215,21 @@ def test_a_stage_without_parameters_has_nothing_to_undo():
 # --- the inverse alone ---
 
 
+def flat_of(tensor: Tensor) -> np.ndarray:
+    return DEVICE.to_host(tensor).reshape(-1).numpy()
+
+
 def estimates(world: World, update: Update) -> Iterator[tuple[str, Tensor, np.ndarray]]:
     """Of the first parameter and its state: what was there, and what the inverse makes of it."""
-    before = world.parameters[0].detach().clone()
-    state = {n: v.clone() for n, v in world.optimizer.state_of(0).items()}
+    before = DEVICE.host_copy(world.parameters[0])
+    state = {n: DEVICE.host_copy(v) for n, v in world.optimizer.state_of(0).items()}
     world.optimizer.step(update.step, update.gradients(), update.scale)
     now = world.optimizer.state_of(0)
     inverse = inverse_of(world.optimizer.group_of(0), now)
-    flats = {n: now[n].reshape(-1).numpy() for n in inverse.names if n in now}
+    flats = {n: flat_of(now[n]) for n in inverse.names if n in now}
     gradient = update.gradients()[0]
     assert gradient is not None
-    flat = gradient.reshape(-1).numpy()
-    new = world.parameters[0].detach().reshape(-1).numpy()
+    flat, new = flat_of(gradient), flat_of(world.parameters[0])
     yield "parameter", before, inverse.parameter(new, flat, flats)
     for name, values in flats.items():
         exact = before.reshape(-1).numpy()

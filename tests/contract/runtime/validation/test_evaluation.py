@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.harness.where import DEVICE, placed
 from helpers.validated_job import NUM_VALIDATED, WIDTH, Normed, Waves, validated
 from holdfast.data.validation_batches import ValidationBatches
 from holdfast.errors import DataError
@@ -31,7 +32,9 @@ def layers():
 def evaluated(layers, cut, microbatch=0):
     given = (torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH),)
     for first, last in zip((0, *cut), (*cut, len(layers)), strict=True):
-        stage = Stage(layers[first:last], first_layer=first, seed=7, unpack=True)
+        stage = Stage(
+            placed(layers[first:last]), first_layer=first, seed=7, unpack=True, device=DEVICE
+        )
         given = stage.evaluate(microbatch, given)
     return given[0]
 
@@ -45,7 +48,7 @@ def test_the_cut_does_not_show(layers):
 
 
 def test_buffers_and_random_numbers_are_as_before(layers):
-    buffers = [buffer.clone() for layer in layers for buffer in layer.buffers()]
+    buffers = [DEVICE.host_copy(buffer) for layer in layers for buffer in layer.buffers()]
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):
         seed(11)
     expected = torch.rand(()), random.random(), numpy.random.rand()
@@ -53,7 +56,7 @@ def test_buffers_and_random_numbers_are_as_before(layers):
         seed(11)
     evaluated(layers, ())
     assert (torch.rand(()), random.random(), numpy.random.rand()) == expected
-    now = [buffer for layer in layers for buffer in layer.buffers()]
+    now = [DEVICE.host_copy(buffer) for layer in layers for buffer in layer.buffers()]
     assert all(map(torch.equal, buffers, now))
     assert layers[2].seen == 0
 
@@ -64,7 +67,7 @@ def test_a_training_forward_after_it_is_as_if_it_had_not_been():
     for evaluates in (False, True):
         torch.manual_seed(3)
         layers = [Normed(), nn.Linear(WIDTH, WIDTH)]
-        stage = Stage(layers, seed=7, unpack=True)
+        stage = Stage(placed(layers), seed=7, unpack=True, device=DEVICE)
         given = (torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH),)
         if evaluates:
             layers[0].eval()
